@@ -1,0 +1,161 @@
+"""The data sets known by name: what they are, which files they need and where those are published.
+
+Nothing here is downloaded, opened or imported: it is the list that `fedpews list data` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+_ZENODO = "https://zenodo.org/records/10519652/files/"  # MedMNIST v3
+_ZENODO_V2 = "https://zenodo.org/records/6496656/files/"  # MedMNIST v2: same files, but for the organ sets
+_MNIST = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+
+
+@dataclass(frozen=True)
+class File:
+    """A published file: where it is kept below a data directory, its checksum and its addresses."""
+
+    path: str
+    md5: str
+    urls: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that `load` knows by name."""
+
+    name: str
+    description: str
+    classes: int
+    shape: tuple[int, ...]  # of one input: (features,) or (channels, height, width)
+    kind: str  # how it is read: synthetic, idx, cifar, medmnist or combination
+    partition: str  # what `load` uses when no partition is given
+    files: tuple[File, ...] = ()
+    members: tuple[str, ...] = ()  # the files inside an archive, which may also lie unpacked
+    class_names: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # of a combination
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    multi_label: bool = False
+
+
+def _mnist(name: str, md5: str) -> File:
+    return File(f"mnist/{name}", md5, tuple(host + name for host in _MNIST))
+
+
+def _cifar(name: str, md5: str) -> File:
+    return File(name, md5, (_CIFAR + name,))
+
+
+def _medmnist(
+    name: str,
+    what: str,
+    channels: int,
+    md5: str,
+    *class_names: str,
+    older: bool = True,
+    multi_label: bool = False,
+) -> Source:
+    hosts = (_ZENODO, _ZENODO_V2) if older else (_ZENODO,)
+    file = File(f"medmnist/{name}.npz", md5, tuple(f"{host}{name}.npz?download=1" for host in hosts))
+    colour = "RGB" if channels == 3 else "grey"
+    return Source(
+        name,
+        f"MedMNIST: {what}, {colour} 28×28"
+        + (", several labels an image: not for classification" * multi_label),
+        len(class_names),
+        (channels, 28, 28),
+        "medmnist",
+        "iid",
+        (file,),
+        class_names=class_names,
+        multi_label=multi_label,
+    )
+
+
+_CIFAR_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR_100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
+    can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
+    dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
+    lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter
+    palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road
+    rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower
+    sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+    willow_tree wolf woman worm
+"""
+_ORGANS = (
+    "bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right",
+    "liver", "lung-left", "lung-right", "pancreas", "spleen",
+)  # fmt: skip
+_SYNTHETIC = "four classes of 16 interleaved clusters, 5 features"
+
+_ALL = (
+    Source("synthetic-32k", f"{_SYNTHETIC}; 32,000 samples", 4, (5,), "synthetic", "parity",
+           train_per_class=8000, test_per_class=2000),
+    Source("synthetic-3.2k", f"{_SYNTHETIC}; 3,200 samples", 4, (5,), "synthetic", "parity",
+           train_per_class=800, test_per_class=2000),
+    Source("cifar-mnist", "CIFAR-10 and MNIST, 400 training images a class, RGB 32×32", 20, (3, 32, 32),
+           "combination", "source", parts=("cifar10", "mnist"), train_per_class=400, test_per_class=200),
+    Source("path-oct-tissue", "PathMNIST, OCTMNIST and TissueMNIST, RGB 28×28", 21, (3, 28, 28),
+           "combination", "source", parts=("pathmnist", "octmnist", "tissuemnist")),
+    Source("mnist", "handwritten digits, grey 28×28", 10, (1, 28, 28), "idx", "iid", (
+        _mnist("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        _mnist("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+        _mnist("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+        _mnist("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ), class_names=tuple("0123456789")),
+    Source("cifar10", "CIFAR-10: objects and animals, RGB 32×32", 10, (3, 32, 32), "cifar", "iid",
+           (_cifar("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
+           (*(f"cifar-10-batches-bin/data_batch_{n}.bin" for n in range(1, 6)),
+            "cifar-10-batches-bin/test_batch.bin"),
+           _CIFAR_10),
+    Source("cifar100", "CIFAR-100: 100 fine classes, RGB 32×32", 100, (3, 32, 32), "cifar", "iid",
+           (_cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+           ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
+           tuple(_CIFAR_100.split())),
+    _medmnist("pathmnist", "colon pathology", 3, "a8b06965200029087d5bd730944a56c1",
+              "adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle",
+              "normal colon mucosa", "cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+    _medmnist("chestmnist", "chest X-ray findings", 1, "02c8a6516a18b556561a56cbdd36c4a8",
+              "atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia",
+              "pneumothorax", "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia",
+              multi_label=True),
+    _medmnist("dermamnist", "skin lesions", 3, "0744692d530f8e62ec473284d019b0c7",
+              "actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma",
+              "benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi",
+              "vascular lesions"),
+    _medmnist("octmnist", "retinal OCT", 1, "c68d92d5b585d8d81f7112f81e2d0842",
+              "choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    _medmnist("pneumoniamnist", "chest X-ray, pneumonia or not", 1, "28209eda62fecd6e6a2d98b1501bb15f",
+              "normal", "pneumonia"),
+    _medmnist("retinamnist", "five grades of diabetic retinopathy", 3, "bd4c0672f1bba3e3a89f0e4e876791e4",
+              "0", "1", "2", "3", "4"),
+    _medmnist("breastmnist", "breast ultrasound", 1, "750601b1f35ba3300ea97c75c52ff8f6",
+              "malignant", "normal, benign"),
+    _medmnist("bloodmnist", "blood cells", 3, "7053d0359d879ad8a5505303e11de1dc",
+              "basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte", "monocyte",
+              "neutrophil", "platelet"),
+    _medmnist("tissuemnist", "kidney cortex cells", 1, "ebe78ee8b05294063de985d821c1c34b",
+              "collecting duct, connecting tubule", "distal convoluted tubule",
+              "glomerular endothelial cells", "interstitial endothelial cells", "leukocytes", "podocytes", "proximal tubule segments",
+              "thick ascending limb"),
+    _medmnist("organamnist", "abdominal CT, axial", 1, "68e3f8846a6bd62f0c9bf841c0d9eacc",
+              *_ORGANS, older=False),
+    _medmnist("organcmnist", "abdominal CT, coronal", 1, "b9ceb9546e10131b32923c5bbeaea2b1",
+              *_ORGANS, older=False),
+    _medmnist("organsmnist", "abdominal CT, sagittal", 1, "9ab87b696fb54e2a387ebe992d6ed5f1",
+              *_ORGANS, older=False),
+)  # fmt: skip
+
+SOURCES = MappingProxyType({source.name: source for source in _ALL})

@@ -1,0 +1,216 @@
+"""Who gets which samples: every way to deal a pool of labelled samples to clients.
+
+A partition is a function of the samples, the number of clients and a random generator that returns each
+client's rows. Its docstring's first line is what `fedpews list data` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpews.errors import ConfigError
+from fedpews.seeds import fold
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What a partition may look at: the samples' labels and sources, and what the user asked for."""
+
+    labels: Rows  # (samples,)
+    sources: Rows  # (samples,) which data set, or which given client, a sample came from
+    classes: int
+    rng: np.random.Generator
+    clients: int | None = None
+    alpha: float | None = None
+    classes_per_client: int | None = None
+    class_lists: Sequence[Sequence[int]] | None = None
+
+
+def by_source(deal: Deal) -> list[Rows]:
+    """One client per source of a combination (CIFAR-10 to the first, MNIST to the second)."""
+    present = np.unique(deal.sources)
+    _expect_clients(deal, len(present), "source", "one per source")
+    return [np.flatnonzero(deal.sources == source) for source in present]
+
+
+def by_class(deal: Deal) -> list[Rows]:
+    """Neighbouring classes in blocks, one block per client; by default a class each."""
+    clients = deal.classes if deal.clients is None else deal.clients
+    if clients > deal.classes:
+        raise ConfigError(
+            f"partition 'class' deals {deal.classes} classes, too few for {clients} clients; "
+            f"use at most {deal.classes} clients, or partition 'dirichlet' or 'iid'."
+        )
+    blocks = np.array_split(np.arange(deal.classes), clients)
+    return [np.flatnonzero(np.isin(deal.labels, block)) for block in blocks]
+
+
+def by_class_lists(deal: Deal) -> list[Rows]:
+    """The classes listed for each client (class_lists); a class listed twice is shared out evenly."""
+    lists = deal.class_lists
+    if not lists:
+        raise ConfigError(
+            "partition 'classes' needs class_lists, e.g. [[0, 2], [1, 3]]: the classes of each client."
+        )
+    _expect_clients(deal, len(lists), "classes", "one per list")
+    for number, wanted in enumerate(lists):
+        wrong = [label for label in wanted if label not in range(deal.classes)]
+        if wrong or not wanted or len(set(wanted)) != len(wanted):
+            raise ConfigError(
+                f"class_lists: client {number} has {list(wanted)}; "
+                f"give it different classes from 0 to {deal.classes - 1}."
+            )
+    shares: list[list[Rows]] = [[] for _ in lists]
+    for label in sorted({label for wanted in lists for label in wanted}):
+        owners = [number for number, wanted in enumerate(lists) if label in wanted]
+        rows = deal.rng.permutation(np.flatnonzero(deal.labels == label))
+        for owner, share in zip(owners, np.array_split(rows, len(owners)), strict=True):
+            shares[owner].append(share)
+    return [np.concatenate(share) for share in shares]
+
+
+def by_parity(deal: Deal) -> list[Rows]:
+    """Two clients: the even classes, the odd classes."""
+    _expect_clients(deal, 2, "parity", "even and odd classes")
+    return [np.flatnonzero(deal.labels % 2 == side) for side in (0, 1)]
+
+
+def dirichlet(deal: Deal) -> list[Rows]:
+    """Each class spread over the clients in shares drawn from Dirichlet(alpha): small alpha, uneven classes.
+
+    A client left empty is given one sample of the client that has most.
+    """
+    clients, alpha = _clients(deal, "dirichlet"), _alpha(deal, "dirichlet")
+    shares: list[list[Rows]] = [[] for _ in range(clients)]
+    for label in range(deal.classes):
+        rows = deal.rng.permutation(np.flatnonzero(deal.labels == label))
+        parts = np.split(rows, _cuts(deal.rng.dirichlet(np.full(clients, alpha)), len(rows)))
+        for share, part in zip(shares, parts, strict=True):
+            if len(part):
+                share.append(part)
+    return _fill_empty([np.concatenate(share) if share else np.empty(0, np.int64) for share in shares])
+
+
+def noc(deal: Deal) -> list[Rows]:
+    """Non-overlapping classes: each client all samples of equally many classes, drawn without replacement.
+
+    Classes that no client draws are left out, of the test set too.
+    """
+    clients = _clients(deal, "noc")
+    each = deal.classes // clients if deal.classes_per_client is None else deal.classes_per_client
+    if each < 1 or each * clients > deal.classes:
+        raise ConfigError(
+            f"partition 'noc': {clients} clients with {max(each, 1)} classes each need "
+            f"{clients * max(each, 1)} classes, there are {deal.classes}; use fewer clients or a smaller classes_per_client."
+        )
+    drawn = deal.rng.permutation(deal.classes)[: each * clients].reshape(clients, each)
+    return [np.flatnonzero(np.isin(deal.labels, mine)) for mine in drawn]
+
+
+def iid(deal: Deal) -> list[Rows]:
+    """All samples shuffled and dealt in equal parts."""
+    return np.array_split(deal.rng.permutation(len(deal.labels)), _clients(deal, "iid"))
+
+
+def quantity(deal: Deal) -> list[Rows]:
+    """All samples shuffled and dealt in parts whose sizes are drawn from Dirichlet(alpha).
+
+    A client left empty is given one sample of the client that has most.
+    """
+    clients, alpha = _clients(deal, "quantity"), _alpha(deal, "quantity")
+    rows = deal.rng.permutation(len(deal.labels))
+    return _fill_empty(np.split(rows, _cuts(deal.rng.dirichlet(np.full(clients, alpha)), len(rows))))
+
+
+PARTITIONS: dict[str, Callable[[Deal], list[Rows]]] = {
+    "class": by_class,
+    "classes": by_class_lists,
+    "dirichlet": dirichlet,
+    "iid": iid,
+    "noc": noc,
+    "parity": by_parity,
+    "quantity": quantity,
+    "source": by_source,
+}
+
+
+def partition(
+    name: str,
+    labels: Rows,
+    classes: int,
+    *,
+    clients: int | None = None,
+    sources: Rows | None = None,
+    seed: int = 0,
+    alpha: float | None = None,
+    classes_per_client: int | None = None,
+    class_lists: Sequence[Sequence[int]] | None = None,
+) -> list[Rows]:
+    """Deal samples to clients: each client's rows, in rising order, no row twice, no client empty.
+
+    What a partition does not use (say, alpha for 'iid') is ignored.
+
+    >>> [rows.tolist() for rows in partition("parity", np.array([0, 1, 2, 3]), classes=4)]
+    [[0, 2], [1, 3]]
+    """
+    if name not in PARTITIONS:
+        raise ConfigError(f"unknown partition {name!r}; known are {', '.join(sorted(PARTITIONS))}.")
+    if clients is not None and not 1 <= clients <= len(labels):
+        raise ConfigError(
+            f"{clients} clients cannot share {len(labels)} training samples; "
+            f"use between 1 and {len(labels)} clients."
+        )
+    sources = np.zeros(len(labels), np.int64) if sources is None else sources
+    rng = np.random.default_rng(fold(seed, "partition", name))
+    shares = PARTITIONS[name](
+        Deal(labels, sources, classes, rng, clients, alpha, classes_per_client, class_lists)
+    )
+    for number, share in enumerate(shares):
+        if len(share) == 0:
+            raise ConfigError(
+                f"partition {name!r} leaves client {number} without samples; use fewer clients."
+            )
+    return [np.sort(share).astype(np.int64) for share in shares]
+
+
+def _clients(deal: Deal, name: str) -> int:
+    if deal.clients is None:
+        raise ConfigError(f"partition {name!r} needs the number of clients (data.clients).")
+    return deal.clients
+
+
+def _alpha(deal: Deal, name: str) -> float:
+    if deal.alpha is None:
+        raise ConfigError(
+            f"partition {name!r} needs alpha (data.alpha), e.g. 0.5; small is uneven, large is even."
+        )
+    if not (np.isfinite(deal.alpha) and deal.alpha > 0):
+        raise ConfigError(f"alpha must be a finite number above 0; got {deal.alpha}.")
+    return deal.alpha
+
+
+def _expect_clients(deal: Deal, number: int, name: str, why: str) -> None:
+    if deal.clients not in (None, number):
+        raise ConfigError(f"partition {name!r} makes {number} clients here ({why}), not {deal.clients}.")
+
+
+def _cuts(shares: NDArray[np.float64], total: int) -> Rows:
+    """Where to cut ``total`` rows so that the parts are as the shares; rounding never loses a row."""
+    return np.clip(np.rint(np.cumsum(shares)[:-1] * total), 0, total).astype(np.int64)
+
+
+def _fill_empty(shares: Sequence[Rows]) -> list[Rows]:
+    """Give every empty client one sample of the largest; there are at least as many samples as clients."""
+    shares = list(shares)
+    sizes = np.array([len(share) for share in shares])
+    for empty in np.flatnonzero(sizes == 0):
+        largest = int(sizes.argmax())
+        shares[empty], shares[largest] = shares[largest][-1:], shares[largest][:-1]
+        sizes[empty], sizes[largest] = 1, sizes[largest] - 1
+    return shares
