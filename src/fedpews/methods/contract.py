@@ -1,0 +1,137 @@
+"""What a method is, and what travels between its two halves.
+
+A round, whoever runs it::
+
+    downloads = method.downloads(net, state, cohort)             # server: one for each client of the cohort
+    client = method.client(phase)                                # both halves agree on the phase
+    local = client.start(net, download, memory)                  # client
+    for batch in batches:                                        # the runtime owns this loop
+        local, loss = client.step(net, local, batch, noise, lr)  #   pure, so it can be vectorised or compiled
+    memory, upload = client.finish(net, download, local, work)   # client
+    state = method.update(net, state, uploads, average)          # server
+
+State, local state and memory are nested dicts of tensors and nothing else: that is what makes a run resumable
+to the bit, and a client's step compilable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedpews.methods.average import Average
+from fedpews.neurons.network import Batch, Network
+from fedpews.trees import Tree
+
+Nest = dict[str, Any]
+"""A nested dict whose leaves are tensors."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who takes part in a round."""
+
+    round: int  # counted from 1
+    clients: tuple[int, ...]
+    total: int  # N, clients in the whole federation
+    seed: int  # for draws of the server half
+
+
+@dataclass(frozen=True)
+class Download:
+    """What the server sends to one client."""
+
+    round: int
+    phase: str
+    total: int  # N
+    params: Tree
+    neurons: Tensor | None = None  # (neurons,) bool: the subnetwork the server dealt; params outside are not sent
+    extra: Mapping[str, Tree] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client's loop over batches did."""
+
+    client: int
+    samples: int  # n_i
+    steps: int  # K_i, really taken
+    lr: float
+    loss: float  # mean over the steps
+    noise: Tensor  # uniform numbers for draws after the last step
+    neurons: Tensor | None = None  # (neurons,) bool: what the client will send; None is everything
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends back. Elements outside ``neurons`` (or ``mask``) are not its own and are not sent."""
+
+    client: int
+    round: int
+    samples: int
+    steps: int
+    loss: float
+    params: Tree
+    neurons: Tensor | None = None  # (neurons,) bool
+    mask: Tree | None = None  # bool, for methods that own single weights
+    extra: Mapping[str, Tree] = field(default_factory=dict)
+
+    def ownership(self, net: Network) -> Tree | None:
+        """The parameter-level mask, or None when the client owns everything."""
+        if self.mask is not None:
+            return self.mask
+        return None if self.neurons is None else net.graph.expand(self.neurons)
+
+
+class Client(ABC):
+    """The client half. Every function is pure: it returns new values and keeps none."""
+
+    def noise_size(self, net: Network) -> int:
+        """How many uniform random numbers a step uses; ``Work.noise`` has as many."""
+        return 0
+
+    @abstractmethod
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        """The local state before the first batch; ``memory`` is what this client kept, None at first."""
+
+    @abstractmethod
+    def step(
+        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
+    ) -> tuple[Nest, Tensor]:
+        """The local state after one batch, and the batch's loss. No branch may depend on a tensor's value."""
+
+    @abstractmethod
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        """What the client keeps for its next round, and what it sends."""
+
+
+class Method(ABC):
+    """The server half, and the client halves that go with it."""
+
+    def phase(self, state: Nest, round: int) -> str:
+        """What kind of round this is; a runtime only needs it to be the same name for the same kind."""
+        return "train"
+
+    @abstractmethod
+    def client(self, phase: str) -> Client:
+        """The client half for a phase."""
+
+    @abstractmethod
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        """The server's state before round 1, for a federation of ``total`` clients."""
+
+    @abstractmethod
+    def params(self, state: Nest) -> Tree:
+        """The global model."""
+
+    @abstractmethod
+    def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
+        """What each client of the cohort gets, in the cohort's order."""
+
+    @abstractmethod
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        """The state after a round. ``average`` knows who owns what; uploads are sorted by client."""

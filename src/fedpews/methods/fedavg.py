@@ -1,0 +1,20 @@
+"""FedAvg: local SGD, then the mean (McMahan et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpews.methods.local_sgd import LocalSGD
+
+
+@dataclass(frozen=True)
+class FedAvg(LocalSGD):
+    """K steps of SGD at each client, y ← y − η·∇f(y); the server takes the mean of the y.
+
+    Args:
+        momentum: of the local SGD; the FedPeWS paper uses none.
+        weight_decay: of the local SGD; the FedPeWS paper uses none.
+
+    >>> FedAvg(momentum=0.9).momentum
+    0.9
+    """

@@ -1,0 +1,199 @@
+"""A PyTorch module seen as pure functions of named tensors."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from fedpews import trees
+from fedpews.trees import Tree
+
+if TYPE_CHECKING:
+    from fedpews.neurons.graph import NeuronGraph
+
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Batch(NamedTuple):
+    """Samples of one step. ``weight`` is 0 for padding and 1 else; None when there is no padding."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one value per sample, padding left out."""
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum().clamp_min(1)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sample."""
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def differentiate(
+    function: Callable[[Any], tuple[Tensor, Any]], at: Any
+) -> tuple[Tensor, Any, Any]:
+    """Value, by-product and gradient of ``function(at) -> (value, by-product)``, for a tensor or a tree.
+
+    >>> differentiate(lambda t: (t["w"].pow(2).sum(), None), {"w": torch.tensor([3.0])})
+    (tensor(9.), None, {'w': tensor([6.])})
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or a functional gradient
+        gradient, (value, aux) = grad_and_value(function, has_aux=True)(at)
+        return value, aux, gradient
+    # plain autograd gives the same numbers at half the overhead
+    leaves, spec = tree_flatten(at)
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    value, aux = function(tree_unflatten(leaves, spec))
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+    detached = tree_map_only(Tensor, torch.Tensor.detach, aux)
+    return value.detach(), detached, tree_unflatten(list(gradients), spec)
+
+
+class Network:
+    """The structure of a model. Its weights are passed in, never held.
+
+    ``params`` is always one tree with the trainable parameters and the floating-point buffers (BatchNorm's
+    running statistics). Frozen parameters and integer buffers stay constants of the module.
+
+    >>> net = Network(nn.Linear(2, 3), torch.zeros(1, 2))
+    >>> loss, grads, _ = net.gradients(net.initial(), Batch(torch.ones(4, 2), torch.zeros(4, dtype=torch.long)))
+    >>> sorted(grads)
+    ['bias', 'weight']
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        example: Tensor,
+        *,
+        sample_loss: SampleLoss = cross_entropy,
+        graph: NeuronGraph | None = None,
+    ) -> None:
+        self._template = copy.deepcopy(module)
+        self._own = threading.local()
+        self._sample_loss = sample_loss
+        self._given_graph = graph
+        self._gates: Tensor | None = None
+        self.example = example
+        self.trainable = tuple(name for name, value in module.named_parameters() if value.requires_grad)
+        self.buffers = tuple(name for name, value in module.named_buffers() if value.is_floating_point())
+        self.names = (*self.trainable, *self.buffers)
+        self.shapes = {name: value.shape for name, value in self.initial().items()}
+
+    @cached_property
+    def graph(self) -> NeuronGraph:
+        """The hidden neurons, found on first use: a method without masks never needs them."""
+        if self._given_graph is not None:
+            return self._given_graph
+        from fedpews.neurons.trace import trace
+
+        return trace(self._module(training=False), self.example)
+
+    @cached_property
+    def classifier(self) -> str:
+        """The name of the layer that makes the outputs: the last one with parameters to run."""
+        module, last = copy.deepcopy(self._template).eval(), [""]
+        for name, layer in module.named_modules():
+            if any(True for _ in layer.parameters(recurse=False)):
+                layer.register_forward_hook(lambda *_, name=name: last.append(name))
+        with torch.no_grad():
+            module(self.example)
+        return last[-1]
+
+    @cached_property
+    def is_stochastic(self) -> bool:
+        """Whether two training passes over the same input differ (dropout), which ties a run to torch's global seed."""
+        params = self.initial()
+        batch = self.example.expand(2, *self.example.shape[1:])
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            first, second = (self._call(params, batch, training=True)[0] for _ in range(2))
+        return not torch.equal(first, second)
+
+    def initial(self) -> Tree:
+        """A copy of the values the module came with."""
+        values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
+        return {name: values[name].detach().clone() for name in self.names}
+
+    def module(self, params: Mapping[str, Tensor]) -> nn.Module:
+        """An ordinary module in evaluation mode that holds these values."""
+        module = copy.deepcopy(self._template).eval()
+        module.load_state_dict(dict(params), strict=False)
+        return module
+
+    def gated(self, gates: Tensor) -> Network:
+        """The same network with every hidden neuron's output multiplied by its gate, wherever it is read."""
+        _ = self.graph  # found once, then shared by all copies
+        gated = copy.copy(self)
+        gated._gates = gates
+        return gated
+
+    def loss(self, params: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tree]:
+        """The mean training loss and the buffers after this pass."""
+        outputs, buffers = self._call(params, batch.x, training=True)
+        return batch.mean(self._sample_loss(outputs, batch.y)), buffers
+
+    def gradients(
+        self,
+        params: Mapping[str, Tensor],
+        batch: Batch,
+        extra: Callable[[Tree], Tensor] | None = None,
+    ) -> tuple[Tensor, Tree, Tree]:
+        """Loss, its gradient by the trainable parameters, and the buffers after the pass.
+
+        ``extra(params)`` is a further differentiable loss term; the loss returned does not contain it.
+        """
+        fixed = trees.pick(params, self.buffers)
+
+        def objective(trainable: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
+            loss, buffers = self.loss(trainable | fixed, batch)
+            total = loss if extra is None else loss + extra(trainable | fixed)
+            return total, (loss, buffers)
+
+        _, (loss, buffers), grads = differentiate(objective, trees.pick(params, self.trainable))
+        return loss.detach(), grads, buffers
+
+    def predict(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Outputs in evaluation mode."""
+        return self._call(params, x, training=False)[0]
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """What the classifier reads: the model's representation of each sample, in training mode."""
+        seen: list[Tensor] = []
+        layer = self._module(training=True).get_submodule(self.classifier)
+        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self._call(params, x, training=True)
+        finally:
+            hook.remove()
+        return seen[-1].flatten(1)
+
+    def _call(self, params: Mapping[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
+        values = dict(params)
+        if self._gates is not None:
+            values = self.graph.gate(values, self._gates)
+        # BatchNorm writes its statistics in place: let it write into copies, so the call stays pure
+        buffers = {name: values[name].clone() for name in self.buffers} if training else {}
+        outputs = functional_call(self._module(training=training), values | buffers, (x,))
+        return outputs, buffers
+
+    def _module(self, *, training: bool) -> nn.Module:
+        """This thread's own copy: a functional call swaps the module's tensors while it runs."""
+        name = "training" if training else "evaluating"
+        module: nn.Module | None = getattr(self._own, name, None)
+        if module is None:
+            module = copy.deepcopy(self._template).train(training)
+            setattr(self._own, name, module)
+        return module

@@ -1,0 +1,53 @@
+"""What a runtime hands to an engine, and what it gets back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedpews.methods.contract import Client, Download, Nest, Upload
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains: the same for everybody."""
+
+    batch_size: int
+    epochs: int | None
+    steps: int | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part of one round."""
+
+    seed: int  # of the run
+    client: int
+    half: Client
+    download: Download
+    memory: Nest | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job."""
+
+    seed: int
+    client: int
+    memory: Nest
+    upload: Upload
+
+
+class Engine(ABC):
+    """Runs the clients of a round on this machine."""
+
+    @abstractmethod
+    def train(self, jobs: Sequence[Job]) -> list[Done]:
+        """Every job, in the order given; the numbers depend on the job alone."""
+
+    def close(self) -> None:
+        """Release threads or processes."""

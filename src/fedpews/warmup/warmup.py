@@ -1,0 +1,125 @@
+"""Personalised warmup via subnetworks, around any method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedpews.methods.average import Average
+from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upload
+from fedpews.neurons.network import Network
+from fedpews.trees import Tree
+from fedpews.warmup.clients import DealtClient, LearnedClient, WarmClient
+from fedpews.warmup.masks import Fixed, Learned, contiguous
+
+WARMUP = "warmup"
+
+
+def with_warmup(
+    method: Method,
+    rounds: int,
+    masks: Learned | Fixed | None = None,
+    *,
+    end_at_loss: float | None = None,
+    at_least: int = 3,
+) -> Method:
+    """The same method, with a warmup of ``rounds`` rounds in which each client trains only its own neurons.
+
+    During the warmup the server averages every element over the clients that own it; afterwards everybody
+    trains everything, with the inner method's state carried on.
+
+    Args:
+        rounds: W, the number of warmup rounds; 0 is the bare method.
+        masks: ``Learned`` (FedPeWS, the default) or ``Fixed`` (FedPeWS-Fixed).
+        end_at_loss: end the warmup early (FedPeWS-Auto), after the first round in which the mean training
+            loss is at most this part of round 1's.
+        at_least: warmup rounds to run before ``end_at_loss`` may end it.
+
+    >>> from fedpews.methods.fedprox import FedProx
+    >>> with_warmup(FedProx(mu=0.01), rounds=25, masks=Learned(diversity=5.0)).rounds
+    25
+    """
+    return Warmup(method, rounds, Learned() if masks is None else masks, end_at_loss, at_least)
+
+
+@dataclass(frozen=True)
+class Warmup(Method):
+    """What ``with_warmup`` returns. State: the inner method's, and what is known of the clients' neurons."""
+
+    inner: Method
+    rounds: int
+    masks: Learned | Fixed
+    end_at_loss: float | None = None
+    at_least: int = 3
+
+    def phase(self, state: Nest, round: int) -> str:
+        if round <= self.rounds and not bool(state["warmup"]["over"]):
+            return WARMUP
+        return self.inner.phase(state["inner"], round)
+
+    def client(self, phase: str) -> Client:
+        if phase != WARMUP:
+            return WarmClient(self.inner.client(phase))
+        inner = self.inner.client("train")
+        return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else DealtClient(inner)
+
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        return {
+            "inner": self.inner.init(net, params, total),
+            "warmup": {
+                "over": torch.tensor(False),
+                "first_loss": torch.tensor(float("nan")),
+                "total": torch.tensor(total),
+                "known": {},  # client -> what it last shared of its preferences, θ_i
+                "neurons": {},  # client -> the neurons it last owned
+            },
+        }
+
+    def params(self, state: Nest) -> Tree:
+        return self.inner.params(state["inner"])
+
+    def neurons(self, state: Nest) -> dict[int, Tensor]:
+        """The neurons each client owned in its last warmup round."""
+        return {int(client): neurons for client, neurons in state["warmup"]["neurons"].items()}
+
+    def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
+        inner = self.inner.downloads(net, state["inner"], cohort)
+        if self.phase(state, cohort.round) != WARMUP:
+            return inner
+        if isinstance(self.masks, Fixed):
+            dealt = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
+            return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, dealt, strict=True)]
+        theta = {"neurons": self.mean_theta(net, state)}
+        return [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
+
+    def mean_theta(self, net: Network, state: Nest) -> Tensor:
+        """θ_g over all N clients; one not heard of yet counts with the start, 1/2."""
+        known, total = state["warmup"]["known"], int(state["warmup"]["total"])
+        unheard = 0.5 * (total - len(known)) * torch.ones(net.graph.size)
+        return (unheard + sum(known[client] for client in sorted(known, key=int))) / total
+
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        inner = self.inner.update(net, state["inner"], uploads, average)
+        round = uploads[0].round
+        if self.phase(state, round) != WARMUP:
+            return state | {"inner": inner}
+        warmup = dict(state["warmup"])
+        owned = {str(upload.client): upload.neurons for upload in uploads}
+        warmup["neurons"] = warmup["neurons"] | owned
+        if isinstance(self.masks, Learned):
+            shared = {str(upload.client): self._shared(upload) for upload in uploads}
+            warmup["known"] = warmup["known"] | shared
+        loss = torch.tensor(sum(upload.loss for upload in uploads) / len(uploads))
+        warmup["first_loss"] = torch.where(warmup["first_loss"].isnan(), loss, warmup["first_loss"])
+        if self.end_at_loss is not None and round >= self.at_least:
+            warmup["over"] = loss <= self.end_at_loss * warmup["first_loss"]
+        return {"inner": inner, "warmup": warmup}
+
+    def _shared(self, upload: Upload) -> Tensor:
+        if "theta" in upload.extra:
+            return upload.extra["theta"]["neurons"]
+        assert upload.neurons is not None
+        return upload.neurons.float()
