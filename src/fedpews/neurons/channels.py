@@ -35,7 +35,11 @@ def places(module: nn.Module) -> tuple[Place, ...]:
     """
     found: list[Place] = []
     if isinstance(module, nn.Linear):
-        found = [Place("weight", 0, "out", False), Place("bias", 0, "out", False), Place("weight", 1, "in", True)]
+        found = [
+            Place("weight", 0, "out", False),
+            Place("bias", 0, "out", False),
+            Place("weight", 1, "in", True),
+        ]
     elif isinstance(module, _ConvNd):
         out_dim, in_dim = (1, 0) if module.transposed else (0, 1)
         if module.groups == 1:
@@ -143,7 +147,9 @@ def _resize(module: nn.Module) -> None:
     elif isinstance(module, _ConvNd):
         first, second = module.weight.shape[:2]
         if module.groups > 1:
-            module.groups = module.groups * first // (module.in_channels if module.transposed else module.out_channels)
+            module.groups = (
+                module.groups * first // (module.in_channels if module.transposed else module.out_channels)
+            )
         if module.transposed:
             module.in_channels, module.out_channels = first, second * module.groups
         else:

@@ -124,7 +124,9 @@ class NeuronGraph:
         """The inverse of :meth:`slice`: the sliced values back in their places, all else as in ``full``."""
         padded = _padded(neurons)
         return {
-            name: _put(value, sliced[name], [(axis.dim, _open(axis, padded)) for axis in self.axes.get(name, ())])
+            name: _put(
+                value, sliced[name], [(axis.dim, _open(axis, padded)) for axis in self.axes.get(name, ())]
+            )
             for name, value in full.items()
         }
 
@@ -145,7 +147,9 @@ class NeuronGraph:
         for layer in hidden:
             made_by = (layer.made_by,) if isinstance(layer.made_by, str) else tuple(layer.made_by)
             if not made_by or not layer.read_by:
-                raise ConfigError(f"{layer} must name a layer that makes the neurons and one that reads them.")
+                raise ConfigError(
+                    f"{layer} must name a layer that makes the neurons and one that reads them."
+                )
             channels = draft.width(made_by[0], "out")
             tied = [count for name in (*made_by, *layer.through) if (count := groups(draft.module(name)))]
             size = math.gcd(channels, *tied)
@@ -225,7 +229,9 @@ def assemble(
             axis = Axis(place.dim, neurons, place.reads, value.dim())
             known = found[name].get(place.dim, axis)
             if not torch.equal(known.neurons, neurons):
-                raise ConfigError(f"layers that share {name!r} use it for different neurons; skip layer {layer!r}.")
+                raise ConfigError(
+                    f"layers that share {name!r} use it for different neurons; skip layer {layer!r}."
+                )
             found[name][place.dim] = Axis(place.dim, neurons, place.reads or known.reads, value.dim())
     for name, (dim, neurons) in (loose or {}).items():
         found[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
