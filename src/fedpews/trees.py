@@ -10,7 +10,9 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 
 
-def map_tree(function: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
+def map_tree(
+    function: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]
+) -> Tree:
     """Apply ``function`` name by name; every tree must have the first one's names.
 
     >>> map_tree(torch.add, {"w": torch.ones(2)}, {"w": torch.ones(2)})

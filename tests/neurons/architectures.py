@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(7, 5)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)),
+    torch.randn(7, 5)
 
 
 def mlp_batchnorm() -> tuple[nn.Module, Tensor]:
@@ -157,7 +158,8 @@ def depthwise() -> tuple[nn.Module, Tensor]:
 
 def depthwise_multiplier() -> tuple[nn.Module, Tensor]:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, groups=4), nn.ReLU(), nn.Conv2d(8, 2, 1), nn.Flatten()
+        nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, groups=4), nn.ReLU(), nn.Conv2d(8, 2, 1),
+        nn.Flatten()
     )
     return model, torch.randn(5, 3, 4, 4)
 
@@ -234,8 +236,8 @@ def squeeze_excite() -> tuple[nn.Module, Tensor]:
 
 def encoder() -> tuple[nn.Module, Tensor]:
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=12, dropout=0.0, batch_first=True)
-    model = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 4))
-    return model, torch.randn(5, 6, 3)
+    model = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+    nn.Linear(8, 4)) return model, torch.randn(5, 6, 3)
 
 
 class Transformer(nn.Module):
@@ -272,7 +274,8 @@ ALL: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], list[tuple[str, int
     "two_groupnorms": (two_groupnorms, [("stem", 2)]),
     "residual": (
         residual,
-        [("0 + 2.conv2", 6), ("2.conv1", 6), ("3.conv1", 8), ("3.conv2 + 3.skip + 4.conv2", 8), ("4.conv1", 8)],
+        [("0 + 2.conv2", 6), ("2.conv1", 6), ("3.conv1", 8), ("3.conv2 + 3.skip + 4.conv2", 8), ("4.conv1",
+        8)],
     ),
     "depthwise": (depthwise, [("0 + 3", 8), ("6", 5)]),
     "depthwise_multiplier": (depthwise_multiplier, [("0 + 2", 4)]),

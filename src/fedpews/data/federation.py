@@ -33,6 +33,7 @@ class Federation:
     classes: int
     name: str = "custom"
     class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -55,6 +56,7 @@ def build(
     classes: int | None = None,
     name: str = "custom",
     class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
 ) -> Federation:
     """A checked Federation; whatever cannot be trained on is a ConfigError that says what and where.
 
@@ -73,7 +75,12 @@ def build(
     _check_labels(test_y, classes, "the test data")
     if class_names and len(class_names) != classes:
         raise ConfigError(f"{len(class_names)} class names for {classes} classes; give one each, or none.")
-    return Federation(x, y, _rows(clients, len(y)), test_x, test_y, classes, name, tuple(class_names))
+    if client_names and len(client_names) != len(clients):
+        raise ConfigError(
+            f"{len(client_names)} client names for {len(clients)} clients; give one each, or none."
+        )
+    rows = _rows(clients, len(y))
+    return Federation(x, y, rows, test_x, test_y, classes, name, tuple(class_names), tuple(client_names))
 
 
 def from_clients(
@@ -82,6 +89,7 @@ def from_clients(
     classes: int | None = None,
     name: str = "custom",
     class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
 ) -> Federation:
     """Your own data as a Federation: a list of clients and a test set.
 
@@ -112,9 +120,8 @@ def from_clients(
     if classes is not None:
         for number, (_, labels) in enumerate(pairs):
             _check_labels(labels, classes, f"client {number}")
-    return build(
-        x, y, torch.arange(len(y)).split_with_sizes(sizes), test_x, test_y, classes, name, class_names
-    )
+    rows = torch.arange(len(y)).split_with_sizes(sizes)
+    return build(x, y, rows, test_x, test_y, classes, name, class_names, client_names)
 
 
 def _pair(samples: Any, whose: str) -> tuple[Tensor, Tensor]:
@@ -202,7 +209,8 @@ def _rows(clients: Sequence[Tensor], samples: int) -> tuple[Tensor, ...]:
     every = torch.cat(list(clients))
     if int(every.min()) < 0 or int(every.max()) >= samples:
         raise ConfigError(
-            f"the clients' rows reach from {int(every.min())} to {int(every.max())}, but there are {samples} samples."
+            f"the clients' rows reach from {int(every.min())} to {int(every.max())}, "
+            f"but there are {samples} samples."
         )
     used = torch.bincount(every, minlength=samples)
     if int(used.max()) > 1:

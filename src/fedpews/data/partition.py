@@ -34,9 +34,14 @@ class Deal:
 
 def by_source(deal: Deal) -> list[Rows]:
     """One client per source of a combination (CIFAR-10 to the first, MNIST to the second)."""
-    present = np.unique(deal.sources)
-    _expect_clients(deal, len(present), "source", "one per source")
-    return [np.flatnonzero(deal.sources == source) for source in present]
+    _expect_clients(deal, len(np.unique(deal.sources)), "source", "one per source")
+    return _grouped(deal.sources)
+
+
+def given(deal: Deal) -> list[Rows]:
+    """Your own data as you gave it: one client per file, folder or entry of the list."""
+    _expect_clients(deal, len(np.unique(deal.sources)), "given", "one per client you gave")
+    return _grouped(deal.sources)
 
 
 def by_class(deal: Deal) -> list[Rows]:
@@ -107,7 +112,8 @@ def noc(deal: Deal) -> list[Rows]:
     if each < 1 or each * clients > deal.classes:
         raise ConfigError(
             f"partition 'noc': {clients} clients with {max(each, 1)} classes each need "
-            f"{clients * max(each, 1)} classes, there are {deal.classes}; use fewer clients or a smaller classes_per_client."
+            f"{clients * max(each, 1)} classes, there are {deal.classes}; "
+            "use fewer clients or a smaller classes_per_client."
         )
     drawn = deal.rng.permutation(deal.classes)[: each * clients].reshape(clients, each)
     return [np.flatnonzero(np.isin(deal.labels, mine)) for mine in drawn]
@@ -132,6 +138,7 @@ PARTITIONS: dict[str, Callable[[Deal], list[Rows]]] = {
     "class": by_class,
     "classes": by_class_lists,
     "dirichlet": dirichlet,
+    "given": given,
     "iid": iid,
     "noc": noc,
     "parity": by_parity,
@@ -198,6 +205,12 @@ def _alpha(deal: Deal, name: str) -> float:
 def _expect_clients(deal: Deal, number: int, name: str, why: str) -> None:
     if deal.clients not in (None, number):
         raise ConfigError(f"partition {name!r} makes {number} clients here ({why}), not {deal.clients}.")
+
+
+def _grouped(keys: Rows) -> list[Rows]:
+    """The rows of each key, for as many keys as there are clients, in one sort."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
 
 
 def _cuts(shares: NDArray[np.float64], total: int) -> Rows:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedpews.data import federation, synthetic
-from fedpews.data.catalogue import SOURCES
-from fedpews.data.federation import Federation
+from fedpews.data.federation import Federation, build
 from fedpews.data.partition import partition
 from fedpews.errors import ConfigError
 
@@ -22,39 +19,33 @@ class Pool:
 
     x: Tensor  # (samples, ...) float32
     y: Tensor  # (samples,) int64
-    sources: Tensor  # (samples,) int64
+    sources: Tensor  # (samples,) int64: which data set, or which given client
     test_x: Tensor
     test_y: Tensor
     classes: int
     name: str
     class_names: tuple[str, ...]
+    source_names: tuple[str, ...]
     partition: str  # what to use when the user names none
-
-
-def load(
-    name: str, seed: int, data_dir: Path | str | None, train_per_class: int | None, test_per_class: int | None
-) -> Pool:
-    if name not in SOURCES or SOURCES[name].kind != "synthetic":
-        raise ConfigError(f"unknown data {name!r}; known are {', '.join(SOURCES)}.")
-    source = SOURCES[name]
-    x, y = synthetic.sample(train_per_class or source.train_per_class or 0, seed, "train")
-    test_x, test_y = synthetic.sample(test_per_class or source.test_per_class or 0, seed, "test")
-    names = tuple(str(label) for label in range(source.classes))
-    return Pool(x, y, torch.zeros_like(y), test_x, test_y, source.classes, name, names, source.partition)
 
 
 def deal(
     pool: Pool,
-    how: str | None,
-    clients: int | None,
-    alpha: float | None,
-    seed: int,
-    classes_per_client: int | None,
-    class_lists: Sequence[Sequence[int]] | None,
+    how: str | None = None,
+    clients: int | None = None,
+    alpha: float | None = None,
+    seed: int = 0,
+    classes_per_client: int | None = None,
+    class_lists: Sequence[Sequence[int]] | None = None,
 ) -> Federation:
     """Give every client its rows; samples nobody got are dropped, classes nobody has are not tested."""
+    how = how or pool.partition
+    if how == "given" and pool.partition != "given":
+        raise ConfigError(
+            f"partition 'given' is for your own data; for {pool.name!r} use e.g. {pool.partition!r}."
+        )
     shares = partition(
-        how or pool.partition,
+        how,
         pool.y.numpy(),
         pool.classes,
         clients=clients,
@@ -71,4 +62,5 @@ def deal(
         rows = list(torch.arange(len(y)).split_with_sizes([len(share) for share in rows]))
         tested = torch.isin(test_y, y)
         test_x, test_y = test_x[tested], test_y[tested]
-    return federation.build(x, y, rows, test_x, test_y, pool.classes, pool.name, pool.class_names)
+    client_names = pool.source_names if how in ("given", "source") else ()
+    return build(x, y, rows, test_x, test_y, pool.classes, pool.name, pool.class_names, client_names)

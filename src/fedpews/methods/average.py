@@ -40,7 +40,10 @@ class Average:
     def covered(self, old: Mapping[str, Tensor]) -> Tree:
         """Which elements at least one client owns."""
         return {
-            name: torch.stack([self._share(i, name, kept).expand_as(kept) for i in range(len(self.masks))]).sum(0) > 0
+            name: torch.stack(
+                [self._share(i, name, kept).expand_as(kept) for i in range(len(self.masks))]
+            ).sum(0)
+            > 0
             for name, kept in old.items()
         }
 

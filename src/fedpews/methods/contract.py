@@ -49,7 +49,9 @@ class Download:
     phase: str
     total: int  # N
     params: Tree
-    neurons: Tensor | None = None  # (neurons,) bool: the subnetwork the server dealt; params outside are not sent
+    neurons: Tensor | None = (
+        None  # (neurons,) bool: the subnetwork the server dealt; params outside are not sent
+    )
     extra: Mapping[str, Tree] = field(default_factory=dict)
 
 

@@ -31,4 +31,8 @@ class FedProx(LocalSGD):
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
         loss, grads, buffers = super().gradient(net, local, batch)
         y, anchor = local["params"], local["anchor"]
-        return loss, {name: grad + self.mu * (y[name] - anchor[name]) for name, grad in grads.items()}, buffers
+        return (
+            loss,
+            {name: grad + self.mu * (y[name] - anchor[name]) for name, grad in grads.items()},
+            buffers,
+        )

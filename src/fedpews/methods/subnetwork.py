@@ -23,6 +23,8 @@ def step_subnetwork(
     moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
     mask = net.graph.expand(gates != 0)
     return {
-        key: trees.where(mask, value, local[key]) if isinstance(value, dict) and value is not local[key] else value
+        key: trees.where(mask, value, local[key])
+        if isinstance(value, dict) and value is not local[key]
+        else value
         for key, value in moved.items()
     }, loss

@@ -73,7 +73,9 @@ def _encode(
     about["trees"] = {}
     for key, tree in {"params": params, **extra}.items():
         if set(tree) <= set(net.names):
-            values = torch.cat([_owned(value, owned.get(name)) for name, value in tree.items()]) if tree else None
+            values = (
+                torch.cat([_owned(value, owned.get(name)) for name, value in tree.items()]) if tree else None
+            )
             bits = values is not None and values.dtype == torch.bool
             about["trees"][key] = {"names": list(tree), "bits": bits}
             if values is not None:
@@ -90,7 +92,9 @@ def _decode(
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         about = json.loads(header["__metadata__"]["about"])
-        layout = {str(key): (list(map(str, t["names"])), bool(t["bits"])) for key, t in about["trees"].items()}
+        layout = {
+            str(key): (list(map(str, t["names"])), bool(t["bits"])) for key, t in about["trees"].items()
+        }
         masked = None if "masked" not in about else list(map(str, about["masked"]))
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadMessage(f"not a message of this kind: {error}") from error

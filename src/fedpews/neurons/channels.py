@@ -6,7 +6,6 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -30,8 +29,8 @@ class Place:
 def places(module: nn.Module) -> tuple[Place, ...]:
     """Every dimension of a layer's own tensors that runs over its channels; none for a layer we do not know.
 
-    A layer that works channel by channel (a norm, PReLU, an embedding, a depthwise convolution) has one side, "out".
-    A grouped convolution ties its inputs to its outputs, so none of its weights counts as reading.
+    A layer that works channel by channel (a norm, PReLU, an embedding, a depthwise convolution) has one side,
+    "out". A grouped convolution ties its inputs to its outputs, so none of its weights counts as reading.
     """
     found: list[Place] = []
     if isinstance(module, nn.Linear):
@@ -80,8 +79,8 @@ def width(module: nn.Module, side: Side) -> int | None:
 def groups(module: nn.Module) -> int | None:
     """Into how many inseparable groups a layer ties its channels; None if it ties none together.
 
-    A GroupNorm mixes the channels of a group, a grouped convolution binds a group of outputs to a group of inputs:
-    either way the whole group is one neuron, and removing it leaves a layer with one group less.
+    A GroupNorm mixes the channels of a group, a grouped convolution binds a group of outputs to a group of
+    inputs: either way the whole group is one neuron, and removing it leaves a layer with one group less.
     """
     if isinstance(module, nn.GroupNorm):
         return module.num_groups

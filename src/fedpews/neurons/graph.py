@@ -18,9 +18,10 @@ from fedpews.trees import Tree
 class Axis:
     """One dimension of one parameter or buffer, and the hidden neuron each position on it belongs to.
 
-    ``neurons`` is int64, one entry per position; −1 means no neuron, so always kept. ``reads`` tells two kinds apart:
-    a consumer's input columns read the neuron's output; all else (fan-in row, bias, norm scale, shift and running
-    statistics, depthwise kernels) makes the neuron up. ``rank`` is the number of dimensions of the whole tensor.
+    ``neurons`` is int64, one entry per position; −1 means no neuron, so always kept. ``reads`` tells two
+    kinds apart: a consumer's input columns read the neuron's output; all else (fan-in row, bias, norm scale,
+    shift and running statistics, depthwise kernels) makes the neuron up. ``rank`` is the number of dimensions
+    of the whole tensor.
     """
 
     dim: int
@@ -42,10 +43,11 @@ class Layer:
 class Hidden:
     """One hidden layer, described by hand for :meth:`NeuronGraph.by_hand`.
 
-    ``made_by``: the linear or convolution layer that computes the neurons, or several when their outputs are added.
-    ``read_by``: every layer that takes the neurons as input. A flatten is understood from the sizes: four channels
-    read by 36 inputs are nine inputs each. After a concatenation give the inputs too: ``("head", 8, 12)`` reads the
-    neurons at inputs 8 … 11.
+    ``made_by``: the linear or convolution layer that computes the neurons, or several when their outputs are
+    added.
+    ``read_by``: every layer that takes the neurons as input. A flatten is understood from the sizes: four
+    channels read by 36 inputs are nine inputs each. After a concatenation give the inputs too: ``("head", 8,
+    12)`` reads the neurons at inputs 8 … 11.
     ``through``: what lies between and treats channels one by one: norms, PReLU, depthwise convolutions.
     """
 
@@ -58,9 +60,9 @@ class Hidden:
 class NeuronGraph:
     """The hidden neurons of a model and every slice of a parameter or buffer that each of them owns.
 
-    ``layers`` are in forward order. ``axes`` is keyed as in ``named_parameters`` and ``named_buffers``; a name it
-    lacks belongs to no neuron. ``norms`` has the neuron of each channel of every norm on the way, by module name,
-    because a norm without parameters has to be resized too when the network is cut.
+    ``layers`` are in forward order. ``axes`` is keyed as in ``named_parameters`` and ``named_buffers``; a
+    name it lacks belongs to no neuron. ``norms`` has the neuron of each channel of every norm on the way, by
+    module name, because a norm without parameters has to be resized too when the network is cut.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> graph = NeuronGraph.by_hand(model, [Hidden("0", read_by=["2"])])
@@ -82,9 +84,9 @@ class NeuronGraph:
     def gate(self, params: Mapping[str, Tensor], gates: Tensor) -> Tree:
         """Multiply what the next layers read from each neuron by its gate; ``gates`` is (h,).
 
-        With gates of 0 and 1 the forward pass is that of the network with the closed neurons removed, and no element
-        of a closed neuron has a gradient. Gates may be any real numbers and carry a gradient themselves. Pure: fit
-        for ``vmap``, ``grad`` and ``make_fx``.
+        With gates of 0 and 1 the forward pass is that of the network with the closed neurons removed, and no
+        element of a closed neuron has a gradient. Gates may be any real numbers and carry a gradient
+        themselves. Pure: fit for ``vmap``, ``grad`` and ``make_fx``.
         """
         padded = _padded(gates)
         gated = dict(params)
@@ -98,8 +100,8 @@ class NeuronGraph:
     def expand(self, neurons: Tensor) -> Tree:
         """The parameter mask: an element is kept iff the neurons on all its sides are.
 
-        ``neurons`` is (h,), boolean or 0/1 numbers; the masks have its dtype. Each broadcasts against its parameter;
-        only names that belong to some neuron appear.
+        ``neurons`` is (h,), boolean or 0/1 numbers; the masks have its dtype. Each broadcasts against its
+        parameter; only names that belong to some neuron appear.
         """
         padded = _padded(neurons)
         masks: Tree = {}
@@ -209,7 +211,8 @@ def assemble(
 ) -> NeuronGraph:
     """The graph that follows from the neuron of every channel of every layer, (name, side) -> (channels,).
 
-    ``loose`` are parameters outside the layers we know: their dimension that runs over channels, and its neurons.
+    ``loose`` are parameters outside the layers we know: their dimension that runs over channels, and its
+    neurons.
     """
     modules = dict(model.named_modules())
     tensors = (*model.named_parameters(), *model.named_buffers())

@@ -42,9 +42,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
-def differentiate(
-    function: Callable[[Any], tuple[Tensor, Any]], at: Any
-) -> tuple[Tensor, Any, Any]:
+def differentiate(function: Callable[[Any], tuple[Tensor, Any]], at: Any) -> tuple[Tensor, Any, Any]:
     """Value, by-product and gradient of ``function(at) -> (value, by-product)``, for a tensor or a tree.
 
     >>> differentiate(lambda t: (t["w"].pow(2).sum(), None), {"w": torch.tensor([3.0])})
@@ -84,7 +82,7 @@ class Network:
     ) -> None:
         self._template = copy.deepcopy(module)
         self._own = threading.local()
-        self._sample_loss = sample_loss
+        self.sample_loss = sample_loss
         self._given_graph = graph
         self._gates: Tensor | None = None
         self.example = example
@@ -143,7 +141,7 @@ class Network:
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tree]:
         """The mean training loss and the buffers after this pass."""
         outputs, buffers = self._call(params, batch.x, training=True)
-        return batch.mean(self._sample_loss(outputs, batch.y)), buffers
+        return batch.mean(self.sample_loss(outputs, batch.y)), buffers
 
     def gradients(
         self,

@@ -22,11 +22,12 @@ _MIXERS = (nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBase)
 def trace(model: nn.Module, example: Tensor, skip: Sequence[str] = ()) -> NeuronGraph:
     """The hidden neurons of ``model``, found by running ``example`` (a batch of inputs) through a copy of it.
 
-    A neuron is a unit of a linear layer or a channel of a convolution that later layers read. What the model computes
-    inseparably is one neuron: channels that residual connections add to each other, the channels of one group of a
-    GroupNorm or of a grouped convolution. Left out are the model's inputs and outputs, whatever a LayerNorm (or
-    another norm over all channels), an attention or a recurrent layer mixes, layers of a single neuron, and the layers
-    in ``skip`` with all that is bound to them (a module's name stands for all it contains).
+    A neuron is a unit of a linear layer or a channel of a convolution that later layers read. What the model
+    computes inseparably is one neuron: channels that residual connections add to each other, the channels of
+    one group of a GroupNorm or of a grouped convolution. Left out are the model's inputs and outputs,
+    whatever a LayerNorm (or another norm over all channels), an attention or a recurrent layer mixes, layers
+    of a single neuron, and the layers in ``skip`` with all that is bound to them (a module's name stands for
+    all it contains).
 
     The graph is proved on the example: closing neurons must equal removing them.
 
@@ -50,8 +51,8 @@ def trace(model: nn.Module, example: Tensor, skip: Sequence[str] = ()) -> Neuron
 def verify(model: nn.Module, graph: NeuronGraph, example: Tensor) -> None:
     """Raise a ConfigError unless closing neurons equals removing them, layer by layer, on the example.
 
-    Compared in double precision, in evaluation mode, with all parameters jittered: a layer that starts at zero would
-    prove nothing.
+    Compared in double precision, in evaluation mode, with all parameters jittered: a layer that starts at
+    zero would prove nothing.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -101,8 +102,8 @@ class _Flow:
         self._entered = ""
         self._input: Any = None
         self._outputs: set[Any] = set()
-        # As a parameter the input has a channel count the tracer can use, for instance in a concatenation. But a 3-d
-        # parameter it would take for a class token.
+        # As a parameter the input has a channel count the tracer can use, for instance in a concatenation.
+        # But a 3-d parameter it would take for a class token.
         source = nn.Parameter(example.detach().clone()) if example.is_floating_point() else None
         self._graph = DependencyGraph()
         hooks = [module.register_forward_pre_hook(self._enter) for module in self.modules.values()]
@@ -150,8 +151,8 @@ class _Flow:
     def follow(self, root: str) -> Iterator[tuple[Any, Side, list[_Index]]]:
         """Every step that the output channels of a layer go through or are bound to: (step, side, channels).
 
-        A group of Torch-Pruning's own forgets a second binding of a channel (as in ``a * b`` of two halves), so we
-        walk its dependencies ourselves.
+        A group of Torch-Pruning's own forgets a second binding of a channel (as in ``a * b`` of two halves),
+        so we walk its dependencies ourselves.
         """
         graph, module = self._graph, self.modules[root]
         channels = [_Index(channel, channel) for channel in range(width(module, "out") or 0)]

@@ -5,33 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedpews.runtimes.job import Schedule
 from fedpews.seeds import fold
-
-
-def draw_batches(
-    samples: int, batch_size: int, *, epochs: int | None, steps: int | None, seed: int
-) -> list[Tensor]:
-    """Positions in a client's own data, one tensor per step; every epoch visits every sample exactly once.
-
-    The last batch of an epoch may be smaller. With ``steps`` the epochs go on until there are enough.
-
-    >>> [len(batch) for batch in draw_batches(5, 2, epochs=1, steps=None, seed=0)]
-    [2, 2, 1]
-    """
-    generator = torch.Generator().manual_seed(seed)
-    per_epoch = -(-samples // batch_size)
-    wanted = steps if steps is not None else per_epoch * (epochs or 1)
-    batches: list[Tensor] = []
-    while len(batches) < wanted:
-        batches += torch.randperm(samples, generator=generator).split(batch_size)
-    return batches[:wanted]
-
-
-def draw_noise(rows: int, size: int, seed: int) -> Tensor:
-    """Uniform numbers for each step and one row more for what follows the last: (rows, size)."""
-    return torch.rand(rows, size, generator=torch.Generator().manual_seed(seed))
 
 
 def client_seed(seed: int, round: int, client: int, purpose: str) -> int:
     """The seed of one draw of one client in one round, whoever runs it."""
     return fold(seed, round, client, purpose)
+
+
+def draw_batches(samples: int, schedule: Schedule, seed: int) -> list[Tensor]:
+    """Positions in a client's own data, one tensor per step; every epoch visits every sample exactly once.
+
+    The last batch of an epoch may be smaller. With ``steps`` the epochs go on until there are enough.
+
+    >>> [len(batch) for batch in draw_batches(5, Schedule(batch_size=2), seed=0)]
+    [2, 2, 1]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    wanted = schedule.steps or (schedule.epochs or 1) * -(-samples // schedule.batch_size)
+    batches: list[Tensor] = []
+    while len(batches) < wanted:
+        batches += torch.randperm(samples, generator=generator).split(schedule.batch_size)
+    return batches[:wanted]
+
+
+def draw_noise(rows: int, size: int, seed: int) -> Tensor:
+    """Uniform numbers for each step, and one row more for what follows the last: (rows, size)."""
+    return torch.rand(rows, size, generator=torch.Generator().manual_seed(seed))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from operator import add
 
 import torch
 
@@ -12,7 +15,9 @@ from fedpews.errors import RunFailed
 from fedpews.methods.contract import Work
 from fedpews.neurons.network import Batch, Network
 from fedpews.runtimes.batches import client_seed, draw_batches, draw_noise
-from fedpews.runtimes.job import Done, Engine, Job, Local
+from fedpews.runtimes.evaluate import CHUNK, Score, score_chunk
+from fedpews.runtimes.job import Done, Engine, Job, Schedule
+from fedpews.trees import Tree
 
 
 class EagerEngine(Engine):
@@ -23,45 +28,58 @@ class EagerEngine(Engine):
     so its clients run one after the other.
     """
 
-    def __init__(self, net: Network, data: Federation, local: Local, workers: int) -> None:
-        self.net, self.data, self.local = net, data, local
-        workers = 1 if net.is_stochastic else workers
-        self._pool = ThreadPoolExecutor(workers, "client", initializer=torch.set_num_threads, initargs=(1,))
+    name = "eager"
+
+    def __init__(self, net: Network, data: Federation, schedule: Schedule, workers: int) -> None:
+        self.net, self.data, self.schedule = net, data, schedule
+        self.workers = 1 if net.is_stochastic else workers
+        self._pool = ThreadPoolExecutor(
+            self.workers, "client", initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         return list(self._pool.map(self._run, jobs))
+
+    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
+        starts = range(0, len(self.data.test_y), CHUNK)
+        parts = list(
+            self._pool.map(
+                lambda part: score_chunk(self.net, part[0], self.data, part[1]),
+                [(model, start) for model in models for start in starts],
+            )
+        )
+        return [reduce(add, parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, job: Job) -> Done:
-        net, half = self.net, job.half
+        net, half, device = self.net, job.half, self.data.x.device
         rows = self.data.clients[job.client]
-        round = job.download.round
-        batches = draw_batches(
-            len(rows),
-            self.local.batch_size,
-            epochs=self.local.epochs,
-            steps=self.local.steps,
-            seed=client_seed(job.seed, round, job.client, "batches"),
-        )
-        noise = draw_noise(
-            len(batches) + 1, half.noise_size(net), client_seed(job.seed, round, job.client, "noise")
-        )
+        names = (job.seed, job.download.round, job.client)
+        batches = draw_batches(len(rows), self.schedule, client_seed(*names, "batches"))
+        noise = draw_noise(len(batches) + 1, half.noise_size(net), client_seed(*names, "noise")).to(device)
         if net.is_stochastic:
-            torch.manual_seed(client_seed(job.seed, round, job.client, "torch"))
+            torch.manual_seed(client_seed(*names, "torch"))
         local = half.start(net, job.download, job.memory)
         losses = []
         for batch, numbers in zip(batches, noise[:-1], strict=True):
             chosen = rows[batch]
-            local, loss = half.step(net, local, Batch(self.data.x[chosen], self.data.y[chosen]), numbers, job.lr)
+            samples = Batch(self.data.x[chosen], self.data.y[chosen])
+            local, loss = half.step(net, local, samples, numbers, job.lr)
             losses.append(loss)
-        mean = float(torch.stack(losses).mean())
-        if mean != mean or mean in (float("inf"), float("-inf")):
-            raise RunFailed(
-                f"the loss of client {job.client} is no longer finite in round {round} (seed {job.seed}); "
-                f"lower train.lr (now {job.lr:g}) or check the inputs' scale"
-            )
+        mean = mean_loss(job, torch.stack(losses))
         work = Work(job.client, len(rows), len(batches), job.lr, mean, noise[-1])
         memory, upload = half.finish(net, job.download, local, work)
         return Done(job.seed, job.client, memory, upload)
+
+
+def mean_loss(job: Job, losses: torch.Tensor) -> float:
+    """The mean over a client's steps, or the end of the run when it is no longer a number."""
+    mean = float(losses.double().mean())
+    if not math.isfinite(mean):
+        raise RunFailed(
+            f"the loss of client {job.client} is no longer finite in round {job.download.round} "
+            f"(seed {job.seed}); lower train.lr (now {job.lr:g}) or check the inputs' scale"
+        )
+    return mean

@@ -6,18 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fedpews.methods.contract import Client, Download, Nest, Upload
+from fedpews.runtimes.evaluate import Score
+from fedpews.trees import Tree
 
 
 @dataclass(frozen=True)
-class Local:
-    """How a client trains: the same for everybody."""
+class Schedule:
+    """How every client trains in a round."""
 
     batch_size: int
-    epochs: int | None
-    steps: int | None
+    epochs: int | None = 1
+    steps: int | None = None  # instead of epochs
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,16 @@ class Done:
 class Engine(ABC):
     """Runs the clients of a round on this machine."""
 
+    name: str
+
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         """Every job, in the order given; the numbers depend on the job alone."""
 
+    @abstractmethod
+    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
+        """Each model on the whole test set."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release threads or processes."""

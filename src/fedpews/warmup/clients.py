@@ -25,7 +25,9 @@ class LearnedClient(Client):
         return 2 * net.graph.size + self.inner.noise_size(net)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        first = torch.zeros(net.graph.size, device=next(iter(download.params.values())).device)  # s = 0, θ = 1/2
+        first = torch.zeros(
+            net.graph.size, device=next(iter(download.params.values())).device
+        )  # s = 0, θ = 1/2
         scores = first if memory is None else memory["scores"]["neurons"]
         shared = torch.sigmoid(first) if memory is None else memory["shared"]["neurons"]
         total, mean = download.total, download.extra["theta"]["neurons"]
@@ -97,7 +99,9 @@ class DealtClient(Client):
         return local | {"inner": inner}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        memory, upload = self.inner.finish(net, download, local["inner"], replace(work, neurons=download.neurons))
+        memory, upload = self.inner.finish(
+            net, download, local["inner"], replace(work, neurons=download.neurons)
+        )
         return {"inner": memory}, upload
 
 

@@ -44,9 +44,15 @@ def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[flo
 
     The groups of all clients together hold every neuron exactly once.
     """
-    parts = torch.ones(total, dtype=torch.float64) if shares is None else torch.tensor(shares, dtype=torch.float64)
+    parts = (
+        torch.ones(total, dtype=torch.float64)
+        if shares is None
+        else torch.tensor(shares, dtype=torch.float64)
+    )
     if len(parts) != total:
-        raise ConfigError(f"warmup.shares has {len(parts)} numbers for {total} clients; give one for each client")
+        raise ConfigError(
+            f"warmup.shares has {len(parts)} numbers for {total} clients; give one for each client"
+        )
     if not bool((parts > 0).all()):
         raise ConfigError(f"warmup.shares must all be positive, got {parts.tolist()}")
     edges = torch.cat([torch.zeros(1, dtype=torch.float64), (parts / parts.sum()).cumsum(0)])

@@ -1,0 +1,187 @@
+"""The published file layouts: each reader returns exactly what a file holds, or says what is wrong with it.
+
+A file is judged by its layout (magic number, row length, keys, label range), never by its number of rows, so
+a subset in the same layout reads like the original. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpews.data.catalogue import Source
+from fedpews.errors import ConfigError
+
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Images:
+    """A source as it was published: bytes, not yet scaled."""
+
+    train_x: Pixels  # (samples, channels, height, width)
+    train_y: Labels  # (samples,)
+    test_x: Pixels
+    test_y: Labels
+
+
+def read(source: Source, found: Mapping[str, Path]) -> Images:
+    """Read a source from its files: published (or member) name → where it lies."""
+    return {"idx": _read_mnist, "cifar": _read_cifar, "medmnist": _read_medmnist}[source.kind](source, found)
+
+
+def _read_mnist(source: Source, found: Mapping[str, Path]) -> Images:
+    paths = [found[file.name] for file in source.files]
+    train_x, train_y, test_x, test_y = (read_idx(path) for path in paths)
+    _, height, width = source.shape
+    for images, labels, path in ((train_x, train_y, paths[0]), (test_x, test_y, paths[2])):
+        if images.ndim != 3 or images.shape[1:] != (height, width) or labels.ndim != 1:
+            raise ConfigError(
+                f"{path}: expected images of {height}×{width} and one label each; "
+                f"got arrays of shape {images.shape} and {labels.shape}."
+            )
+    return Images(
+        *_checked(train_x[:, None], train_y, source.classes, paths[0]),
+        *_checked(test_x[:, None], test_y, source.classes, paths[2]),
+    )
+
+
+def read_idx(path: Path) -> Pixels:
+    """An array of bytes in the idx layout: two zeros, type 8, the number of axes, each axis, the values."""
+    raw = _bytes(path)
+    axes = raw[3] if len(raw) > 3 else 0
+    if raw[:3] != b"\x00\x00\x08" or axes not in (1, 3) or len(raw) < 4 + 4 * axes:
+        raise ConfigError(
+            f"{path}: not an idx file of bytes (it starts with {raw[:4].hex(' ')}, not 00 00 08 01 or 00 00 08 03); "
+            "fetch it again."
+        )
+    shape = np.frombuffer(raw, ">u4", axes, 4).astype(int)
+    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
+    if values.size != int(np.prod(shape, dtype=object)):
+        raise ConfigError(
+            f"{path}: truncated or damaged: its header promises {shape.tolist()} bytes, it holds {values.size}; "
+            "fetch it again."
+        )
+    return values.reshape(shape)
+
+
+def _read_cifar(source: Source, found: Mapping[str, Path]) -> Images:
+    archive = found.get(source.files[0].name)
+    packed = _unpack(archive, source.members) if archive else {}
+    rows = []
+    for member in source.members:
+        raw = packed[member] if archive else _bytes(found[member])
+        where = f"{archive}: {member}" if archive else str(found[member])
+        rows.append(read_cifar_rows(raw, source.classes, where))
+    train_x, train_y = (np.concatenate(parts) for parts in zip(*rows[:-1], strict=True))
+    return Images(train_x, train_y, *rows[-1])
+
+
+def read_cifar_rows(raw: bytes, classes: int, where: str) -> tuple[Pixels, Labels]:
+    """Rows of the binary version: the label (of CIFAR-100: coarse, fine), then 1,024 bytes each of R, G and B."""
+    head = 2 if classes == 100 else 1
+    if len(raw) == 0 or len(raw) % (head + 3072):
+        raise ConfigError(
+            f"{where}: truncated or damaged: {len(raw)} bytes are no whole number of {head + 3072}-byte rows; "
+            "fetch it again."
+        )
+    rows = np.frombuffer(raw, np.uint8).reshape(-1, head + 3072)
+    if head == 2 and rows[:, 0].max() >= 20:
+        raise ConfigError(
+            f"{where}: coarse label {rows[:, 0].max()} is outside 0 to 19; the file is damaged."
+        )
+    return _checked(rows[:, head:].reshape(-1, 3, 32, 32), rows[:, head - 1], classes, where)
+
+
+def _read_medmnist(source: Source, found: Mapping[str, Path]) -> Images:
+    path = found[source.files[0].name]
+    arrays = read_npz(path, "train_images", "train_labels", "test_images", "test_labels")
+    halves = []
+    for half in ("train", "test"):
+        x, y = arrays[f"{half}_images"], arrays[f"{half}_labels"]
+        channels, height, width = source.shape
+        expected = (height, width, 3) if channels == 3 else (height, width)
+        if x.dtype != np.uint8 or x.shape[1:] != expected:
+            raise ConfigError(
+                f"{path}: {half}_images must be bytes of shape (n, {', '.join(map(str, expected))}); "
+                f"got {x.dtype} of shape {x.shape}."
+            )
+        if not np.issubdtype(y.dtype, np.integer) or y.ndim > 2 or (y.ndim == 2 and y.shape[1] != 1):
+            raise ConfigError(
+                f"{path}: {half}_labels must be one whole number an image; got {y.dtype} of shape {y.shape}."
+            )
+        planes = x.transpose(0, 3, 1, 2) if channels == 3 else x[:, None]
+        halves.append(_checked(planes, y.reshape(-1), source.classes, f"{path}: {half}"))
+    return Images(*halves[0], *halves[1])
+
+
+def read_npz(path: Path, *keys: str) -> dict[str, NDArray[np.generic]]:
+    """The named arrays of an npz file, without pickle."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ConfigError(f"{path}: not an npz file; save it with numpy.savez(path, x=..., y=...).")
+            lacking = [key for key in keys if key not in file.files]
+            if lacking:
+                raise ConfigError(
+                    f"{path}: lacks the arrays {', '.join(lacking)}; it has {', '.join(file.files) or 'none'}."
+                )
+            return {key: file[key] for key in keys}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(
+            f"{path}: not a readable npz file of plain arrays ({error}); save or fetch it again."
+        ) from error
+
+
+def _checked(x: Pixels, y: NDArray[np.generic], classes: int, where: Path | str) -> tuple[Pixels, Labels]:
+    labels = y.astype(np.int64)
+    if len(x) != len(labels) or len(x) == 0:
+        raise ConfigError(
+            f"{where}: {len(x)} images but {len(labels)} labels; there must be as many, and some."
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        bad = labels[(labels < 0) | (labels >= classes)][0]
+        raise ConfigError(
+            f"{where}: label {bad} is outside 0 to {classes - 1}; the file is damaged or another set's."
+        )
+    return np.ascontiguousarray(x), labels
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error}); it is truncated or damaged, fetch it again."
+        ) from error
+
+
+def _unpack(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Members by their exact names, straight to memory: nothing is written to a path that an archive chose."""
+    packed: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r|gz") as tar:  # one pass over the archive
+            for member in tar:
+                if member.name in names and member.isreg():
+                    file = tar.extractfile(member)
+                    packed[member.name] = file.read() if file else b""
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise ConfigError(
+            f"{archive}: cannot be read ({error}); it is truncated or damaged, fetch it again."
+        ) from error
+    lacking = [name for name in names if name not in packed]
+    if lacking:
+        raise ConfigError(f"{archive}: lacks {lacking[0]}; it must be the binary version of the data set.")
+    return packed

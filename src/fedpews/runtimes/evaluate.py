@@ -1,0 +1,56 @@
+"""How good a model is on the common test set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpews.data.federation import Federation
+from fedpews.neurons.network import Network
+from fedpews.trees import Tree
+
+CHUNK = 1000
+"""Test samples per pass. A constant, so that the numbers do not depend on the machine."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Counts over the test set, or a part of it."""
+
+    correct: Tensor  # (classes,) samples of each class that were recognised
+    seen: Tensor  # (classes,)
+    loss: float  # summed over the samples
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss)
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.correct.sum() / self.seen.sum())
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / float(self.seen.sum())
+
+    def client_accuracy(self, counts: Tensor) -> list[float]:
+        """Accuracy at each client's own mix of classes; ``counts`` is (clients, classes)."""
+        tested = self.seen > 0
+        by_class = self.correct[tested].double() / self.seen[tested]
+        mix = counts[:, tested].double()
+        return ((mix @ by_class) / mix.sum(1).clamp_min(1)).tolist()
+
+
+def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Score:
+    """The score on ``CHUNK`` test samples from ``first`` on."""
+    x, y = data.test_x[first : first + CHUNK], data.test_y[first : first + CHUNK]
+    with torch.no_grad():
+        outputs = net.predict(params, x)
+        loss = float(net.sample_loss(outputs, y).double().sum())
+    right = y[outputs.argmax(1) == y]
+    return Score(
+        torch.bincount(right.cpu(), minlength=data.classes),
+        torch.bincount(y.cpu(), minlength=data.classes),
+        loss,
+    )

@@ -1,0 +1,168 @@
+"""A round of federated learning in one process: choose the cohort, train it, average, evaluate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedpews.data.federation import Federation
+from fedpews.errors import RunFailed
+from fedpews.methods.average import Average
+from fedpews.methods.contract import Cohort, Download, Method, Nest, Upload
+from fedpews.methods.wire import encode_download, encode_upload
+from fedpews.neurons.network import Network
+from fedpews.runtimes.evaluate import Score
+from fedpews.runtimes.job import Engine, Job
+from fedpews.seeds import fold
+
+SHOWN_CLIENTS = 100
+"""Up to so many clients, a record lists every client's accuracy."""
+
+
+class Memories(Protocol):
+    """Where clients' memories are kept between their rounds."""
+
+    def get(self, seed: int, client: int) -> Nest | None: ...
+
+    def put(self, seed: int, client: int, memory: Nest) -> None: ...
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds in every round."""
+
+    participation: float = 1.0
+    weighting: str = "uniform"  # or "samples"
+    lr: float = 0.01
+    milestones: tuple[int, ...] = ()
+    decay: float = 0.1
+
+    def lr_at(self, round: int) -> float:
+        """The local learning rate: multiplied by ``decay`` after every milestone passed."""
+        return self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+
+
+def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:
+    """The clients of a round, drawn without replacement and sorted."""
+    count = max(1, round_half_up(participation * total))
+    generator = torch.Generator().manual_seed(fold(seed, round, "cohort"))
+    chosen = range(total) if count >= total else torch.randperm(total, generator=generator)[:count].tolist()
+    return Cohort(round, tuple(sorted(chosen)), total, fold(seed, round, "server"))
+
+
+def round_half_up(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Average:
+    """The average that a round's uploads ask for."""
+    weights = tuple(1.0 if weighting == "uniform" else float(upload.samples) for upload in uploads)
+    return Average(weights, tuple(upload.ownership(net) for upload in uploads))
+
+
+class Rounds:
+    """The server of every seed, in one process. ``states`` is all there is to save, with the memories."""
+
+    def __init__(
+        self,
+        net: Network,
+        method: Method,
+        data: Federation,
+        engine: Engine,
+        memories: Memories,
+        rules: Rules,
+        states: Mapping[int, Nest],
+    ) -> None:
+        self.net, self.method, self.data, self.engine = net, method, data, engine
+        self.memories, self.rules, self.states = memories, rules, dict(states)
+        self._counts = data.counts() if len(data) <= SHOWN_CLIENTS else None
+
+    def run(self, round: int) -> list[dict[str, Any]]:
+        """One round of all seeds; a record for each."""
+        began = time.perf_counter()
+        cohorts = {
+            seed: choose_cohort(len(self.data), self.rules.participation, round, seed) for seed in self.states
+        }
+        phases = {seed: self.method.phase(state, round) for seed, state in self.states.items()}
+        downloads = {
+            seed: self.method.downloads(self.net, state, cohorts[seed]) for seed, state in self.states.items()
+        }
+        lr = self.rules.lr_at(round)
+        jobs = [
+            Job(seed, client, self.method.client(phases[seed]), download, self.memories.get(seed, client), lr)
+            for seed, cohort in cohorts.items()
+            for client, download in zip(cohort.clients, downloads[seed], strict=True)
+        ]
+        uploads: dict[int, list[Upload]] = {seed: [] for seed in self.states}
+        for done in self.engine.train(jobs):
+            self.memories.put(done.seed, done.client, done.memory)
+            uploads[done.seed].append(done.upload)
+        for seed, state in self.states.items():
+            average = average_of(self.net, uploads[seed], self.rules.weighting)
+            self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
+        models = [self.method.params(state) for state in self.states.values()]
+        scores = self.engine.evaluate(models)
+        seconds = (time.perf_counter() - began) / len(self.states)
+        return [
+            {
+                "seed": seed,
+                "round": round,
+                "phase": phases[seed],
+                **self._measure(score, uploads[seed], downloads[seed]),
+                "seconds": seconds,
+            }
+            for seed, score in zip(self.states, scores, strict=True)
+        ]
+
+    def _measure(self, score: Score, uploads: list[Upload], downloads: list[Download]) -> dict[str, Any]:
+        if not math.isfinite(score.loss):
+            raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
+        record: dict[str, Any] = {
+            "accuracy": score.accuracy,
+            "loss": score.mean_loss,
+            "train_loss": sum(upload.loss for upload in uploads) / len(uploads),
+        }
+        if self._counts is not None:
+            record["client_accuracy"] = score.client_accuracy(self._counts)
+        shared = {id(download): download for download in downloads}
+        sizes = {key: len(encode_download(self.net, download)) for key, download in shared.items()}
+        record["bytes_up"] = sum(len(encode_upload(self.net, upload)) for upload in uploads)
+        record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
+        return record | measure_ownership(uploads)
+
+
+def measure_ownership(uploads: Sequence[Upload]) -> dict[str, float]:
+    """How much of the network a client owns, how much somebody owns, and how alike two clients' parts are.
+
+    In hidden neurons, or in single weights for a method that owns those. Overlap is the mean over pairs of
+    |both| / |either|.
+    """
+    owned = [_owned(upload) for upload in uploads]
+    if any(part is None for part in owned):
+        return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
+    masks = torch.stack([part for part in owned if part is not None]).double()  # (clients, neurons)
+    shares = masks.mean(1)
+    both = masks @ masks.T
+    either = masks.sum(1)[:, None] + masks.sum(1)[None] - both
+    pairs = [
+        float(both[a, b] / either[a, b]) if either[a, b] else 0.0
+        for a, b in itertools.combinations(range(len(masks)), 2)
+    ]
+    return {
+        "density": float(shares.mean()),
+        "coverage": float((masks.sum(0) > 0).double().mean()),
+        "overlap": sum(pairs) / len(pairs) if pairs else 1.0,
+    }
+
+
+def _owned(upload: Upload) -> Tensor | None:
+    if upload.mask is not None:
+        return torch.cat([mask.flatten() for mask in upload.mask.values()])
+    return upload.neurons
