@@ -158,12 +158,12 @@ def _status(source: Source, places: list[Path], check: bool) -> Status:
         return Status(source.name, "made")
     best = Status(source.name, "missing", lacking=tuple(file.path for file in source.files))
     for root in places:
-        found, lacking = find(source, root)
+        found, absent = find(source, root)
         paths = tuple(found.values())
-        if not lacking:
+        if not absent:
             return Status(source.name, "ready", paths, (), _is_published(source, found) if check else None)
         if found and best.state == "missing":
-            best = Status(source.name, "incomplete", paths, tuple(lacking))
+            best = Status(source.name, "incomplete", paths, tuple(absent))
     return best
 
 

@@ -52,7 +52,7 @@ def load(
     if ":" in name and name not in SOURCES:
         if train_per_class is not None or test_per_class is not None:
             raise ConfigError(
-                "train_per_class and test_per_class are for named data sets, not for your own data."
+                "train_per_class and test_per_class are for named data sets, not your own data."
             )
         pool = own.load(name, seed)
     else:
@@ -73,7 +73,7 @@ def _named(
     for part in parts:
         if part.multi_label:
             raise ConfigError(
-                f"{part.name} gives an image several labels at once, so it cannot be used for classification; "
+                f"{part.name} gives an image several labels at once, so it is not for classification; "
                 "choose another MedMNIST set."
             )
     images = [(part, readers.read(part, files.obtain(part, data_dir))) for part in parts]

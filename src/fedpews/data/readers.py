@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,15 +62,15 @@ def read_idx(path: Path) -> Pixels:
     axes = raw[3] if len(raw) > 3 else 0
     if raw[:3] != b"\x00\x00\x08" or axes not in (1, 3) or len(raw) < 4 + 4 * axes:
         raise ConfigError(
-            f"{path}: not an idx file of bytes (it starts with {raw[:4].hex(' ')}, not 00 00 08 01 or 00 00 08 03); "
-            "fetch it again."
+            f"{path}: not an idx file of bytes (it starts with {raw[:4].hex(' ')}, not with 00 00 08 01 "
+            "or 00 00 08 03); fetch it again."
         )
     shape = np.frombuffer(raw, ">u4", axes, 4).astype(int)
     values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
     if values.size != int(np.prod(shape, dtype=object)):
         raise ConfigError(
-            f"{path}: truncated or damaged: its header promises {shape.tolist()} bytes, it holds {values.size}; "
-            "fetch it again."
+            f"{path}: truncated or damaged: its header promises {shape.tolist()} values, "
+            f"it holds {values.size}; fetch it again."
         )
     return values.reshape(shape)
 
@@ -87,12 +88,12 @@ def _read_cifar(source: Source, found: Mapping[str, Path]) -> Images:
 
 
 def read_cifar_rows(raw: bytes, classes: int, where: str) -> tuple[Pixels, Labels]:
-    """Rows of the binary version: the label (of CIFAR-100: coarse, fine), then 1,024 bytes each of R, G and B."""
+    """Rows of the binary version: label (of CIFAR-100: coarse, fine), then 1,024 bytes each of R, G and B."""
     head = 2 if classes == 100 else 1
     if len(raw) == 0 or len(raw) % (head + 3072):
         raise ConfigError(
-            f"{where}: truncated or damaged: {len(raw)} bytes are no whole number of {head + 3072}-byte rows; "
-            "fetch it again."
+            f"{where}: truncated or damaged: {len(raw)} bytes are no whole number of "
+            f"{head + 3072}-byte rows; fetch it again."
         )
     rows = np.frombuffer(raw, np.uint8).reshape(-1, head + 3072)
     if head == 2 and rows[:, 0].max() >= 20:
@@ -124,7 +125,7 @@ def _read_medmnist(source: Source, found: Mapping[str, Path]) -> Images:
     return Images(*halves[0], *halves[1])
 
 
-def read_npz(path: Path, *keys: str) -> dict[str, NDArray[np.generic]]:
+def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
     """The named arrays of an npz file, without pickle."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -133,16 +134,16 @@ def read_npz(path: Path, *keys: str) -> dict[str, NDArray[np.generic]]:
             lacking = [key for key in keys if key not in file.files]
             if lacking:
                 raise ConfigError(
-                    f"{path}: lacks the arrays {', '.join(lacking)}; it has {', '.join(file.files) or 'none'}."
+                    f"{path}: lacks {', '.join(lacking)}; it has {', '.join(file.files) or 'no arrays'}."
                 )
             return {key: file[key] for key in keys}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(
-            f"{path}: not a readable npz file of plain arrays ({error}); save or fetch it again."
+            f"{path}: not a readable npz file of plain arrays ({error}); make it again."
         ) from error
 
 
-def _checked(x: Pixels, y: NDArray[np.generic], classes: int, where: Path | str) -> tuple[Pixels, Labels]:
+def _checked(x: Pixels, y: NDArray[Any], classes: int, where: Path | str) -> tuple[Pixels, Labels]:
     labels = y.astype(np.int64)
     if len(x) != len(labels) or len(x) == 0:
         raise ConfigError(
@@ -150,9 +151,7 @@ def _checked(x: Pixels, y: NDArray[np.generic], classes: int, where: Path | str)
         )
     if labels.min() < 0 or labels.max() >= classes:
         bad = labels[(labels < 0) | (labels >= classes)][0]
-        raise ConfigError(
-            f"{where}: label {bad} is outside 0 to {classes - 1}; the file is damaged or another set's."
-        )
+        raise ConfigError(f"{where}: label {bad} is outside 0 to {classes - 1}; a damaged or foreign file.")
     return np.ascontiguousarray(x), labels
 
 
@@ -169,7 +168,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _unpack(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Members by their exact names, straight to memory: nothing is written to a path that an archive chose."""
+    """Members by their exact names, straight to memory: nothing is written where an archive wants."""
     packed: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as tar:  # one pass over the archive
