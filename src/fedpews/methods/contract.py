@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -113,6 +113,9 @@ class Client(ABC):
 
 class Method(ABC):
     """The server half, and the client halves that go with it."""
+
+    takes_warmup: ClassVar[bool] = False
+    """Whether a warmup may be put around it: it trains the whole network, and deals no neurons of its own."""
 
     def phase(self, state: Nest, round: int) -> str:
         """What kind of round this is; a runtime only needs it to be the same name for the same kind."""

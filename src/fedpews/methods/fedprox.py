@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedpews.methods.contract import Download, Nest
 from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.options import option
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Tree
 
@@ -23,7 +24,7 @@ class FedProx(LocalSGD):
     0.1
     """
 
-    mu: float = 0.01
+    mu: float = option(0.01, at_least=0)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         return super().start(net, download, memory) | {"anchor": download.params}

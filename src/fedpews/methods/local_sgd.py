@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upload, Work
+from fedpews.methods.options import option
 from fedpews.methods.server import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Tree
@@ -23,8 +25,10 @@ class LocalSGD(Method, Client):
     to send. The server's state is the params and its optimiser's slots, the client keeps nothing.
     """
 
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    takes_warmup: ClassVar[bool] = True
+
+    momentum: float = option(0.0, at_least=0, below=1)
+    weight_decay: float = option(0.0, at_least=0)
     server: ServerOptimizer = field(default=SGD(), kw_only=True)
 
     def client(self, phase: str) -> Client:

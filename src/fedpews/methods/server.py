@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Nest
+from fedpews.methods.options import option
 from fedpews.neurons.network import Network
 from fedpews.trees import Tree
 
@@ -59,7 +60,7 @@ def step_server(
 class SGD(ServerOptimizer):
     """x_g ← x_g − η_g·Δ. With ``lr=1`` the server takes the aggregate."""
 
-    lr: float = 1.0
+    lr: float = option(1.0, above=0)
 
     def start(self, like: Tensor) -> Slots:
         return {}
@@ -72,8 +73,8 @@ class SGD(ServerOptimizer):
 class Momentum(ServerOptimizer):
     """FedAvgM: v ← β·v + Δ, x_g ← x_g − η_g·v."""
 
-    lr: float = 1.0
-    momentum: float = 0.9
+    lr: float = option(1.0, above=0)
+    momentum: float = option(0.9, at_least=0, below=1)
 
     def start(self, like: Tensor) -> Slots:
         return {"velocity": torch.zeros_like(like)}
@@ -87,10 +88,10 @@ class Momentum(ServerOptimizer):
 class Adaptive(ServerOptimizer):
     """m ← β₁m + (1−β₁)Δ, v by the variant's own rule, x_g ← x_g − η_g·m/(√v + τ); v starts at τ²."""
 
-    lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    lr: float = option(0.1, above=0)
+    beta1: float = option(0.9, at_least=0, below=1)
+    beta2: float = option(0.99, at_least=0, below=1)
+    tau: float = option(1e-3, above=0)
 
     def start(self, like: Tensor) -> Slots:
         return {"first": torch.zeros_like(like), "second": torch.full_like(like, self.tau**2)}
@@ -110,7 +111,7 @@ class Adaptive(ServerOptimizer):
 class Adagrad(Adaptive):
     """FedAdagrad: v ← v + Δ², and no first moment (β₁ = 0), as its authors ran it."""
 
-    beta1: float = 0.0
+    beta1: float = option(0.0, at_least=0, below=1)
 
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared
