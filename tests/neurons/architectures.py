@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)),
-    torch.randn(7, 5)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
+    ), torch.randn(7, 5)
 
 
 def mlp_batchnorm() -> tuple[nn.Module, Tensor]:
@@ -94,7 +95,7 @@ def groupnorm() -> tuple[nn.Module, Tensor]:
 
 
 class TwoGroupNorms(nn.Module):
-    """Two GroupNorms of four and six groups on one stream of twelve channels: gcd(4, 6) = 2 neurons of six channels."""
+    """GroupNorms of four and of six groups on one stream of twelve channels: gcd(4, 6) = 2 neurons."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,8 +159,12 @@ def depthwise() -> tuple[nn.Module, Tensor]:
 
 def depthwise_multiplier() -> tuple[nn.Module, Tensor]:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, groups=4), nn.ReLU(), nn.Conv2d(8, 2, 1),
-        nn.Flatten()
+        nn.Conv2d(3, 4, 1),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3, groups=4),
+        nn.ReLU(),
+        nn.Conv2d(8, 2, 1),
+        nn.Flatten(),
     )
     return model, torch.randn(5, 3, 4, 4)
 
@@ -197,7 +202,7 @@ def dense() -> tuple[nn.Module, Tensor]:
 
 
 class Gated(nn.Module):
-    """A gated linear unit: one half of a layer multiplies the other, so unit i and unit i + 6 are one neuron."""
+    """A gated linear unit: half of a layer multiplies the other half, so units i and i + 6 are one neuron."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,8 +241,10 @@ def squeeze_excite() -> tuple[nn.Module, Tensor]:
 
 def encoder() -> tuple[nn.Module, Tensor]:
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=12, dropout=0.0, batch_first=True)
-    model = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-    nn.Linear(8, 4)) return model, torch.randn(5, 6, 3)
+    model = nn.Sequential(
+        nn.Linear(3, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 4)
+    )
+    return model, torch.randn(5, 6, 3)
 
 
 class Transformer(nn.Module):
@@ -274,8 +281,13 @@ ALL: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], list[tuple[str, int
     "two_groupnorms": (two_groupnorms, [("stem", 2)]),
     "residual": (
         residual,
-        [("0 + 2.conv2", 6), ("2.conv1", 6), ("3.conv1", 8), ("3.conv2 + 3.skip + 4.conv2", 8), ("4.conv1",
-        8)],
+        [
+            ("0 + 2.conv2", 6),
+            ("2.conv1", 6),
+            ("3.conv1", 8),
+            ("3.conv2 + 3.skip + 4.conv2", 8),
+            ("4.conv1", 8),
+        ],
     ),
     "depthwise": (depthwise, [("0 + 3", 8), ("6", 5)]),
     "depthwise_multiplier": (depthwise_multiplier, [("0 + 2", 4)]),

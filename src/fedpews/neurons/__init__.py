@@ -1,7 +1,9 @@
 """Hidden neurons of any model: which parameters each one owns, gates, masks and smaller networks."""
 
+from fedpews.neurons.by_hand import Hidden
 from fedpews.neurons.channels import slice_module
-from fedpews.neurons.graph import Axis, Hidden, Layer, NeuronGraph
-from fedpews.neurons.trace import trace, verify
+from fedpews.neurons.graph import Axis, Layer, NeuronGraph
+from fedpews.neurons.trace import trace
+from fedpews.neurons.verify import verify
 
 __all__ = ["Axis", "Hidden", "Layer", "NeuronGraph", "slice_module", "trace", "verify"]

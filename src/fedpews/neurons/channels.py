@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -104,6 +104,7 @@ def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Mo
 
     ``neurons`` is (h,) boolean; every layer of the graph must keep at least one.
 
+    >>> import torch
     >>> from fedpews.neurons import Hidden, NeuronGraph
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> graph = NeuronGraph.by_hand(model, [Hidden("0", read_by=["2"])])
@@ -114,18 +115,14 @@ def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Mo
       (2): Linear(in_features=2, out_features=1, bias=True)
     )
     """
-    model = copy.deepcopy(model)
-    modules = dict(model.named_modules())
-    for name, parameter in dict(model.named_parameters()).items():
+    memo: dict[int, Any] = {}  # what the deep copy takes instead of copying
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
         if name in graph.axes:
-            # In place, so that a parameter two modules share stays shared.
-            parameter.grad = None
-            parameter.data = graph.slice({name: parameter.data}, neurons)[name]
-    for name, buffer in dict(model.named_buffers()).items():
-        if name in graph.axes:
-            owner, _, tensor = name.rpartition(".")
-            setattr(modules[owner], tensor, graph.slice({name: buffer}, neurons)[name])
-    for name, module in modules.items():
+            sliced = graph.slice({name: value.detach()}, neurons)[name]
+            is_parameter = isinstance(value, nn.Parameter)
+            memo[id(value)] = nn.Parameter(sliced, value.requires_grad) if is_parameter else sliced
+    model = copy.deepcopy(model, memo)
+    for name, module in model.named_modules():
         if name in graph.norms:
             channels = graph.norms[name]
             kept = int((neurons[channels.clamp(min=0)] | (channels < 0)).sum())

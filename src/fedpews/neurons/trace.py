@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.channels import Side, groups, is_depthwise, places, slice_module, width
+from fedpews.neurons.channels import Side, groups, is_depthwise, places, width
 from fedpews.neurons.graph import Layer, NeuronGraph, assemble
+from fedpews.neurons.verify import BY_HAND, line, verify, ways_out
 
+Item = TypeVar("Item", bound=Hashable)
 _MIXERS = (nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBase)
 
 
@@ -43,35 +44,9 @@ def trace(model: nn.Module, example: Tensor, skip: Sequence[str] = ()) -> Neuron
             raise ConfigError(f"skip: the model has no layer {name!r}; it has {', '.join(map(repr, names))}.")
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         flow = _Flow(copy.deepcopy(model).eval().requires_grad_(True), example)
-    graph = _Sets(flow, skip).graph(model)
+    graph = _Coupling(flow, skip).graph(model)
     verify(model, graph, example)
     return graph
-
-
-def verify(model: nn.Module, graph: NeuronGraph, example: Tensor) -> None:
-    """Raise a ConfigError unless closing neurons equals removing them, layer by layer, on the example.
-
-    Compared in double precision, in evaluation mode, with all parameters jittered: a layer that starts at
-    zero would prove nothing.
-    """
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        model, example, tolerance = _jittered(model, example, generator)
-        failed: dict[str, str] = {}
-        for layer in graph.layers:
-            for _ in range(2):
-                closed = torch.randperm(layer.size, generator=generator)[: max(1, layer.size // 2)]
-                neurons = torch.ones(graph.size, dtype=torch.bool)
-                neurons[layer.start + closed] = False
-                found = _difference(model, graph, example, neurons, tolerance)
-                if found:
-                    failed.setdefault(layer.name, found)
-    if failed:
-        name, found = next(iter(failed.items()))
-        raise ConfigError(
-            f"closing neurons of layer {name!r} is not the same as removing them: {found}. "
-            + _ways_out([part for name in failed for part in name.split(" + ")])
-        )
 
 
 class _Index(NamedTuple):
@@ -118,8 +93,8 @@ class _Flow:
         except Exception as error:
             where = f", in or after layer {self._entered!r}" if self._entered else ""
             raise ConfigError(
-                f"{type(model).__name__} cannot be traced{where}: {_line(error)}. "
-                + _ways_out([self._entered] if self._entered else [])
+                f"{type(model).__name__} cannot be traced{where}: {line(error)}. "
+                + ways_out([self._entered] if self._entered else [])
             ) from error
         finally:
             for hook in hooks:
@@ -185,213 +160,166 @@ class _Flow:
             return "reaches the model's output"
         owner = node.module
         if isinstance(owner, nn.Parameter) and id(owner) in self._parameters:
-            path = self._parameters[id(owner)].rpartition(".")[0]
-            owner = self.modules.get(path, owner)
-            if type(owner).__module__.startswith("torch.nn."):
-                return f"is mixed by a {type(owner).__name__}" if isinstance(owner, nn.Module) else ""
-        return f"is mixed by a {type(owner).__name__}" if isinstance(owner, _MIXERS) else ""
+            owner = self.modules.get(self._parameters[id(owner)].rpartition(".")[0])
+            if not type(owner).__module__.startswith("torch.nn."):
+                return ""
+        elif not isinstance(owner, _MIXERS):
+            return ""
+        return f"is mixed by a {type(owner).__name__}"
 
-    def place(self, node: Any, side: Side) -> tuple[str, int, int] | None:
-        """(name, number of channels, channel dimension) of a layer or loose parameter; None for an operation."""
+    def place(self, node: Any, side: Side) -> tuple[str, int, int | None] | None:
+        """(name, channels, None) of a layer; with its channel dimension for a parameter outside the layers."""
         module = node.module
         if isinstance(module, nn.Parameter):
             name = self._parameters.get(id(module))
             return None if name is None else (name, module.shape[node.pruning_dim], node.pruning_dim)
         if isinstance(module, nn.Module) and module in self._names and (count := width(module, side)):
-            return self._names[module], count, 0
+            return self._names[module], count, None
         return None
 
 
-class _Sets:
-    """Channels sorted into sets that live and die together (union-find), and the reasons that bar some of them."""
+class _Sets(Generic[Item]):
+    """Things joined into sets (union-find)."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Item, Item] = {}
+
+    def find(self, item: Item) -> Item:
+        """The one member that stands for the item's set."""
+        path = []
+        while (parent := self._parent.setdefault(item, item)) != item:
+            path.append(item)
+            item = parent
+        self._parent.update(dict.fromkeys(path, item))
+        return item
+
+    def join(self, one: Item, other: Item) -> None:
+        """Make the two sets one."""
+        self._parent[self.find(other)] = self.find(one)
+
+    def members(self) -> dict[Item, list[Item]]:
+        """Every set, by the member that stands for it."""
+        found: dict[Item, list[Item]] = {}
+        for item in list(self._parent):
+            found.setdefault(self.find(item), []).append(item)
+        return found
+
+
+class _Coupling:
+    """Which channels live and die together, and which can never be masked."""
 
     def __init__(self, flow: _Flow, skip: Sequence[str]) -> None:
         self._flow = flow
-        self._parent: dict[_Slot, _Slot] = {}
+        self._roots = {name: position for position, name in enumerate(flow.roots())}
+        self._sets: _Sets[_Slot] = _Sets()
         self._barred: dict[_Slot, str] = {}
-        self._broken: dict[_Slot, str] = {}
-        self._loose: dict[str, int] = {}
-        for root in flow.roots():
-            if any(root == name or root.startswith(f"{name}.") for name in skip):
-                self._barred[_Slot(root, "out", 0)] = "is skipped"
-                self._bar(root, range(width(flow.modules[root], "out") or 0), "is skipped")
+        self._torn: dict[_Slot, str] = {}
+        self._loose: dict[str, int] = {}  # parameter outside the layers we know -> its channel dimension
+        for root in self._roots:
+            skipped = any(root == name or root.startswith(f"{name}.") for name in skip)
+            for channel in range(width(flow.modules[root], "out") or 0):
+                slot = self._sets.find(_Slot(root, "out", channel))
+                if skipped:
+                    self._barred[slot] = "is skipped"
             for node, side, indices in flow.follow(root):
                 self._bind(root, node, side, indices)
         for name, module in flow.modules.items():
-            self._tie_groups(name, module)
-
-    def _bar(self, root: str, channels: Sequence[int], reason: str) -> None:
-        for channel in channels:
-            self._barred[_Slot(root, "out", channel)] = reason
+            self._tie(name, module)
 
     def _bind(self, root: str, node: Any, side: Side, indices: list[_Index]) -> None:
+        """Join a layer's channels to those of a step they reach."""
         if reason := self._flow.barrier(node, side):
-            self._bar(root, [index.root_idx for index in indices], reason)
-            return
-        place = self._flow.place(node, side)
-        if place is None:
-            return
-        name, count, dim = place
-        if isinstance(node.module, nn.Parameter):
-            self._loose[name] = dim
-        for channel, origin in indices:
-            if origin is None or channel >= count:
-                self._broken[_Slot(root, "out", origin or 0)] = name
-            else:
-                self._union(_Slot(root, "out", origin), _Slot(name, side, channel))
+            self._barred.update({_Slot(root, "out", index.root_idx): reason for index in indices})
+        elif place := self._flow.place(node, side):
+            name, count, dim = place
+            if dim is not None:
+                self._loose[name] = dim
+            for channel, origin in indices:
+                if channel < count and origin is not None:
+                    self._sets.join(_Slot(root, "out", origin), _Slot(name, side, channel))
+                else:
+                    self._torn[_Slot(root, "out", origin or 0)] = name
 
-    def _tie_groups(self, name: str, module: nn.Module) -> None:
+    def _tie(self, name: str, module: nn.Module) -> None:
+        """Join the channels of each group of a GroupNorm, and the inputs and outputs of each group of a convolution."""
         count = groups(module)
         if count is None or is_depthwise(module):
             return
         sides: tuple[Side, ...] = ("in", "out") if isinstance(module, _ConvNd) else ("out",)
+        first = (width(module, "out") or 0) // count
         for side in sides:
             channels = width(module, side) or 0
             for channel in range(channels):
                 group = channel // (channels // count)
-                self._union(
-                    _Slot(name, side, channel),
-                    _Slot(name, "out", group * (width(module, "out") or 0) // count),
-                )
-
-    def _find(self, slot: _Slot) -> _Slot:
-        path = []
-        while (parent := self._parent.get(slot, slot)) != slot:
-            path.append(slot)
-            slot = parent
-        for passed in path:
-            self._parent[passed] = slot
-        return slot
-
-    def _union(self, one: _Slot, other: _Slot) -> None:
-        one, other = self._find(one), self._find(other)
-        self._parent.setdefault(one, one)
-        self._parent[other] = one
+                self._sets.join(_Slot(name, "out", group * first), _Slot(name, side, channel))
 
     def graph(self, model: nn.Module) -> NeuronGraph:
-        """The sets that no reason bars and some layer reads, numbered in forward order."""
-        members: dict[_Slot, list[_Slot]] = {}
-        for slot in self._parent:
-            members.setdefault(self._find(slot), []).append(slot)
-        barred = {self._find(slot): reason for slot, reason in self._barred.items()}
-        for slot, name in self._broken.items():
-            if self._find(slot) not in barred:
+        """The sets that nothing bars and some layer reads, numbered in forward order."""
+        barred = {self._sets.find(slot) for slot in self._barred}
+        for slot, name in self._torn.items():
+            if self._sets.find(slot) not in barred:
                 raise ConfigError(
                     f"the neurons of layer {slot.name!r} do not line up with the channels of {name!r}. "
-                    + _ways_out([slot.name])
+                    + ways_out([slot.name])
                 )
-        free = {key: slots for key, slots in members.items() if key not in barred and self._is_read(slots)}
-        numbers: dict[_Slot, int] = {}
+        free = [
+            slots for key, slots in self._sets.members().items() if key not in barred and self._is_read(slots)
+        ]
         layers: list[Layer] = []
-        for roots, keys in self._layers(free):
-            layers.append(Layer(" + ".join(roots), len(numbers), len(keys)))
-            numbers.update({key: len(numbers) + position for position, key in enumerate(keys)})
-        if not layers:
-            reasons = sorted({f"{slot.name!r} {reason}" for slot, reason in self._barred.items()})
-            raise ConfigError(
-                f"{type(model).__name__} has no hidden neuron that can be masked ({'; '.join(reasons) or 'no layers'}). "
-                + _ways_out([])
-            )
         channels: dict[tuple[str, Side], Tensor] = {}
         loose: dict[str, tuple[int, Tensor]] = {}
-        for key, number in numbers.items():
-            for slot in members[key]:
-                if slot.name in self._loose:
-                    dim = self._loose[slot.name]
-                    size = model.get_parameter(slot.name).shape[dim]
-                    neurons = loose.setdefault(slot.name, (dim, torch.full((size,), -1)))[1]
-                else:
-                    size = width(self._flow.modules[slot.name], slot.side) or 0
-                    neurons = channels.setdefault((slot.name, slot.side), torch.full((size,), -1))
-                neurons[slot.channel] = number
+        start = 0
+        for made_by, neurons in self._layers(free):
+            layers.append(Layer(" + ".join(made_by), start, len(neurons)))
+            for number, slots in enumerate(neurons, start):
+                for name, side, channel in slots:
+                    if name in self._loose:
+                        dim = self._loose[name]
+                        blank = torch.full((model.get_parameter(name).shape[dim],), -1)
+                        loose.setdefault(name, (dim, blank))[1][channel] = number
+                    else:
+                        blank = torch.full((width(self._flow.modules[name], side) or 0,), -1)
+                        channels.setdefault((name, side), blank)[channel] = number
+            start += len(neurons)
+        if not layers:
+            reasons = dict.fromkeys(f"{slot.name!r} {reason}" for slot, reason in self._barred.items())
+            raise ConfigError(
+                f"{type(model).__name__} has no hidden neuron that could be masked "
+                f"({', '.join(reasons) or 'no linear layer or convolution with a later layer that reads it'}). "
+                "Choose another model, a method without warmup, or give the graph by hand, " + BY_HAND
+            )
         return assemble(model, layers, channels, loose)
 
     def _is_read(self, slots: list[_Slot]) -> bool:
         return any(
-            place.reads and place.side == slot.side
-            for slot in slots
-            if slot.name in self._flow.modules
-            for place in places(self._flow.modules[slot.name])
+            place.reads and place.side == side
+            for name, side, _ in slots
+            if name in self._flow.modules
+            for place in places(self._flow.modules[name])
         )
 
-    def _layers(self, free: dict[_Slot, list[_Slot]]) -> Iterator[tuple[list[str], list[_Slot]]]:
-        """Sets gathered into layers: (the layers that make them, the sets in channel order)."""
-        order = {name: position for position, name in enumerate(self._flow.roots())}
-        makers: dict[str, set[str]] = {}  # root -> all roots it shares a neuron with; one object per layer
-        first: dict[_Slot, tuple[int, int]] = {}
-        for key, slots in free.items():
-            made = [
-                (order[slot.name], slot.channel)
-                for slot in slots
-                if slot.side == "out" and slot.name in order
-            ]
-            first[key] = min(made)
-            names = {slot.name for slot in slots if slot.side == "out" and slot.name in order}
-            joined = set().union(names, *(makers.get(name, set()) for name in names))
-            makers.update(dict.fromkeys(joined, joined))
-        by_layer: dict[int, list[_Slot]] = {}
-        for key in sorted(free, key=first.__getitem__):
-            root = self._flow.roots()[first[key][0]]
-            by_layer.setdefault(id(makers[root]), []).append(key)
-        for layer, keys in by_layer.items():
-            if len(keys) > 1:
-                yield (
-                    sorted(
-                        next(made for made in makers.values() if id(made) == layer), key=order.__getitem__
-                    ),
-                    keys,
-                )
+    def _makers(self, slots: list[_Slot]) -> list[tuple[int, int]]:
+        """The channels that compute a neuron, as (position in forward order, channel)."""
+        return sorted(
+            (self._roots[name], channel)
+            for name, side, channel in slots
+            if side == "out" and name in self._roots
+        )
 
-
-def _jittered(
-    model: nn.Module, example: Tensor, generator: torch.Generator
-) -> tuple[nn.Module, Tensor, float]:
-    """A double-precision copy with random weights near the model's own, its input, and the precision to expect."""
-    model = copy.deepcopy(model).eval()
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if value.is_floating_point():
-            noise = torch.rand(value.shape, generator=generator).to(value)
-            value.data = value.data + 0.1 * (noise if name.endswith("running_var") else noise - 0.5)
-    try:
-        double = copy.deepcopy(model).double()
-        value = example.double() if example.is_floating_point() else example
-        double(value)
-    except RuntimeError:  # the model insists on its own precision somewhere
-        return model, example, 1e-3
-    return double, value, 1e-7
-
-
-def _difference(
-    model: nn.Module, graph: NeuronGraph, example: Tensor, neurons: Tensor, tolerance: float
-) -> str:
-    """What tells the gated from the physically smaller network; "" if nothing does."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    gates = neurons.to(next(model.parameters()))
-    gated = tree_leaves(functional_call(model, graph.gate(tensors, gates), (example,)))
-    try:
-        sliced = tree_leaves(slice_module(model, graph, neurons)(example))
-    except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
-        return f"the smaller network does not run ({_line(error)})"
-    for one, other in zip(gated, sliced, strict=True):
-        if isinstance(one, Tensor) and one.is_floating_point():
-            if one.shape != other.shape:
-                return f"the output has shape {tuple(one.shape)} and {tuple(other.shape)}"
-            scale = max(1.0, float(one.detach().abs().max())) if one.numel() else 1.0
-            if not torch.allclose(one, other, rtol=0.0, atol=tolerance * scale):
-                return f"the outputs differ by {float((one - other).detach().abs().max()):.2g}"
-    return ""
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error's message, with its kind."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
-
-
-def _ways_out(names: Sequence[str]) -> str:
-    """What to do about layers that cannot be masked."""
-    listed = ", ".join(f'"{name}"' for name in dict.fromkeys(names)) or '"layer.name"'
-    return (
-        f"Either never mask it, trace(model, example, skip=[{listed}]), or give the graph by hand, "
-        'NeuronGraph.by_hand(model, [Hidden("layer", read_by=["next.layer"])]).'
-    )
+    def _layers(self, neurons: list[list[_Slot]]) -> Iterator[tuple[list[str], list[list[_Slot]]]]:
+        """Neurons gathered into layers of more than one, (names of its makers, its neurons), in forward order."""
+        names = list(self._roots)
+        neurons = sorted(neurons, key=self._makers)
+        together: _Sets[int] = _Sets()
+        for slots in neurons:
+            first, *others = self._makers(slots)
+            together.find(first[0])
+            for other in others:
+                together.join(first[0], other[0])
+        gathered: dict[int, list[list[_Slot]]] = {}
+        for slots in neurons:
+            gathered.setdefault(together.find(self._makers(slots)[0][0]), []).append(slots)
+        members = together.members()
+        for key, layer in gathered.items():
+            if len(layer) > 1:
+                yield [names[position] for position in sorted(members[key])], layer

@@ -1,0 +1,107 @@
+"""Prove on an example that a neuron graph is right: closing neurons must equal removing them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from fedpews.errors import ConfigError
+from fedpews.neurons.channels import slice_module
+from fedpews.neurons.graph import Layer, NeuronGraph
+
+BY_HAND = 'NeuronGraph.by_hand(model, [Hidden("layer", read_by=["next.layer"]), ...]).'
+
+
+def verify(model: nn.Module, graph: NeuronGraph, example: Tensor) -> None:
+    """Raise a ConfigError unless closing neurons equals removing them on the example, layer by layer and jointly.
+
+    Compared on up to four samples, in double precision and evaluation mode, with all parameters jittered, because a
+    layer that starts at zero would prove nothing.
+    """
+    generator = torch.Generator().manual_seed(0)
+    everything = Layer(" + ".join(layer.name for layer in graph.layers), 0, graph.size)
+    failed: dict[str, str] = {}
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        model, example, tolerance = _jittered(model, example, generator)
+        for layer in (*graph.layers, everything):
+            neurons = torch.ones(graph.size, dtype=torch.bool)
+            for part in graph.layers if layer is everything else (layer,):
+                closed = torch.randperm(part.size, generator=generator)[: max(1, part.size // 2)]
+                neurons[part.start + closed] = part.size == 1
+            if (layer is not everything or not failed) and (
+                found := _difference(model, graph, example, neurons, tolerance)
+            ):
+                failed[layer.name] = found
+    if failed:
+        name, found = next(iter(failed.items()))
+        raise ConfigError(
+            f"closing neurons of layer {name!r} is not the same as removing them: {found}. "
+            + ways_out([part for name in failed for part in name.split(" + ")])
+        )
+
+
+def _jittered(
+    model: nn.Module, example: Tensor, generator: torch.Generator
+) -> tuple[nn.Module, Tensor, float]:
+    """A copy with random weights near the model's own, a batch for it, and the precision to expect."""
+    model = copy.deepcopy(model).eval()
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_floating_point():
+            noise = torch.rand(value.shape, generator=generator).to(value)
+            value.data = value.data + 0.1 * (noise if name.endswith("running_var") else noise - 0.5)
+    double = copy.deepcopy(model).double()
+    for candidate, batch, tolerance in (
+        (double, example[:4], 1e-7),
+        (double, example, 1e-7),  # the first dimension is not the batch
+        (model, example, 1e-3),  # the model insists on its own precision somewhere
+    ):
+        try:
+            batch = batch.to(
+                torch.float64 if candidate is double and batch.is_floating_point() else batch.dtype
+            )
+            candidate(batch)
+        except Exception as error:  # noqa: BLE001  any failure means: try the next
+            failure = error
+        else:
+            return candidate, batch, tolerance
+    raise ConfigError(f"{type(model).__name__} does not run on the example: {line(failure)}.") from failure
+
+
+def _difference(
+    model: nn.Module, graph: NeuronGraph, example: Tensor, neurons: Tensor, tolerance: float
+) -> str:
+    """What tells the gated from the physically smaller network; "" if nothing does."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    gates = neurons.to(next(model.parameters()))
+    gated = tree_leaves(functional_call(model, graph.gate(tensors, gates), (example,)))
+    try:
+        sliced = tree_leaves(slice_module(model, graph, neurons)(example))
+    except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
+        return f"the smaller network does not run ({line(error)})"
+    for one, other in zip(gated, sliced, strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            if one.shape != other.shape:
+                return f"the output has shape {tuple(one.shape)} and {tuple(other.shape)}"
+            scale = max(1.0, float(one.detach().abs().max())) if one.numel() else 1.0
+            if not torch.allclose(one, other, rtol=0.0, atol=tolerance * scale):
+                return f"the outputs differ by {float((one - other).detach().abs().max()):.2g}"
+    return ""
+
+
+def line(error: Exception) -> str:
+    """The first line of an error's message, with its kind."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
+
+
+def ways_out(names: Sequence[str]) -> str:
+    """What to do about layers that cannot be masked."""
+    listed = ", ".join(f'"{name}"' for name in dict.fromkeys(names)) or '"layer.name"'
+    return (
+        f"Either never mask it, trace(model, example, skip=[{listed}]), or give the graph by hand, " + BY_HAND
+    )
