@@ -130,9 +130,8 @@ def _pair(samples: Any, whose: str) -> tuple[Tensor, Tensor]:
         return _samples(*samples.tensors, whose)
     if isinstance(samples, tuple | list) and len(samples) == 2:
         return _samples(samples[0], samples[1], whose)
-    if not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")) or isinstance(
-        samples, tuple | list
-    ):
+    is_dataset = hasattr(samples, "__getitem__") and hasattr(samples, "__len__")
+    if not is_dataset or isinstance(samples, tuple | list | Tensor | np.ndarray):
         raise ConfigError(
             f"{whose} must be an (x, y) pair or a torch Dataset with a length; got {_describe(samples)}."
         )

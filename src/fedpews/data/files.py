@@ -148,7 +148,8 @@ def named(name: str) -> list[Source]:
 def _status(source: Source, places: list[Path], check: bool) -> Status:
     if source.parts:
         parts = [_status(SOURCES[part], places, check) for part in source.parts]
-        state = "ready" if all(part.state == "ready" for part in parts) else "missing"
+        states = {part.state for part in parts}
+        state = states.pop() if len(states) == 1 else "incomplete"
         lacking = tuple(path for part in parts for path in part.lacking)
         published = all(part.published for part in parts) if check and state == "ready" else None
         return Status(

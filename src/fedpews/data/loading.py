@@ -76,7 +76,8 @@ def _named(
                 f"{part.name} gives an image several labels at once, so it is not for classification; "
                 "choose another MedMNIST set."
             )
-    images = [(part, readers.read(part, files.obtain(part, data_dir))) for part in parts]
+    found = [files.obtain(part, data_dir) for part in parts]  # all of them, before the first is read
+    images = [(part, readers.read(part, paths)) for part, paths in zip(parts, found, strict=True)]
     how = source.partition if source is not None else "source"
     return combine(name, images, train_per_class, test_per_class, seed, how)
 
