@@ -128,7 +128,8 @@ def _read_medmnist(source: Source, found: Mapping[str, Path]) -> Images:
 def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
     """The named arrays of an npz file, without pickle."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw:
+            file = np.load(raw, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ConfigError(f"{path}: not an npz file; save it with numpy.savez(path, x=..., y=...).")
             lacking = [key for key in keys if key not in file.files]

@@ -82,7 +82,8 @@ def _encode(
                 tensors[key] = _pack(values) if bits else values
         else:
             tensors |= {f"{key}/{name}": value.contiguous() for name, value in tree.items()}
-    return save(tensors, {"about": json.dumps(about)})
+    data: bytes = save(tensors, {"about": json.dumps(about)})
+    return data
 
 
 def _decode(

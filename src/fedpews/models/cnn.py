@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
@@ -19,9 +20,7 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         widths = (channels, *hidden)
-        self.convs = nn.ModuleList(
-            nn.Conv2d(a, b, kernel_size=3, padding=1) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, kernel_size=3, padding=1) for a, b in pairwise(widths))
         side = size // 2 ** len(hidden)
         self.classifier = nn.Linear(hidden[-1] * side * side, classes)
 

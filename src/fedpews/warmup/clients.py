@@ -57,6 +57,7 @@ class LearnedClient(Client):
         params: Mapping[str, Tensor] = local["inner"]["params"]
         theta = torch.sigmoid(scores)
         gates = (noise < theta).to(scores.dtype)
+        slope: Tensor
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
         if local["others"]:
             slope = slope - 2 * self.masks.diversity * (theta - local["others"]["neurons"])

@@ -99,7 +99,8 @@ class Warmup(Method):
         """θ_g over all N clients; one not heard of yet counts with the start, 1/2."""
         known, total = state["warmup"]["known"], int(state["warmup"]["total"])
         unheard = 0.5 * (total - len(known)) * torch.ones(net.graph.size)
-        return (unheard + sum(known[client] for client in sorted(known, key=int))) / total
+        heard: Tensor = sum((known[client] for client in sorted(known, key=int)), unheard)
+        return heard / total
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         inner = self.inner.update(net, state["inner"], uploads, average)

@@ -1,0 +1,255 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedpews.errors import ConfigError, FedpewsError
+
+app = typer.Typer(
+    name="fedpews",
+    help="Federated learning among clients whose data have almost nothing in common.\n\n"
+    "Start with:  fedpews run synthetic-32k --method fedavg --method fedavg+pews --rounds 150",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@app.callback()
+def _settings(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+) -> None:
+    context.obj = debug
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Method, such as fedavg, fedprox+pews, scaffold+pews-fixed. Several: one run each, compared."
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds T.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Run folder [default: runs/CONFIG-METHOD].")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set train.lr=0.1.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")] = False,
+) -> None:
+    """Train with one method or several, and show how they did.
+
+    Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint. Kill it at any
+    moment: with --resume it goes on to the same numbers.
+    """
+    from fedpews.experiment import Experiment, parse_setting
+
+    changes: dict[str, Any] = {}
+    if rounds is not None:
+        changes["rounds"] = rounds
+    if seeds is not None:
+        changes["seeds"] = _parse_seeds(seeds)
+    settings = dict(parse_setting(text) for text in set_ or [])
+    name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
+    experiments = [
+        Experiment.load(config, changes | ({} if wanted is None else {"method.name": wanted}) | settings)
+        for wanted in (method or [None])  # type: ignore[list-item]
+    ]
+    folders = [_folder(folder, name, experiment.method_label, len(experiments)) for experiment in experiments]
+    if len(set(folders)) < len(folders):
+        raise ConfigError("the same method is given twice")
+    for experiment, place in zip(experiments, folders, strict=True):
+        _run_one(experiment, place, data_dir, resume, quiet)
+    _show(folders)
+    out.print(f"results in {', '.join(str(place) for place in folders)}", soft_wrap=True)
+
+
+def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool) -> None:
+    from fedpews.report.progress import ProgressBar
+    from fedpews.run import Watcher
+    from fedpews.run import run as run_experiment
+
+    with ProgressBar(experiment.method_label, err, quiet) as bar:
+
+        def begin(_: Any, done: int, engine: str) -> None:
+            bar.begin(experiment.rounds, done)
+            if not quiet:
+                again = f", from round {done + 1}" if done else ""
+                err.print(f"{experiment.method_label}: {engine}{again}", soft_wrap=True)
+
+        run_experiment(
+            experiment,
+            out=folder,
+            resume=resume,
+            data_dir=data_dir,
+            watcher=Watcher(begin=begin, round=bar.round),
+        )
+
+
+@app.command(name="list")
+def list_(what: Annotated[str, typer.Argument(help="methods, data, models, recipes or keys")]) -> None:
+    """What there is to choose from."""
+    kinds = {
+        "methods": _methods,
+        "data": _data,
+        "models": _models,
+        "recipes": _recipes,
+        "keys": _keys,
+    }
+    if what not in kinds:
+        raise ConfigError(f"there is no list of {what!r}; choose from {', '.join(kinds)}")
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    grid.add_column(no_wrap=True)
+    for name, text in kinds[what]():
+        grid.add_row(name, text)
+    out.print(grid)
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw accuracy over rounds to this file (png, pdf, svg).")
+    ] = None,
+) -> None:
+    """Put runs side by side; the first one is what the others are measured against."""
+    _show(folders, plot)
+
+
+def _show(folders: list[Path], plot: Path | None = None) -> None:
+    from fedpews.report.compare import COLUMNS, find_runs, table, verdicts
+
+    runs = find_runs(folders)
+    grid = Table(
+        *COLUMNS, title=f"target {100 * runs[0].summary['target_accuracy']:g} %", title_justify="left"
+    )
+    for row in table(runs):
+        grid.add_row(*row)
+    out.print(grid)
+    for sentence in verdicts(runs):
+        out.print(sentence, soft_wrap=True)
+    if plot is not None:
+        from fedpews.report.curves import draw_curves
+
+        draw_curves({run.label: run.records for run in runs}, runs[0].summary["target_accuracy"], plot)
+        out.print(f"drawn to {plot}")
+
+
+def _methods() -> Iterator[tuple[str, str]]:
+    from fedpews.methods.registry import METHODS, SERVERS, describe
+
+    yield from ((name, describe(name)) for name in METHODS)
+    yield "", ""
+    yield from ((f"+ {name}", describe(name)) for name in SERVERS)
+    yield "", ""
+    yield "+ pews", "FedPeWS: a warmup in which each client learns which neurons are its own"
+    yield "+ pews-fixed", "FedPeWS-Fixed: the server gives every client a fixed part of each layer"
+    yield "+ pews-auto", "FedPeWS-Auto: learned masks, no tuning; the warmup ends by itself"
+
+
+def _data() -> Iterator[tuple[str, str]]:
+    import inspect
+
+    from fedpews.data import PARTITIONS, SOURCES
+
+    yield from ((name, source.description) for name, source in SOURCES.items())
+    yield "A+B+...", "any of these side by side, their labels one after the other"
+    yield "folder:PATH", "your own: a folder or .npz file per client, and one called test"
+    yield "module:function", "your own: a function that returns the clients and the test set"
+    yield "", ""
+    yield from (
+        (f"partition {name}", (inspect.getdoc(deal) or "").splitlines()[0])
+        for name, deal in PARTITIONS.items()
+    )
+
+
+def _models() -> Iterator[tuple[str, str]]:
+    from fedpews.models import describe_models
+
+    yield from describe_models()
+    yield "module:Class", "your own torch.nn.Module"
+
+
+def _recipes() -> Iterator[tuple[str, str]]:
+    from fedpews.experiment import recipes
+
+    for name, file in recipes().items():
+        header = [
+            line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")
+        ]
+        yield name, header[1] if len(header) > 1 else ""
+
+
+def _keys() -> Iterator[tuple[str, str]]:
+    from fedpews.experiment import known_keys
+
+    yield from known_keys().items()
+
+
+def _parse_seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--seeds {text!r}: give whole numbers such as 0,1,2") from error
+
+
+def _folder(given: Path | None, config: str, label: str, count: int) -> Path:
+    if given is None:
+        return Path("runs") / f"{config}-{label}"
+    return given if count == 1 else given / label
+
+
+@contextmanager
+def _explained(debug: bool) -> Iterator[None]:
+    """Turn an expected failure into a line on standard error and its exit code."""
+    try:
+        yield
+    except FedpewsError as error:
+        if debug:
+            raise
+        err.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt as stop:
+        folder = getattr(stop, "folder", None)
+        round_ = getattr(stop, "round", None)
+        if folder is not None:
+            err.print(
+                f"stopped after round {round_}; go on with the same command and --resume ({folder})",
+                soft_wrap=True,
+            )
+        else:
+            err.print("stopped; the last checkpoint is kept, go on with --resume", soft_wrap=True)
+        sys.exit(130)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def main() -> None:
+    """The console command."""
+    with _explained("--debug" in sys.argv[1:]):
+        app()

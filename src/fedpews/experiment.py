@@ -1,0 +1,343 @@
+"""An experiment as data: every choice that decides its numbers, checked once, here.
+
+Nothing is imported here that needs torch, so that `fedpews --help` is quick.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedpews.errors import ConfigError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Kind = Literal["none", "learned", "fixed", "auto"]
+
+WARMUPS: dict[str, Kind] = {"pews": "learned", "pews-fixed": "fixed", "pews-auto": "auto"}
+"""What may follow a method's name, and the kind of warmup it stands for."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataTable(_Table):
+    name: str = Field(
+        "synthetic-32k", description="a data set, several joined by +, folder:PATH, or module:function"
+    )
+    partition: str | None = Field(
+        None, description="how the samples are dealt to clients; see `fedpews list data`"
+    )
+    clients: Count | None = Field(None, description="how many clients; by default what the partition implies")
+    alpha: Positive | None = Field(None, description="concentration of the dirichlet and quantity partitions")
+    classes_per_client: Count | None = Field(None, description="for the noc partition")
+    class_lists: list[list[int]] | None = Field(
+        None, description="for the classes partition: one list per client"
+    )
+    train_per_class: Count | None = Field(None, description="take so many training samples of each class")
+    test_per_class: Count | None = Field(None, description="take so many test samples of each class")
+    seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
+
+
+class ModelTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the model's own options, checked when it is built
+    name: str = Field("mlp", description="a model by name, or module:Class; see `fedpews list models`")
+
+
+class TrainTable(_Table):
+    lr: Positive = Field(0.01, description="local learning rate")
+    batch_size: Count = Field(32)
+    epochs: Count | None = Field(
+        None, description="passes over its data that a client makes in a round; 1 by default"
+    )
+    steps: Count | None = Field(None, description="instead of epochs: local steps in a round")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of the local SGD")
+    weight_decay: NotNegative = Field(0.0, description="of the local SGD")
+    server_lr: Positive | None = Field(
+        None, description="global learning rate; by default the server optimiser's own"
+    )
+    lr_milestones: list[Count] = Field(
+        [], description="rounds after which the local learning rate is decayed"
+    )
+    lr_decay: Positive = Field(0.1, description="what it is multiplied by then")
+    weighting: Literal["uniform", "samples"] = Field(
+        "uniform", description="a client's weight in the average"
+    )
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give train.epochs or train.steps, not both")
+        return self
+
+
+class MethodTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the method's own options, checked when it is made
+    name: str = Field(
+        "fedavg+pews", description="a method, + a server optimiser, + a warmup; see `fedpews list methods`"
+    )
+
+
+class WarmupTable(_Table):
+    kind: Kind | None = Field(None, description="by default what the method's name says")
+    rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(None, description="W")
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="τ = W/T, instead of rounds"
+    )
+    diversity: NotNegative | None = Field(None, description="λ, how strongly clients' masks are pushed apart")
+    mask_lr: Positive = Field(0.1, description="η_s, learning rate of the mask scores")
+    shares: list[Positive] | None = Field(None, description="fixed masks: each client's part of every layer")
+    share: Literal["probabilities", "masks"] = Field(
+        "probabilities", description="what learned masks send of θ"
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.rounds is not None and self.fraction is not None:
+            raise ValueError("give warmup.rounds or warmup.fraction, not both")
+        return self
+
+
+class RuntimeTable(_Table):
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="who trains the clients")
+    workers: Count | None = Field(
+        None, description="clients trained at once; by default as many as there are cores"
+    )
+    device: str = Field("cpu", description="where tensors live, as torch names it")
+    checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
+
+
+class Experiment(_Table):
+    """Everything that decides a run. Make one from a recipe, a file, or in Python.
+
+    >>> Experiment(rounds=200, warmup={"fraction": 0.125}).warmup_rounds
+    25
+    >>> Experiment(rounds=10, warmup={"rounds": 20})
+    Traceback (most recent call last):
+    ...
+    fedpews.errors.ConfigError: warmup.rounds is 20 but there are only 10 rounds; make it at most rounds
+    """
+
+    rounds: Count = Field(100, description="T, communication rounds")
+    seeds: list[Annotated[int, Field(ge=0, strict=True)]] = Field(
+        [0], min_length=1, description="one run for each"
+    )
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.99, description="rounds to reach it are counted"
+    )
+    participation: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="part of the clients in each round"
+    )
+    data: DataTable = DataTable()
+    model: ModelTable = ModelTable()
+    train: TrainTable = TrainTable()
+    method: MethodTable = MethodTable()
+    server: dict[str, float] = Field({}, description="the server optimiser's own options")
+    warmup: WarmupTable = WarmupTable()
+    runtime: RuntimeTable = RuntimeTable()
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error)) from None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds are given twice: {self.seeds}")
+        suffix, kind = self.parts[2], self.warmup.kind
+        if suffix and kind is not None and kind != WARMUPS[suffix]:
+            raise ValueError(
+                f"method.name {self.method.name!r} asks for the {WARMUPS[suffix]} warmup, warmup.kind for {kind!r}; "
+                "leave one of them out"
+            )
+        if self.warmup_kind != "none" and self.warmup_rounds > self.rounds:
+            raise ValueError(
+                f"warmup.rounds is {self.warmup_rounds} but there are only {self.rounds} rounds; make it at most rounds"
+            )
+        return self
+
+    @property
+    def parts(self) -> tuple[str, str | None, str | None]:
+        """The method's name taken apart: base, server optimiser, warmup."""
+        from fedpews.methods.registry import METHODS, SERVERS
+
+        base, server, warmup = None, None, None
+        for written in self.method.name.split("+"):
+            part = written if ":" in written else written.lower()
+            if (part in METHODS or ":" in part) and base is None:
+                base = part
+            elif part in SERVERS and server is None:
+                server = part
+            elif part in WARMUPS and warmup is None:
+                warmup = part
+            else:
+                near = _nearest(part, [*METHODS, *SERVERS, *WARMUPS])
+                raise ValueError(
+                    f"method.name {self.method.name!r}: {part!r} is unknown or out of place{near}"
+                )
+        return base or "fedavg", server, warmup
+
+    @property
+    def warmup_kind(self) -> Kind:
+        suffix = self.parts[2]
+        return WARMUPS[suffix] if suffix else self.warmup.kind or "none"
+
+    @property
+    def warmup_rounds(self) -> int:
+        """W; for FedPeWS-Auto the most it may take."""
+        if self.warmup_kind == "none":
+            return 0
+        if self.warmup.rounds is not None:
+            return self.warmup.rounds
+        fraction = self.warmup.fraction
+        if fraction is None:
+            fraction = 0.5 if self.warmup_kind == "auto" else 0.125
+        return int(fraction * self.rounds + 0.5)
+
+    @property
+    def method_label(self) -> str:
+        """The method's full name, whichever key asked for the warmup."""
+        base, server, _ = self.parts
+        warmup = {kind: name for name, kind in WARMUPS.items()}.get(self.warmup_kind)
+        named = [base] if server is None or base != "fedavg" else []
+        return "+".join([*named, *filter(None, (server, warmup))])
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_dict())
+
+    def fingerprint(self) -> str:
+        """A hash of all that decides the numbers; how often to save and how many workers do not."""
+        values = self.to_dict()
+        for free in ("workers", "checkpoint_every"):
+            values["runtime"].pop(free, None)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @classmethod
+    def load(cls, config: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+        """A recipe by name or a TOML file, with dotted keys changed: ``{"train.lr": 0.1}``."""
+        return cls(**override(read_config(config), overrides or {}))
+
+
+def recipes() -> dict[str, Any]:
+    """The configurations that ship with the package, by name."""
+
+    def walk(folder: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".toml"):
+                yield prefix + entry.name.removesuffix(".toml"), entry
+
+    return dict(walk(resources.files("fedpews.recipes")))
+
+
+def read_config(config: str | Path) -> dict[str, Any]:
+    """The values in a recipe or a TOML file."""
+    shipped = recipes()
+    if str(config) in shipped:
+        return tomllib.loads(shipped[str(config)].read_text())
+    path = Path(config)
+    if not path.is_file():
+        raise ConfigError(
+            f"{config}: no such recipe or file{_nearest(str(config), list(shipped))}; see `fedpews list recipes`"
+        )
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested values with dotted keys set.
+
+    Another method leaves behind the file's options of the first one, and its kind of warmup.
+
+    >>> override({"train": {"lr": 1.0}}, {"train.lr": 0.1, "rounds": 5})
+    {'train': {'lr': 0.1}, 'rounds': 5}
+    """
+    result: dict[str, Any] = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in values.items()
+    }
+    if "method.name" in changes:
+        old = result.get("method", {})
+        kept = old if _base(old.get("name", "")) == _base(str(changes["method.name"])) else {}
+        result["method"] = dict(kept)
+        result.get("warmup", {}).pop("kind", None)
+    for key, value in changes.items():
+        *tables, last = key.split(".")
+        place = result
+        for table in tables:
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{key}: {table} is a single value, not a table")
+        if {"rounds": "fraction", "fraction": "rounds"}.get(last) and tables == ["warmup"]:
+            place.pop({"rounds": "fraction", "fraction": "rounds"}[last], None)
+        if {"epochs", "steps"} >= {last} and tables == ["train"]:
+            place.pop({"epochs": "steps", "steps": "epochs"}[last], None)
+        place[last] = value
+    return result
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``key=value`` from the command line; the value as TOML has it, or else as a plain string.
+
+    >>> parse_setting("train.lr=0.1"), parse_setting("data.name=cifar-mnist")
+    (('train.lr', 0.1), ('data.name', 'cifar-mnist'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: give it as key=value, for instance --set train.lr=0.1")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _base(name: str) -> str:
+    return name.lower().split("+")[0]
+
+
+def _explain(error: ValidationError) -> str:
+    """pydantic's findings in one line, with the key as the user writes it."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {place}{_nearest(place, known_keys())}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    message = first["msg"][0].lower() + first["msg"][1:]
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{place}: {message}, got {first['input']!r:.60}{more}"
+
+
+def known_keys() -> dict[str, str]:
+    """Every key of a configuration with its description."""
+    keys: dict[str, str] = {}
+    for name, field in Experiment.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", None)
+        if inner is None:
+            keys[name] = field.description or ""
+        else:
+            keys |= {f"{name}.{key}": value.description or "" for key, value in inner.items()}
+    return keys
+
+
+def _nearest(given: str, known: Any) -> str:
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""

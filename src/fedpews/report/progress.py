@@ -1,0 +1,55 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedpews.results import Record
+
+
+class ProgressBar:
+    """Round, phase, accuracy and time left. Silent where there is no terminal to draw on."""
+
+    def __init__(self, label: str, console: Console, quiet: bool) -> None:
+        self._label = label
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, rounds: int, done: int) -> None:
+        self._task = self._bar.add_task(self._label, total=rounds, completed=done, status="")
+
+    def round(self, records: Sequence[Record]) -> None:
+        accuracy = sum(record["accuracy"] for record in records) / len(records)
+        phase = records[0]["phase"]
+        status = f"{phase:6} accuracy {100 * accuracy:5.1f} %"
+        self._bar.update(self._task, completed=records[0]["round"], status=status)

@@ -1,0 +1,373 @@
+"""A run on disk: its configuration, a line per seed and round, a summary, models, and the way back in.
+
+Nothing here is ever half written: files appear whole (written aside, then renamed), and ``rounds.jsonl`` is cut
+back to the last checkpoint when a killed run goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import statistics
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from fedpews.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+Record = dict[str, Any]
+Nest = dict[str, Any]
+
+CACHED_BYTES = 256 * 2**20
+"""Clients' memories held in RAM besides those not saved yet."""
+
+
+class Rounds(Sequence[Record]):
+    """The records of a run, a table with one row per seed and round.
+
+    >>> Rounds([{"seed": 0, "round": 1, "accuracy": 0.5}]).column("accuracy")
+    [0.5]
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = list(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._records[index]
+
+    def __repr__(self) -> str:
+        last = f", last {self._records[-1]}" if self._records else ""
+        return f"<{len(self)} rounds of seeds {self.seeds}{last}>"
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({record["seed"] for record in self._records})
+
+    def of_seed(self, seed: int) -> list[Record]:
+        return [record for record in self._records if record["seed"] == seed]
+
+    def column(self, name: str) -> list[Any]:
+        return [record[name] for record in self._records]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The same as a DataFrame; needs pandas (``pip install fedpews[pandas]``)."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigError("to_pandas() needs pandas: pip install 'fedpews[pandas]'") from error
+        return pd.DataFrame(self._records)
+
+
+def rounds_to_target(records: Sequence[Record], target: float) -> int | None:
+    """The first round whose accuracy reaches the target, or None."""
+    return next((record["round"] for record in records if record["accuracy"] >= target), None)
+
+
+def summarize(records: Sequence[Record], method: str, target: float) -> dict[str, Any]:
+    """A run in a few numbers: final accuracy, rounds to the target, totals."""
+    rounds = Rounds(records)
+    runs = [rounds.of_seed(seed) for seed in rounds.seeds]
+    finals = [run[-1]["accuracy"] for run in runs]
+    reached = [rounds_to_target(run, target) for run in runs]
+    known = [value for value in reached if value is not None]
+    everybody = len(known) == len(runs)
+    return {
+        "method": method,
+        "seeds": rounds.seeds,
+        "rounds": max((record["round"] for record in records), default=0),
+        "target_accuracy": target,
+        "final_accuracy": {"mean": _mean(finals), "std": _std(finals), "by_seed": finals},
+        "best_accuracy": _mean([max(record["accuracy"] for record in run) for run in runs]),
+        # a mean over only those seeds that got there would flatter, so it is null unless all did
+        "rounds_to_target": {
+            "mean": _mean(known) if everybody else None,
+            "std": _std(known) if everybody else None,
+            "by_seed": reached,
+            "reached": len(known),
+        },
+        "totals": {
+            "bytes_up": sum(record["bytes_up"] for record in records),
+            "bytes_down": sum(record["bytes_down"] for record in records),
+            "seconds": sum(record["seconds"] for record in records),
+        },
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _std(values: Sequence[float]) -> float | None:
+    """Over the runs seen, as papers report it: with n − 1, and 0 for a single run."""
+    return None if not values else statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on as if nothing had happened."""
+
+    round: int
+    states: dict[int, Nest]
+    memories: dict[str, int]  # "seed-client" -> the round its file was written in
+    rounds_bytes: int
+    about: dict[str, Any]
+
+
+class RunFolder:
+    """One run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(path)
+        self._rounds: IO[bytes] | None = None
+
+    def close(self) -> None:
+        if self._rounds is not None:
+            self._rounds.close()
+        self._lock.close()
+
+    @property
+    def has_run(self) -> bool:
+        return (self.path / "config.toml").exists()
+
+    def write_text(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, text.encode())
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        from safetensors.torch import save
+
+        write_atomically(
+            self.path / name, save({key: value.contiguous().cpu() for key, value in tensors.items()})
+        )
+
+    def start_rounds(self, keep: int = 0) -> None:
+        """Open rounds.jsonl and cut it back to its first ``keep`` bytes."""
+        file = (self.path / "rounds.jsonl").open("ab")
+        if file.tell() < keep:
+            file.close()
+            raise CheckpointError(
+                f"{self.path}/rounds.jsonl is shorter than its checkpoint says; it was changed by hand. "
+                "Start again in another folder (--out)."
+            )
+        file.truncate(keep)
+        self._rounds = file
+
+    def append(self, records: Sequence[Record]) -> None:
+        assert self._rounds is not None
+        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        self._rounds.write(text.encode())
+        self._rounds.flush()
+
+    def read_rounds(self) -> list[Record]:
+        return read_rounds(self.path)
+
+    def save_checkpoint(
+        self, round: int, states: Mapping[int, Nest], memories: MemoryStore, about: Mapping[str, Any]
+    ) -> None:
+        """Write where the run stands; a kill at any moment leaves this checkpoint or the one before it."""
+        assert self._rounds is not None
+        folder = self.path / "checkpoint"
+        folder.mkdir(exist_ok=True)
+        os.fsync(self._rounds.fileno())
+        versions = memories.commit(round)
+        header = {
+            "round": round,
+            "rounds_bytes": self._rounds.seek(0, os.SEEK_END),
+            "memories": versions,
+            "about": dict(about),
+        }
+        write_nest(folder / "state.safetensors", {str(seed): state for seed, state in states.items()}, header)
+        memories.forget_old()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint, or None when the run had not come so far."""
+        path = self.path / "checkpoint" / "state.safetensors"
+        if not path.exists():
+            return None
+        states, header = read_nest(path)
+        try:
+            return Checkpoint(
+                round=int(header["round"]),
+                states={int(seed): state for seed, state in states.items()},
+                memories=dict(header["memories"]),
+                rounds_bytes=int(header["rounds_bytes"]),
+                about=dict(header["about"]),
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is damaged ({error}). Start again in another folder (--out)."
+            ) from error
+
+    def memory_store(self) -> MemoryStore:
+        return MemoryStore(self.path / "checkpoint" / "clients")
+
+
+class MemoryStore:
+    """Clients' memories by seed and client: on disk, with the recent ones in RAM.
+
+    RAM holds what is not saved yet (a few cohorts) and a bounded cache, so it does not grow with the number of
+    clients. Files are versioned by round: those of the last checkpoint stay until the next one is complete.
+    Without a folder everything stays in RAM.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._dirty: dict[str, Nest] = {}
+        self._cache: OrderedDict[str, Nest] = OrderedDict()
+        self._versions: dict[str, int] = {}
+        self._old: list[Path] = []
+
+    def restore(self, versions: Mapping[str, int]) -> None:
+        """Go on from a checkpoint: files newer than it never happened."""
+        self._versions = dict(versions)
+        if self._folder is not None and self._folder.exists():
+            known = {self._path(key, round) for key, round in self._versions.items()}
+            for path in self._folder.iterdir():
+                if path not in known:
+                    path.unlink()
+
+    def get(self, seed: int, client: int) -> Nest | None:
+        key = f"{seed}-{client}"
+        if key in self._dirty:
+            return self._dirty[key]
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        if key not in self._versions:
+            return None
+        memory, _ = read_nest(self._path(key, self._versions[key]))
+        self._remember(key, memory)
+        return memory
+
+    def put(self, seed: int, client: int, memory: Nest) -> None:
+        """Keep a client's memory; one without a single tensor is the same as none."""
+        self._dirty[f"{seed}-{client}"] = memory
+
+    def commit(self, round: int) -> dict[str, int]:
+        """Write what changed; the versions that make up the store now."""
+        if self._folder is None:
+            return {}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for key, memory in self._dirty.items():
+            if key in self._versions:
+                self._old.append(self._path(key, self._versions.pop(key)))
+            self._cache.pop(key, None)
+            if any(True for _ in leaves(memory)):
+                write_nest(self._path(key, round), memory, {})
+                self._versions[key] = round
+                self._remember(key, memory)
+        self._dirty = {}
+        return dict(self._versions)
+
+    def forget_old(self) -> None:
+        """Delete versions that no checkpoint needs any more."""
+        for path in self._old:
+            path.unlink(missing_ok=True)
+        self._old = []
+
+    def _path(self, key: str, round: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{key}-{round}.safetensors"
+
+    def _remember(self, key: str, memory: Nest) -> None:
+        self._cache[key] = memory
+        size = sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(memory))
+        while len(self._cache) > max(1, CACHED_BYTES // max(size, 1)):
+            self._cache.popitem(last=False)
+
+
+def leaves(nest: Nest, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a nested dict with its path."""
+    for key, value in nest.items():
+        path = f"{prefix}{quote(str(key), safe='')}"
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}/")
+        else:
+            yield path, value
+
+
+def _empties(nest: Nest, prefix: str = "") -> Iterator[str]:
+    for key, value in nest.items():
+        path = f"{prefix}{quote(str(key), safe='')}"
+        if value == {}:
+            yield path
+        elif isinstance(value, dict):
+            yield from _empties(value, f"{path}/")
+
+
+def write_nest(path: Path, nest: Nest, header: Mapping[str, Any]) -> None:
+    """A nested dict of tensors as one safetensors file."""
+    from safetensors.torch import save
+
+    tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in leaves(nest)}
+    about = json.dumps({"header": dict(header), "empty": list(_empties(nest))})
+    write_atomically(path, save(tensors, {"about": about}))
+
+
+def read_nest(path: Path) -> tuple[Nest, dict[str, Any]]:
+    """The inverse of ``write_nest``; a file that is not whole is a CheckpointError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        nest: Nest = {}
+        for name, value in [*tensors.items(), *((name, {}) for name in about["empty"])]:
+            *parents, last = map(unquote, name.split("/"))
+            place = nest
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[last] = value
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is missing or damaged ({error}). Start again in another folder (--out)."
+        ) from error
+    return nest, about["header"]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A file appears whole or not at all, also when the machine goes down."""
+    aside = path.with_name(f".{path.name}.new")
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def read_rounds(path: Path) -> list[Record]:
+    """The records of a run's folder; a last line cut off by a kill is left out."""
+    file = path / "rounds.jsonl"
+    if not file.exists():
+        raise ConfigError(f"{path} holds no run: there is no rounds.jsonl in it")
+    lines = file.read_text().split("\n")[:-1]  # what follows the last line's end is not a whole line
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is damaged: {error}") from error
+
+
+def _lock(path: Path) -> IO[str]:
+    """Hold the folder for this process. The system lets go of it even after kill -9."""
+    file = (path / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"{path} is in use by another run; wait for it or give another folder (--out)"
+        ) from error
+    return file
