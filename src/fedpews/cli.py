@@ -87,8 +87,8 @@ def run(
 
 def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool) -> None:
     from fedpews.report.progress import ProgressBar
-    from fedpews.run import Watcher
-    from fedpews.run import run as run_experiment
+    from fedpews.running import Watcher
+    from fedpews.running import run as run_experiment
 
     with ProgressBar(experiment.method_label, err, quiet) as bar:
 

@@ -1,0 +1,36 @@
+# make demo   see FedPeWS win on the synthetic data (sets up first)
+# make test   all tests
+# make check  lint, format and types
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+
+.PHONY: setup demo test check format bench docs clean
+
+setup: $(VENV)/.ready
+
+# the constraints pin torch first: an unpinned one pulls gigabytes of CUDA
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower,pandas]"
+	touch $@
+
+demo: setup
+	$(BIN)/fedpews run synthetic-32k --method fedavg --method fedavg+pews --out runs/demo --resume
+	$(BIN)/fedpews compare runs/demo --plot runs/demo/curves.png
+
+test: setup
+	$(BIN)/python -m pytest -q -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,69 @@
+"""Federated learning among clients whose data have almost nothing in common.
+
+>>> import fedpews
+>>> experiment = fedpews.Experiment(rounds=10, method={"name": "fedprox+pews"})
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedpews.data import Federation, from_clients
+    from fedpews.errors import CheckpointError, ConfigError, DataMissing, FedpewsError, RunFailed
+    from fedpews.experiment import Experiment
+    from fedpews.methods import Client, Cohort, Download, Method, Upload, Work
+    from fedpews.neurons import Hidden, NeuronGraph, trace
+    from fedpews.running import Result, Watcher, run
+    from fedpews.warmup import Fixed, Learned, with_warmup
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "fedpews.data": ("Federation", "from_clients"),
+    "fedpews.errors": ("CheckpointError", "ConfigError", "DataMissing", "FedpewsError", "RunFailed"),
+    "fedpews.experiment": ("Experiment",),
+    "fedpews.methods": ("Client", "Cohort", "Download", "Method", "Upload", "Work"),
+    "fedpews.neurons": ("Hidden", "NeuronGraph", "trace"),
+    "fedpews.running": ("Result", "Watcher", "run"),
+    "fedpews.warmup": ("Fixed", "Learned", "with_warmup"),
+}
+
+__all__ = [
+    "CheckpointError",
+    "Client",
+    "Cohort",
+    "ConfigError",
+    "DataMissing",
+    "Download",
+    "Experiment",
+    "FedpewsError",
+    "Federation",
+    "Fixed",
+    "Hidden",
+    "Learned",
+    "Method",
+    "NeuronGraph",
+    "Result",
+    "RunFailed",
+    "Upload",
+    "Watcher",
+    "Work",
+    "from_clients",
+    "run",
+    "trace",
+    "with_warmup",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's home when it is first asked for: `import fedpews` itself stays quick."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'fedpews' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

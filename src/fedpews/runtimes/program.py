@@ -1,0 +1,174 @@
+"""One step of several clients at once, traced from a method's own code into one graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from fedpews.methods.contract import Client, Nest
+from fedpews.neurons.network import Batch, Network
+
+
+class CannotCompile(Exception):
+    """Why this network or method has to run on the eager engine."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A lane group's whole round, laid out before its first step. A padded sample or step has weight 0."""
+
+    at: Tensor  # () int64: the step to take next
+    rows: Tensor  # (steps, lanes, batch) int64, rows of the resident data
+    weight: Tensor  # (steps, lanes, batch)
+    noise: Tensor  # (steps, lanes, numbers)
+    losses: Tensor  # (steps, lanes), written by the steps
+    lr: Tensor  # (lanes,), an input so that a schedule of rates needs no second program
+
+    @classmethod
+    def blank(cls, steps: int, lanes: int, batch_size: int, numbers: int) -> Sheet:
+        # one more than there is: torch.export takes a dimension of 1 for a constant
+        rows = max(steps, 2)
+        return cls(
+            at=torch.zeros((), dtype=torch.int64),
+            rows=torch.zeros(rows, lanes, batch_size, dtype=torch.int64),
+            weight=torch.zeros(rows, lanes, batch_size),
+            noise=torch.zeros(rows, lanes, numbers),
+            losses=torch.zeros(rows, lanes),
+            lr=torch.zeros(lanes),
+        )
+
+    def tensors(self) -> list[Tensor]:
+        return [self.at, self.rows, self.weight, self.noise, self.losses, self.lr]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step of ``lanes`` clients in one graph. It changes the stacked state and the sheet in place."""
+
+    graph: fx.GraphModule  # (rows, weight, noise, lr, x, y, *state) -> (*changed state, loss)
+    changes: tuple[bool, ...]  # which leaves of the state a step changes
+    spec: TreeSpec  # how the leaves make up the local state
+    lanes: int
+
+    def fingerprint(self) -> str:
+        """A hash of everything that the graph's numbers depend on, but its inputs."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{self.graph.code}{self.changes}{self.lanes}".encode())
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                meta = node.meta["tensor_meta"] if "tensor_meta" in node.meta else node.meta["val"]
+                digest.update(f"{tuple(meta.shape)}{meta.dtype}".encode())
+        for name, constant in sorted(self.graph.named_buffers()):
+            value = constant.detach().cpu().contiguous()
+            digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+            digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+class Step(nn.Module):
+    """The program as a module to export: looks up its step on the sheet and writes the results back."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.graph, self.changes = program.graph, program.changes
+
+    def forward(
+        self,
+        at: Tensor,
+        rows: Tensor,
+        weight: Tensor,
+        noise: Tensor,
+        losses: Tensor,
+        lr: Tensor,
+        x: Tensor,
+        y: Tensor,
+        state: Sequence[Tensor],
+    ) -> tuple[()]:
+        here = at.reshape(1)
+        now = [values.index_select(0, here)[0] for values in (rows, weight, noise)]
+        *moved, loss = self.graph(*now, lr, x, y, *state)
+        changed = [leaf for leaf, changes in zip(state, self.changes, strict=True) if changes]
+        for leaf, value in zip(changed, moved, strict=True):
+            leaf.copy_(value)
+        losses.index_copy_(0, here, loss[None])
+        at.add_(1)
+        return ()
+
+
+def trace_step(
+    net: Network, half: Client, local: Nest, lanes: int, batch_size: int, x: Tensor, y: Tensor
+) -> Program:
+    """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
+    leaves, spec = tree_flatten(local)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise CannotCompile("its local state holds something else than tensors")
+
+    def step(rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, state: list[Tensor]) -> Any:
+        batch = Batch(x_in[0][rows], y_in[0][rows], weight)
+        moved, loss = half.step(net, tree_unflatten(state, spec), batch, noise, lr)
+        after, after_spec = tree_flatten(moved)
+        if after_spec != spec:
+            raise CannotCompile("a step changes the structure of its local state")
+        active = weight.sum() > 0
+        # a client whose steps are over keeps its state to the bit
+        kept = [a if a is b else torch.where(active, a, b) for a, b in zip(after, state, strict=True)]
+        return kept, loss
+
+    x_in, y_in = [x], [y]  # the resident data are inputs of the graph, not constants in it
+
+    def all_lanes(
+        rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, x: Tensor, y: Tensor, *state: Tensor
+    ) -> Any:
+        x_in[0], y_in[0] = x, y
+        moved, loss = torch.vmap(step)(rows, weight, noise, lr, list(state))
+        return [*moved, loss]
+
+    sheet = Sheet.blank(2, lanes, batch_size, half.noise_size(net))
+    stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
+    example = (sheet.rows[0], torch.ones_like(sheet.weight[0]), sheet.noise[0], sheet.lr)
+    try:
+        graph = make_fx(all_lanes)(*example, x[:2], y[:2], *stacked)
+    except CannotCompile:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever stops a foreign module or method from being traced
+        raise CannotCompile(f"its step cannot be traced: {_first_line(error)}") from error
+    changes = _drop_unchanged(graph, len(leaves))
+    return Program(graph, changes, spec, lanes)
+
+
+def check_padding(
+    net: Network, half: Client, local: Nest, x: Tensor, y: Tensor, noise: Tensor, lr: float
+) -> None:
+    """Refuse a step in which padding is not harmless: BatchNorm, or any mixing of the samples of a batch."""
+    size = min(4, len(y))
+    real = torch.cat([torch.ones(size), torch.zeros(size)])
+    outcomes = []
+    for scale in (1.0, -3.0):
+        batch = Batch(torch.cat([x[:size], scale * x[:size]]), torch.cat([y[:size]] * 2), real)
+        moved, loss = half.step(net, local, batch, noise, lr)
+        outcomes.append([loss, *tree_flatten(moved)[0]])
+    if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(*outcomes, strict=True)):
+        raise CannotCompile("samples of a batch influence each other (BatchNorm?), so batches cannot be padded")
+
+
+def _drop_unchanged(graph: fx.GraphModule, leaves: int) -> tuple[bool, ...]:
+    """Take the leaves that come out as they went in from the outputs; which ones did change?"""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"][-leaves:] if leaves else []
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    *state, loss = output.args[0]
+    changes = tuple(after is not before for after, before in zip(state, inputs, strict=True))
+    output.args = ([node for node, changed in zip(state, changes, strict=True) if changed] + [loss],)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return changes
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0][:200]
