@@ -46,6 +46,13 @@ def test_tensors_arrays_and_datasets_make_the_same_federation() -> None:
         assert [rows.tolist() for rows in data.clients] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
+def test_read_only_and_reversed_arrays_are_taken_too() -> None:
+    x = np.arange(12.0).reshape(3, 4)
+    x.flags.writeable = False
+    data = from_clients([(x[::-1], np.array([0, 1, 2]))], test=(x, [0, 1, 2]))
+    assert data.x[:, 0].tolist() == [8.0, 4.0, 0.0]
+
+
 def test_clients_share_one_tensor_of_rows() -> None:
     data = build(torch.randn(10_000, 1), torch.zeros(10_000, dtype=torch.int64),
                  torch.arange(10_000).split(1), X[:1, :1], Y[:1])  # fmt: skip

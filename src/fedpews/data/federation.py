@@ -153,7 +153,7 @@ def _pair(samples: Any, whose: str) -> tuple[Tensor, Tensor]:
 def _samples(x: Any, y: Any, whose: str) -> tuple[Tensor, Tensor]:
     """Inputs as float32 and labels as int64, or a ConfigError that names ``whose`` they are."""
     try:
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        x, y = _tensor(x), _tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{whose}: x and y must be tensors or numeric arrays: {error}") from None
     if not x.is_floating_point():
@@ -182,6 +182,12 @@ def _samples(x: Any, y: Any, whose: str) -> tuple[Tensor, Tensor]:
     if int(y.min()) < 0:
         raise ConfigError(f"{whose}: label {int(y.min())} is below 0; labels count from 0.")
     return x, y
+
+
+def _tensor(values: Any) -> Tensor:
+    if isinstance(values, np.ndarray):  # read-only and reversed arrays must be copied first
+        values = np.require(values, requirements=["C", "W"])
+    return torch.as_tensor(values)
 
 
 def _check_labels(y: Tensor, classes: int, whose: str) -> None:

@@ -1,0 +1,114 @@
+"""Combinations: labels follow on, channels and sizes match, as many of each class as asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_files import medmnist_arrays, write_cifar, write_medmnist, write_mnist
+
+from fedpews.data import load
+from fedpews.data.catalogue import SOURCES
+from fedpews.data.combine import combine
+from fedpews.data.readers import Images
+from fedpews.errors import ConfigError
+
+
+def test_cifar_and_mnist_become_one_set_of_twenty_classes(tmp_path: Path) -> None:
+    write_cifar(tmp_path, per_class=3)
+    write_mnist(tmp_path, per_class=3)
+    data = load("cifar-mnist", data_dir=tmp_path, train_per_class=2, test_per_class=2)
+    assert data.x.shape == (40, 3, 32, 32)
+    assert data.test_x.shape == (40, 3, 32, 32)
+    assert data.classes == 20
+    assert data.counts().tolist() == [[2] * 10 + [0] * 10, [0] * 10 + [2] * 10]
+    assert data.client_names == ("cifar10", "mnist")
+    assert data.class_names[3] == "cifar10: cat"
+    assert data.class_names[17] == "mnist: 7"
+    digits = data.x[data.y >= 10]
+    assert torch.equal(digits[:, 0], digits[:, 1])
+    assert torch.equal(digits[:, 0], digits[:, 2])
+
+
+def test_cifar_mnist_needs_400_training_images_a_class_unless_told_otherwise(tmp_path: Path) -> None:
+    write_cifar(tmp_path, per_class=3)
+    write_mnist(tmp_path, per_class=3)
+    with pytest.raises(
+        ConfigError, match=r"cifar10: 400 training images per class .* class 0 has 15; ask for 1 to 15"
+    ):
+        load("cifar-mnist", data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="above 0; got 0"):
+        load("cifar-mnist", data_dir=tmp_path, train_per_class=0)
+
+
+def test_labels_of_a_named_combination_follow_on_from_each_other(tmp_path: Path) -> None:
+    names = ("pathmnist", "octmnist", "bloodmnist")
+    for name in names:
+        write_medmnist(tmp_path, name, per_class=2)
+    data = load("+".join(names), data_dir=tmp_path)
+    assert data.classes == 21
+    assert data.x.shape == ((9 + 4 + 8) * 2, 3, 28, 28)
+    assert [sorted(set(data.y[rows].tolist())) for rows in data.clients] == [
+        [*range(9)], [*range(9, 13)], [*range(13, 21)],
+    ]  # fmt: skip
+    pixels = medmnist_arrays("pathmnist", 2)["train_images"][5].transpose(2, 0, 1)
+    np.testing.assert_allclose(data.x[5].numpy(), pixels / 127.5 - 1, atol=1e-6)
+    assert float(data.x.min()) == -1
+    assert float(data.x.max()) == 1
+
+
+def test_grey_sets_together_stay_grey(tmp_path: Path) -> None:
+    for name in ("octmnist", "breastmnist"):
+        write_medmnist(tmp_path, name)
+    assert load("octmnist+breastmnist", data_dir=tmp_path).x.shape[1:] == (1, 28, 28)
+
+
+def test_enlarging_keeps_a_flat_image_flat_and_an_image_upright(tmp_path: Path) -> None:
+    bright_top = np.zeros((1, 1, 28, 28), np.uint8)
+    bright_top[0, 0, :7] = 255
+    flat = np.full((1, 1, 28, 28), 51, np.uint8)
+    digits = Images(np.concatenate([bright_top, flat]), np.array([0, 1]), flat, np.array([0]))
+    photo = Images(
+        np.zeros((1, 3, 32, 32), np.uint8), np.array([0]), np.zeros((1, 3, 32, 32), np.uint8), np.array([0])
+    )
+    pool = combine("both", [(SOURCES["mnist"], digits), (SOURCES["cifar10"], photo)])
+    torch.testing.assert_close(pool.x[1], torch.full((3, 32, 32), 51 / 127.5 - 1))
+    assert torch.equal(
+        pool.x[0, :, :7], torch.ones(3, 7, 32)
+    )  # 7 of 28 rows are 8 of 32, blurred at the edge
+    assert torch.equal(pool.x[0, :, 9:], -torch.ones(3, 23, 32))
+    assert pool.y.tolist() == [0, 1, 10]
+    assert pool.sources.tolist() == [0, 0, 1]
+
+
+def test_what_is_drawn_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    write_mnist(tmp_path, per_class=20)
+    one, same, other = (
+        load("mnist", partition="class", data_dir=tmp_path, train_per_class=5, seed=seed)
+        for seed in (0, 0, 1)
+    )
+    assert one.y.bincount().tolist() == [5] * 10
+    assert torch.equal(one.x, same.x)
+    assert not torch.equal(one.x, other.x)
+    assert len(one.x.flatten(1).unique(dim=0)) == 50  # drawn without replacement
+    assert len(one.test_y) == 200
+
+
+def test_classes_that_nobody_holds_are_neither_kept_nor_tested(tmp_path: Path) -> None:
+    write_mnist(tmp_path, per_class=3)
+    data = load("mnist", partition="noc", clients=2, classes_per_client=2, data_dir=tmp_path)
+    held = data.y.unique()
+    assert len(held) == 4
+    assert len(data.y) == 12
+    assert torch.equal(data.test_y.unique(), held)
+    assert data.classes == 10
+    assert (data.counts() > 0).sum(1).tolist() == [2, 2]
+
+
+def test_given_is_for_own_data_only(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"'given' is for your own data; for 'synthetic-3\.2k' use e\.g\. 'parity'"
+    ):
+        load("synthetic-3.2k", partition="given")
