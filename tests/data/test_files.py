@@ -83,6 +83,21 @@ def test_a_download_with_a_wrong_checksum_is_not_kept(site: tuple[Path, str], tm
     assert not (tmp_path / "medmnist/breastmnist.npz").exists()
 
 
+def test_a_terminal_sees_how_far_a_download_is(
+    site: tuple[Path, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, address = site
+    source = published(folder, f"{address}/medmnist/breastmnist.npz")
+    files.download(source, tmp_path / "quiet")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    files.download(source, tmp_path / "seen")
+    assert "breastmnist.npz 100 % of 0.0 MB" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [s.name for s in SOURCES.values() if s.files and not s.multi_label])
 def test_offline_the_message_says_which_file_to_put_where(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataMissing) as caught:
