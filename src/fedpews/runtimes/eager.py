@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
-from operator import add
 
 import torch
 
@@ -15,7 +13,7 @@ from fedpews.errors import RunFailed
 from fedpews.methods.contract import Work
 from fedpews.neurons.network import Batch, Network
 from fedpews.runtimes.batches import client_seed, draw_batches, draw_noise
-from fedpews.runtimes.evaluate import CHUNK, Score, score_chunk
+from fedpews.runtimes.evaluate import Score, score_models
 from fedpews.runtimes.job import Done, Engine, Job, Schedule
 from fedpews.trees import Tree
 
@@ -41,14 +39,7 @@ class EagerEngine(Engine):
         return list(self._pool.map(self._run, jobs))
 
     def evaluate(self, models: Sequence[Tree]) -> list[Score]:
-        starts = range(0, len(self.data.test_y), CHUNK)
-        parts = list(
-            self._pool.map(
-                lambda part: score_chunk(self.net, part[0], self.data, part[1]),
-                [(model, start) for model in models for start in starts],
-            )
-        )
-        return [reduce(add, parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
+        return score_models(self.net, models, self.data, self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

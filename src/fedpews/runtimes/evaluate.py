@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -54,3 +58,15 @@ def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Sco
         torch.bincount(y.cpu(), minlength=data.classes),
         loss,
     )
+
+
+def score_models(net: Network, models: Sequence[Tree], data: Federation, pool: Executor) -> list[Score]:
+    """Each model on the whole test set, chunk by chunk over the pool's threads."""
+    starts = range(0, len(data.test_y), CHUNK)
+    parts = list(
+        pool.map(
+            lambda part: score_chunk(net, part[0], data, part[1]),
+            [(model, start) for model in models for start in starts],
+        )
+    )
+    return [reduce(add, parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]

@@ -52,23 +52,20 @@ class Sheet:
 class Program:
     """A step of ``lanes`` clients in one graph. It changes the stacked state and the sheet in place."""
 
-    graph: fx.GraphModule  # (rows, weight, noise, lr, x, y, *state) -> (*changed state, loss)
+    graph: fx.GraphModule  # (rows, weight, noise, lr, x, y, *state, *constants) -> (*changed state, loss)
+    constants: tuple[Tensor, ...]  # frozen parameters, integer buffers, index tables
     changes: tuple[bool, ...]  # which leaves of the state a step changes
     spec: TreeSpec  # how the leaves make up the local state
     lanes: int
 
     def fingerprint(self) -> str:
-        """A hash of everything that the graph's numbers depend on, but its inputs."""
+        """A hash of what is compiled; the values of state and constants are inputs, so they do not count."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"{self.graph.code}{self.changes}{self.lanes}".encode())
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
-                meta = node.meta["tensor_meta"] if "tensor_meta" in node.meta else node.meta["val"]
-                digest.update(f"{tuple(meta.shape)}{meta.dtype}".encode())
-        for name, constant in sorted(self.graph.named_buffers()):
-            value = constant.detach().cpu().contiguous()
-            digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-            digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+                value = node.meta["val"]
+                digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
         return digest.hexdigest()
 
 
@@ -90,10 +87,11 @@ class Step(nn.Module):
         x: Tensor,
         y: Tensor,
         state: Sequence[Tensor],
+        constants: Sequence[Tensor],
     ) -> tuple[()]:
         here = at.reshape(1)
         now = [values.index_select(0, here)[0] for values in (rows, weight, noise)]
-        *moved, loss = self.graph(*now, lr, x, y, *state)
+        *moved, loss = self.graph(*now, lr, x, y, *state, *constants)
         changed = [leaf for leaf, changes in zip(state, self.changes, strict=True) if changes]
         for leaf, value in zip(changed, moved, strict=True):
             leaf.copy_(value)
@@ -110,8 +108,10 @@ def trace_step(
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise CannotCompile("its local state holds something else than tensors")
 
-    def step(rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, state: list[Tensor]) -> Any:
-        batch = Batch(x_in[0][rows], y_in[0][rows], weight)
+    def step(
+        rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, x: Tensor, y: Tensor, state: list[Tensor]
+    ) -> Any:
+        batch = Batch(x[rows], y[rows], weight)
         moved, loss = half.step(net, tree_unflatten(state, spec), batch, noise, lr)
         after, after_spec = tree_flatten(moved)
         if after_spec != spec:
@@ -121,13 +121,10 @@ def trace_step(
         kept = [a if a is b else torch.where(active, a, b) for a, b in zip(after, state, strict=True)]
         return kept, loss
 
-    x_in, y_in = [x], [y]  # the resident data are inputs of the graph, not constants in it
-
-    def all_lanes(
-        rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, x: Tensor, y: Tensor, *state: Tensor
-    ) -> Any:
-        x_in[0], y_in[0] = x, y
-        moved, loss = torch.vmap(step)(rows, weight, noise, lr, list(state))
+    def all_lanes(*tensors: Tensor) -> list[Tensor]:
+        rows, weight, noise, lr, x, y, *state = tensors
+        every = torch.vmap(step, in_dims=(0, 0, 0, 0, None, None, 0))
+        moved, loss = every(rows, weight, noise, lr, x, y, state)
         return [*moved, loss]
 
     sheet = Sheet.blank(2, lanes, batch_size, half.noise_size(net))
@@ -137,10 +134,10 @@ def trace_step(
         graph = make_fx(all_lanes)(*example, x[:2], y[:2], *stacked)
     except CannotCompile:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever stops a foreign module or method from being traced
+    except Exception as error:  # whatever stops a foreign module or method from being traced
         raise CannotCompile(f"its step cannot be traced: {_first_line(error)}") from error
     changes = _drop_unchanged(graph, len(leaves))
-    return Program(graph, changes, spec, lanes)
+    return Program(graph, _lift_constants(graph), changes, spec, lanes)
 
 
 def check_padding(
@@ -155,7 +152,9 @@ def check_padding(
         moved, loss = half.step(net, local, batch, noise, lr)
         outcomes.append([loss, *tree_flatten(moved)[0]])
     if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(*outcomes, strict=True)):
-        raise CannotCompile("samples of a batch influence each other (BatchNorm?), so batches cannot be padded")
+        raise CannotCompile(
+            "samples of a batch influence each other (BatchNorm?), so batches cannot be padded"
+        )
 
 
 def _drop_unchanged(graph: fx.GraphModule, leaves: int) -> tuple[bool, ...]:
@@ -168,6 +167,25 @@ def _drop_unchanged(graph: fx.GraphModule, leaves: int) -> tuple[bool, ...]:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return changes
+
+
+def _lift_constants(graph: fx.GraphModule) -> tuple[Tensor, ...]:
+    """Turn the tensors that the graph holds into inputs: torch.export loses those of a nested graph."""
+    constants: dict[str, tuple[fx.Node, Tensor]] = {}
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    for node in list(graph.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        if node.target not in constants:
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"constant_{len(constants)}")
+            value = getattr(graph, node.target).detach()
+            last.meta["val"] = value
+            constants[node.target] = last, value
+        node.replace_all_uses_with(constants[node.target][0])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return tuple(value for _, value in constants.values())
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,215 @@
+"""Programs as machine code: compiled ahead of time, kept on disk, run without the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._aoti import unsafe_alloc_void_ptrs_from_tensors
+
+from fedpews.runtimes.program import CannotCompile, Program, Sheet, Step
+
+SETTINGS = {
+    "cpp.threads": 1,  # a group of lanes has one core; several cores take several groups
+    "aot_inductor.package": False,
+}
+
+LOOP = """
+/* Takes many steps in one call: the interpreter's lock is free meanwhile, so groups run side by side. */
+#include <stddef.h>
+#include <stdint.h>
+typedef int32_t (*run_model)(void*, void**, size_t, void**, size_t, void*, void*);
+typedef int32_t (*copy_handle)(void*, void**);
+int32_t take_steps(run_model run, copy_handle copy, void* model, void** tensors, size_t count, int64_t steps) {
+  void* given[count]; /* a run takes its handles over, so every step needs new ones to the same tensors */
+  for (int64_t step = 0; step < steps; ++step) {
+    for (size_t i = 0; i < count; ++i)
+      if (copy(tensors[i], &given[i])) return 1;
+    if (run(model, given, count, NULL, 0, NULL, NULL)) return 2;
+  }
+  return 0;
+}
+"""
+
+
+class Native:
+    """A compiled program in this process. Several threads may run it at once."""
+
+    def __init__(self, library: Path, loop: Path, runners: int) -> None:
+        try:
+            self._model, self._loop = ctypes.CDLL(str(library)), ctypes.CDLL(str(loop))
+            self._torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+            self._container = ctypes.c_void_p()
+            failed = self._model.AOTInductorModelContainerCreateWithDevice(
+                ctypes.byref(self._container), ctypes.c_size_t(runners), b"cpu", None
+            )
+        except (OSError, AttributeError) as error:
+            raise Damaged(str(error)) from error
+        if failed:
+            raise Damaged(f"{library} cannot be opened")
+
+    def run(self, steps: int, sheet: Sheet, inputs: Sequence[Tensor]) -> None:
+        """Take so many steps from where the sheet is; ``inputs`` are x, y, the state and the constants.
+
+        State and sheet change in place.
+        """
+        tensors = [*sheet.tensors(), *inputs]
+        with _handles(self._torch, tensors) as handles:
+            failed = self._loop.take_steps(
+                self._model.AOTInductorModelContainerRun,
+                self._torch.aoti_torch_new_tensor_handle,
+                self._container,
+                handles,
+                ctypes.c_size_t(len(tensors)),
+                ctypes.c_int64(steps),
+            )
+        if failed:
+            raise RuntimeError(
+                "a compiled step failed; run with runtime.engine=eager, and please report this"
+            )
+
+
+class Damaged(Exception):
+    """A file of the cache that does not load."""
+
+
+@contextlib.contextmanager
+def _handles(library: ctypes.CDLL, tensors: list[Tensor]) -> Iterator[Any]:
+    """The C interface's handles to tensors, in one array."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    capsules = unsafe_alloc_void_ptrs_from_tensors(tensors)
+    handles = (ctypes.c_void_p * len(tensors))(*(pointer(capsule, None) for capsule in capsules))
+    try:
+        yield handles
+    finally:
+        for handle in handles:
+            library.aoti_torch_delete_tensor_object(ctypes.c_void_p(handle))
+
+
+def load(
+    program: Program, example: Sheet, x: Tensor, y: Tensor, state: Sequence[Tensor], runners: int
+) -> Native:
+    """The program from the cache on disk, compiled first when it is not there or does not load.
+
+    A shared object is code that will run in this process. It is trusted because it lies in a directory that
+    only this user can write to.
+    """
+    compiler = compiler_path()
+    key = hashlib.blake2b(
+        repr((program.fingerprint(), _platform(compiler), sorted(SETTINGS.items()))).encode(), digest_size=16
+    ).hexdigest()
+    folder = cache_dir()
+    library = folder / f"{key}.so"
+    loop = _compile_loop(folder, compiler)
+    if library.exists():
+        with contextlib.suppress(Damaged):
+            return Native(library, loop, runners)
+        library.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        built = _compile(program, example, x, y, state, Path(scratch))
+        os.replace(built, library)
+    try:
+        return Native(library, loop, runners)
+    except Damaged as error:
+        raise CannotCompile(f"what the compiler built does not load: {error}") from error
+
+
+def compiler_path() -> str:
+    """The C++ compiler that torch would call."""
+    from torch._inductor import config
+
+    command = config.cpp.cxx[1] if isinstance(config.cpp.cxx, tuple) else config.cpp.cxx
+    found = shutil.which(str(command))
+    if found is None:
+        raise CannotCompile(f"there is no C++ compiler ({command})")
+    return found
+
+
+def cache_dir() -> Path:
+    """Where compiled programs are kept: FEDPEWS_CACHE, or fedpews/compiled in the user's cache."""
+    given = os.environ.get("FEDPEWS_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpews"
+    folder = (Path(given) if given else base) / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotCompile(f"the cache {folder} cannot be made: {error.strerror}") from error
+    if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
+        raise CannotCompile(f"the cache {folder} belongs to another user")
+    return folder
+
+
+def _platform(compiler: str) -> tuple[str, ...]:
+    version = subprocess.run(
+        [compiler, "-dumpfullversion"], capture_output=True, text=True, check=False
+    ).stdout
+    return torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), version.strip()
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line for line in lines if line.startswith("flags")), "")
+    return ""
+
+
+def _compile_loop(folder: Path, compiler: str) -> Path:
+    library = folder / f"loop-{hashlib.blake2b(LOOP.encode(), digest_size=8).hexdigest()}.so"
+    if library.exists():
+        with contextlib.suppress(OSError, AttributeError):
+            _ = ctypes.CDLL(str(library)).take_steps
+            return library
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        built = Path(scratch) / "loop.so"
+        command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(built), "-"]
+        done = subprocess.run(command, input=LOOP, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CannotCompile(f"the C compiler fails: {done.stderr.strip()[:200]}")
+        os.replace(built, library)
+    return library
+
+
+def _compile(
+    program: Program, example: Sheet, x: Tensor, y: Tensor, state: Sequence[Tensor], scratch: Path
+) -> Path:
+    """The shared object of a program."""
+    from torch._inductor import aot_compile, config
+
+    steps, samples = torch.export.Dim("steps", min=2), torch.export.Dim("samples", min=2)
+    by_step, by_sample = {0: steps}, {0: samples}
+    sheet = (None, by_step, by_step, by_step, by_step, None)
+    shapes = (*sheet, by_sample, by_sample, [None] * len(state), [None] * len(program.constants))
+    arguments = (
+        *(tensor.clone() for tensor in example.tensors()),
+        x,
+        y,
+        [leaf.clone() for leaf in state],
+        [*program.constants],
+    )
+    output = str(scratch / "model.so")
+    # torch warns about its own internals while it compiles
+    with warnings.catch_warnings(), config.patch({**SETTINGS, "aot_inductor.output_path": output}):
+        warnings.simplefilter("ignore")
+        try:
+            exported = torch.export.export(Step(program), arguments, dynamic_shapes=shapes)
+            built = aot_compile(exported.module(), arguments)
+        except Exception as error:  # anything the compiler cannot do is a reason to run eagerly
+            logging.getLogger(__name__).debug("compilation failed", exc_info=True)
+            raise CannotCompile(
+                f"its step cannot be compiled: {str(error).strip().splitlines()[0][:200]}"
+            ) from error
+    return Path(str(built))
