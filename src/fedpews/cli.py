@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fedpews.errors import ConfigError, FedpewsError
+from fedpews.errors import ConfigError, FedpewsError, Interrupted
 
 app = typer.Typer(
     name="fedpews",
@@ -228,25 +229,9 @@ def _explained(debug: bool) -> Iterator[None]:
     except FedpewsError as error:
         if debug:
             raise
-        err.print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True)
+        mark = "" if isinstance(error, Interrupted) else "[bold red]error:[/] "
+        err.print(f"{mark}{escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt as stop:
-        folder = getattr(stop, "folder", None)
-        round_ = getattr(stop, "round", None)
-        if folder is not None:
-            err.print(
-                f"stopped after round {round_}; go on with the same command and --resume ({folder})",
-                soft_wrap=True,
-            )
-        else:
-            err.print("stopped; the last checkpoint is kept, go on with --resume", soft_wrap=True)
-        sys.exit(130)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def main() -> None:

@@ -31,3 +31,9 @@ class RunFailed(FedpewsError):
     """Training itself broke down, for instance with a loss that is no longer finite."""
 
     exit_code = 5
+
+
+class Interrupted(FedpewsError):
+    """The run was asked to stop (Ctrl-C) and has saved where it stands."""
+
+    exit_code = 130

@@ -18,7 +18,7 @@ from torch import nn
 from fedpews import data as data_room
 from fedpews import models
 from fedpews.data.federation import Federation, Samples, from_clients
-from fedpews.errors import CheckpointError, ConfigError
+from fedpews.errors import CheckpointError, ConfigError, Interrupted
 from fedpews.experiment import Experiment, override
 from fedpews.methods.contract import Method
 from fedpews.methods.registry import make, make_server, takes_warmup
@@ -38,14 +38,6 @@ if TYPE_CHECKING:
 
 AUTO_DIVERSITY, AUTO_LOSS = 2.0, 0.03
 """FedPeWS-Auto: λ, and the part of round 1's training loss at which the warmup ends."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop and has written a checkpoint."""
-
-    def __init__(self, round: int, folder: Path | None) -> None:
-        super().__init__(f"stopped after round {round}")
-        self.round, self.folder = round, folder
 
 
 @dataclass(frozen=True)
@@ -160,7 +152,12 @@ def _run(
                     folder.save_checkpoint(round, runner.states, memories, fingerprint)
             watcher.round(new)
             if stop.is_set():
-                raise Interrupted(round, None if folder is None else folder.path)
+                kept = (
+                    "nothing was saved"
+                    if folder is None
+                    else f"go on with the same command and --resume ({folder.path})"
+                )
+                raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {kept}")
     params = {seed: method.params(state) for seed, state in runner.states.items()}
     neurons = {
         seed: method.neurons(state) if isinstance(method, Warmup) else {}

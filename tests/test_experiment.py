@@ -1,0 +1,118 @@
+"""The configuration: defaults, precedence, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedpews.errors import ConfigError
+from fedpews.experiment import Experiment, override, parse_setting, recipes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train.lrr": 1}, "unknown key train.lrr; did you mean train.lr?"),
+        ({"round": 1}, "unknown key round; did you mean rounds?"),
+        ({"train.lr": "fast"}, "train.lr: input should be a valid number"),
+        ({"train.lr": -0.1}, "train.lr: input should be greater than 0"),
+        ({"rounds": 0}, "rounds: input should be greater than or equal to 1"),
+        ({"rounds": 2.5}, "rounds: input should be a valid integer"),
+        ({"warmup.rounds": 11, "rounds": 10}, "warmup.rounds is 11 but there are only 10 rounds"),
+        ({"seeds": [1, 1]}, "seeds are given twice"),
+        ({"seeds": []}, "seeds: list should have at least 1 item"),
+        ({"method.name": "fedagv"}, "'fedagv' is unknown or out of place; did you mean fedavg?"),
+        ({"method.name": "fedavg+pews+pews"}, "'pews' is unknown or out of place"),
+        ({"method.name": "fedavg+pews", "warmup.kind": "fixed"}, "leave one of them out"),
+        (
+            {"train.epochs": 1, "train": {"epochs": 1, "steps": 1}},
+            "give train.epochs or train.steps, not both",
+        ),
+        ({"participation": 1.5}, "participation: input should be less than or equal to 1"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Experiment.load("synthetic-32k", changes)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "fraction", "expected"), [(200, 0.125, 25), (250, 0.2, 50), (400, 0.1875, 75), (500, 0.1, 50)]
+)
+def test_the_warmup_of_table_1_has_the_papers_length(rounds: int, fraction: float, expected: int) -> None:
+    assert Experiment(rounds=rounds, warmup={"fraction": fraction}).warmup_rounds == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "kind"),
+    [
+        ("fedavg", ("fedavg", None, None), "none"),
+        ("FedProx+PeWS", ("fedprox", None, "pews"), "learned"),
+        ("scaffold+pews-fixed", ("scaffold", None, "pews-fixed"), "fixed"),
+        ("fedadam+pews-auto", ("fedavg", "fedadam", "pews-auto"), "auto"),
+        ("moon+fedyogi", ("moon", "fedyogi", None), "none"),
+    ],
+)
+def test_method_names_compose_with_plus(name: str, parts: object, kind: str) -> None:
+    experiment = Experiment(method={"name": name})
+    assert experiment.parts == parts
+    assert experiment.warmup_kind == kind
+
+
+def test_warmup_kind_alone_also_asks_for_a_warmup() -> None:
+    experiment = Experiment(method={"name": "fedprox"}, warmup={"kind": "fixed"})
+    assert experiment.method_label == "fedprox+pews-fixed"
+
+
+def test_another_method_leaves_the_files_options_behind() -> None:
+    values = {"method": {"name": "fedprox", "mu": 0.5}, "warmup": {"kind": "learned", "rounds": 3}}
+    assert override(values, {"method.name": "fedavg"}) == {
+        "method": {"name": "fedavg"},
+        "warmup": {"rounds": 3},
+    }
+    assert override(values, {"method.name": "fedprox+pews"})["method"] == {"name": "fedprox+pews", "mu": 0.5}
+
+
+def test_warmup_rounds_replace_the_files_fraction() -> None:
+    assert Experiment.load("synthetic-32k", {"warmup.rounds": 7}).warmup_rounds == 7
+
+
+def test_settings_are_read_as_toml_or_else_as_words() -> None:
+    assert parse_setting("seeds=[1, 2]") == ("seeds", [1, 2])
+    assert parse_setting("data.name=cifar-mnist") == ("data.name", "cifar-mnist")
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_setting("rounds")
+
+
+def test_a_written_config_reads_back_as_the_same_experiment(tmp_path: Path) -> None:
+    experiment = Experiment.load(
+        "synthetic-3.2k", {"warmup.shares": [1, 3], "method.name": "fedprox+pews-fixed"}
+    )
+    (tmp_path / "config.toml").write_text(experiment.to_toml())
+    assert Experiment.load(tmp_path / "config.toml") == experiment
+
+
+def test_the_fingerprint_depends_on_the_numbers_only() -> None:
+    experiment = Experiment()
+    assert experiment.fingerprint() == Experiment(runtime={"workers": 7, "checkpoint_every": 1}).fingerprint()
+    assert experiment.fingerprint() != Experiment(train={"lr": 0.02}).fingerprint()
+
+
+def test_table_1_ships_as_named_configs() -> None:
+    first, fourth = Experiment.load("synthetic-32k"), Experiment.load("synthetic-3.2k")
+    assert (first.rounds, first.train.server_lr, first.warmup.diversity, first.warmup_rounds) == (
+        200,
+        1.0,
+        5.0,
+        25,
+    )
+    assert (fourth.rounds, fourth.train.server_lr, fourth.warmup.diversity, fourth.warmup_rounds) == (
+        500,
+        0.1,
+        2.0,
+        50,
+    )
+    assert {"synthetic-32k", "synthetic-3.2k"} <= set(recipes())

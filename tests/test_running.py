@@ -1,0 +1,251 @@
+"""Runs from Python: your own model and data, the result, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedpews
+from fedpews.errors import CheckpointError, ConfigError, RunFailed
+
+X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long() + 2 * (X[:, 1] > 0).long()
+CLIENTS = [(X[:30], Y[:30]), (X[30:], Y[30:])]
+FAST = {"rounds": 4, "train": {"batch_size": 8}, "runtime": {"engine": "eager"}}
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+
+
+def rounds_of(path: Path) -> list[str]:
+    """rounds.jsonl without the seconds, which are nobody's contract."""
+    return [
+        re.sub(r'"seconds": [^,}]+', "", line) for line in (path / "rounds.jsonl").read_text().splitlines()
+    ]
+
+
+def test_any_module_and_a_list_of_tensors_train_in_one_call() -> None:
+    result = fedpews.run(
+        model=small, clients=CLIENTS, test=(X, Y), method="fedavg+pews", seeds=[0, 1], **FAST
+    )
+    assert len(result.rounds) == 8
+    assert {record["phase"] for record in result.rounds} == {"train", "warmup"}
+    assert result.rounds.to_pandas().shape[0] == 8
+    assert result.model(1)(X).shape == (60, 4)
+    assert set(result.neurons[0]) == {0, 1}
+
+
+def test_torch_datasets_are_clients_too() -> None:
+    datasets = [TensorDataset(*client) for client in CLIENTS]
+    a = fedpews.run(model=small, clients=datasets, test=TensorDataset(X, Y), method="fedavg", **FAST)
+    b = fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg", **FAST)
+    assert a.rounds.column("loss") == b.rounds.column("loss")
+
+
+def test_a_plot_is_written(tmp_path: Path) -> None:
+    result = fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg", **FAST)
+    result.plot(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_given_module_is_not_changed() -> None:
+    model = small()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fedpews.run(model=model, clients=CLIENTS, test=(X, Y), method="fedavg+pews", **FAST)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training
+
+
+def test_a_run_leaves_torchs_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg+pews", **FAST)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_dropout_gives_the_same_numbers_for_any_number_of_workers() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
+
+    runs = [
+        fedpews.run(
+            model=model,
+            clients=CLIENTS,
+            test=(X, Y),
+            method="fedavg",
+            rounds=2,
+            runtime={"engine": "eager", "workers": n},
+        )
+        for n in (1, 2)
+    ]
+    assert runs[0].rounds.column("loss") == runs[1].rounds.column("loss")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"test": (X, Y + 1)}, "output has shape \\(4,\\)"),
+        ({"clients": [CLIENTS[0], (X[:0], Y[:0])]}, "(?i)empty|no samples"),
+        ({"clients": [CLIENTS[0], (X[:1] * float("nan"), Y[:1])]}, "(?i)nan"),
+        ({"model": nn.Linear(3, 4)}, "cannot take inputs of shape \\(5,\\)"),
+        ({"test": None}, "clients and test belong together"),
+    ],
+)
+def test_bad_input_is_refused_with_a_clear_error(arguments: dict[str, object], message: str) -> None:
+    given = {"model": small, "clients": CLIENTS, "test": (X, Y), **arguments}
+    with pytest.raises(ConfigError, match=message):
+        fedpews.run(**given, method="fedavg", **FAST)
+
+
+def test_a_loss_that_is_no_longer_finite_ends_the_run() -> None:
+    with pytest.raises(RunFailed, match=r"lower train\.lr"):
+        fedpews.run(
+            model=small,
+            clients=CLIENTS,
+            test=(X, Y),
+            method="fedavg",
+            rounds=3,
+            train={"lr": 1e30},
+            runtime={"engine": "eager"},
+        )
+
+
+def test_the_run_folder_has_what_it_promises(tmp_path: Path) -> None:
+    fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg+pews", out=tmp_path, **FAST)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {
+        "config.toml",
+        "rounds.jsonl",
+        "summary.json",
+        "model-0.safetensors",
+        "masks-0.safetensors",
+        "checkpoint",
+    } <= names
+    record = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
+    assert {
+        "seed", "round", "phase", "accuracy", "loss", "train_loss", "client_accuracy", "bytes_up", "bytes_down",
+        "density", "coverage", "overlap", "seconds",
+    } <= set(record)  # fmt: skip
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["method"] == "fedavg+pews"
+    assert summary["final_accuracy"]["by_seed"] == [
+        json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[-1])["accuracy"]
+    ]
+
+
+def test_a_folder_is_not_overwritten_and_not_continued_with_other_settings(tmp_path: Path) -> None:
+    given = {"model": small, "clients": CLIENTS, "test": (X, Y), "method": "fedavg", "out": tmp_path}
+    fedpews.run(**given, **FAST)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        fedpews.run(**given, **FAST)
+    with pytest.raises(CheckpointError, match=r"train\.lr is 0\.01 there and 0\.5 here"):
+        fedpews.run(**given, **FAST | {"train": {"batch_size": 8, "lr": 0.5}}, resume=True)
+    with pytest.raises(CheckpointError, match="other data"):
+        fedpews.run(**given | {"clients": [(X[:30] + 1, Y[:30]), CLIENTS[1]]}, **FAST, resume=True)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    given = {"model": small, "clients": CLIENTS, "test": (X, Y), "method": "fedavg", "out": tmp_path}
+    fedpews.run(**given, **FAST)
+    state = tmp_path / "checkpoint" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="missing or damaged"):
+        fedpews.run(**given, **FAST, resume=True)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    from fedpews.results import RunFolder
+
+    held = RunFolder(tmp_path)
+    with pytest.raises(ConfigError, match="in use by another run"):
+        fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg", out=tmp_path, **FAST)
+    held.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> None:
+    settings = FAST | {"runtime": {"engine": "eager", "workers": workers}}
+    here = fedpews.run(
+        model=small, clients=CLIENTS, test=(X, Y), method="fedavg+pews", seeds=[0, 1], **settings
+    )
+    plain = fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg+pews", seeds=[0, 1], **FAST)
+    for record, other in zip(here.rounds, plain.rounds, strict=True):
+        assert record | {"seconds": 0} == other | {"seconds": 0}
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    command = [
+        *(sys.executable, "-c", "from fedpews.cli import main; main()", "run", "synthetic-3.2k"),
+        *("--rounds", "8", "--seeds", "0,1", "--out", str(folder), "--set", "warmup.rounds=4"),
+        *(
+            "--set",
+            "runtime.checkpoint_every=2",
+            "--set",
+            "runtime.engine=eager",
+            "--set",
+            "train.batch_size=100",
+        ),
+    ]
+    return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_lines(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    rounds = folder / "rounds.jsonl"
+    for _ in range(1200):
+        if rounds.exists() and len(rounds.read_bytes().splitlines()) >= count:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    raise AssertionError("the run did not get so far in a minute")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    process = start(folder)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return folder
+
+
+@pytest.mark.parametrize("lines", [2, 6, 10])
+def test_a_killed_run_goes_on_to_the_same_numbers(lines: int, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_lines(folder, lines, process)
+    process.kill()
+    process.communicate()
+    again = start(folder, "--resume")
+    _, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    assert rounds_of(folder) == rounds_of(whole)
+    assert (folder / "model-1.safetensors").read_bytes() == (whole / "model-1.safetensors").read_bytes()
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_lines(folder, 2, process)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "--resume" in errors
+    done = len(rounds_of(folder))
+    again = start(folder, "--resume")
+    _, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    assert f"from round {done // 2 + 1}" in errors
+    assert rounds_of(folder) == rounds_of(whole)
