@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedpews.data.federation import Federation
-from fedpews.methods.contract import Client, Nest, Work
+from fedpews.methods.contract import Client
 from fedpews.neurons.network import Network
-from fedpews.runtimes.batches import client_seed, draw_batches, draw_noise
-from fedpews.runtimes.eager import mean_loss
 from fedpews.runtimes.evaluate import Score, score_models
 from fedpews.runtimes.job import Done, Engine, Job, Schedule
 from fedpews.runtimes.native import Native, load
 from fedpews.runtimes.program import CannotCompile, Program, Sheet, check_padding, trace_step
+from fedpews.runtimes.turn import Turn, begin, end
 from fedpews.trees import Tree
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One job, with all its draws made."""
-
-    job: Job
-    local: Nest
-    rows: list[Tensor]  # per step
-    noise: Tensor  # (steps + 1, numbers)
 
 
 @dataclass(frozen=True)
@@ -49,111 +38,125 @@ class CompiledEngine(Engine):
     and clients changes a result. A single lane would (torch multiplies a batch of one matrix by another
     routine), so there are always two or more.
 
-    Raises:
-        CannotCompile: from the constructor or the first ``train``: this network or method needs the eager
-            engine.
+    Args:
+        lanes: how many clients (of any seeds) a program steps at once.
+        instead: runs the jobs that cannot be compiled; without it they raise CannotCompile.
     """
 
     name = "compiled"
 
     def __init__(
-        self, net: Network, data: Federation, schedule: Schedule, workers: int, lanes: int = 2
+        self,
+        net: Network,
+        data: Federation,
+        schedule: Schedule,
+        workers: int,
+        lanes: int = 2,
+        instead: Engine | None = None,
     ) -> None:
         if data.x.device.type != "cpu":
-            raise CannotCompile(f"the data are on {data.x.device}; compiled steps run on the CPU")
+            raise CannotCompile(f"the data are on {data.x.device}, and compiled steps run on the CPU")
         if net.is_stochastic:
             raise CannotCompile("the model is stochastic (dropout), and compiled steps draw no numbers")
         self.net, self.data, self.schedule = net, data, schedule
-        self.workers, self.lanes = workers, max(lanes, 2)
+        self.workers, self.lanes, self.instead = workers, max(lanes, 2), instead
         self._programs: list[Compiled] = []
+        self._refused: list[Client] = []
         self._pool = ThreadPoolExecutor(workers, "lanes", initializer=torch.set_num_threads, initargs=(1,))
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
-        lanes = list(self._pool.map(self._start, jobs))
-        programs = [self._compiled(lane) for lane in lanes]
-        groups: list[tuple[Compiled, list[int]]] = []
-        for compiled in self._programs:
-            members = [i for i, program in enumerate(programs) if program is compiled]
-            # long jobs together: a group takes as many steps as its longest
-            members.sort(key=lambda i: -len(lanes[i].rows))
-            groups += [(compiled, members[i : i + self.lanes]) for i in range(0, len(members), self.lanes)]
-        done = list(self._pool.map(lambda group: self._run(group[0], [lanes[i] for i in group[1]]), groups))
-        order = {
-            i: result
-            for (_, members), results in zip(groups, done, strict=True)
-            for i, result in zip(members, results, strict=True)
-        }
-        return [order[i] for i in range(len(jobs))]
+        done: dict[int, Done] = {}
+        turns = dict(enumerate(self._pool.map(self._begin, jobs)))
+        kinds: dict[int, Compiled] = {}
+        eager: list[int] = []
+        for i, turn in turns.items():
+            try:
+                kinds[i] = self._compiled(turn)
+            except CannotCompile as reason:
+                if self.instead is None:
+                    raise
+                self._refuse(turn.job.half, reason)
+                eager.append(i)
+        if self.instead is not None and eager:
+            done |= zip(eager, self.instead.train([jobs[i] for i in eager]), strict=True)
+        groups = self._group(turns, kinds)
+        results = self._pool.map(lambda group: self._run(group[0], [turns[i] for i in group[1]]), groups)
+        for (_, members), finished in zip(groups, results, strict=True):
+            done |= zip(members, finished, strict=True)
+        return [done[i] for i in range(len(jobs))]
 
     def evaluate(self, models: Sequence[Tree]) -> list[Score]:
         return score_models(self.net, models, self.data, self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        if self.instead is not None:
+            self.instead.close()
 
-    def _start(self, job: Job) -> Lane:
-        rows = self.data.clients[job.client]
-        names = (job.seed, job.download.round, job.client)
-        batches = draw_batches(len(rows), self.schedule, client_seed(*names, "batches"))
-        noise = draw_noise(len(batches) + 1, job.half.noise_size(self.net), client_seed(*names, "noise"))
-        local = job.half.start(self.net, job.download, job.memory)
-        return Lane(job, local, [rows[batch] for batch in batches], noise)
+    def _begin(self, job: Job) -> Turn:
+        return begin(self.net, self.data, self.schedule, job)
 
-    def _compiled(self, lane: Lane) -> Compiled:
-        """The program for a lane's kind of job, made when it is the first of its kind."""
-        leaves, spec = tree_flatten(lane.local)
+    def _group(
+        self, turns: Mapping[int, Turn], kinds: Mapping[int, Compiled]
+    ) -> list[tuple[Compiled, list[int]]]:
+        """Jobs of one kind, ``lanes`` at a time. Long ones together: a group takes as many steps as its longest."""
+        groups = []
+        for compiled in self._programs:
+            members = [i for i, kind in kinds.items() if kind is compiled]
+            members.sort(key=lambda i: -len(turns[i].batches))
+            groups += [(compiled, members[i : i + self.lanes]) for i in range(0, len(members), self.lanes)]
+        return groups
+
+    def _refuse(self, half: Client, reason: CannotCompile) -> None:
+        if half not in self._refused:
+            self._refused.append(half)
+            logging.getLogger("fedpews").warning(
+                "%s runs on the eager engine: %s", type(half).__name__, reason
+            )
+
+    def _compiled(self, turn: Turn) -> Compiled:
+        """The program for this kind of job, made when it is the first of its kind."""
+        half, data, size = turn.job.half, self.data, self.schedule.batch_size
+        if half in self._refused:
+            raise CannotCompile("refused before")
+        leaves, spec = tree_flatten(turn.local)
         shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        half, data = lane.job.half, self.data
         for known in self._programs:
             if known.half == half and known.program.spec == spec and known.shapes == shapes:
                 return known
-        chosen = lane.rows[0]
-        check_padding(self.net, half, lane.local, data.x[chosen], data.y[chosen], lane.noise[0], lane.job.lr)
-        program = trace_step(self.net, half, lane.local, self.lanes, self.schedule.batch_size, data.x, data.y)
-        sheet = Sheet.blank(3, self.lanes, self.schedule.batch_size, lane.noise.shape[1])
+        first = turn.batches[0]
+        check_padding(self.net, half, turn.local, data.x[first], data.y[first], turn.noise[0], turn.job.lr)
+        program = trace_step(self.net, half, turn.local, self.lanes, size, data.x, data.y)
+        sheet = Sheet.blank(3, self.lanes, size, turn.noise.shape[1])
         stacked = [torch.stack([leaf] * self.lanes) for leaf in leaves]
         native = load(program, sheet, data.x, data.y, stacked, self.workers)
         self._programs.append(Compiled(half, shapes, program, native))
         return self._programs[-1]
 
-    def _run(self, compiled: Compiled, lanes: list[Lane]) -> list[Done]:
+    def _run(self, compiled: Compiled, turns: list[Turn]) -> list[Done]:
         """All steps of a group of lanes."""
-        filled = lanes + lanes[-1:] * (self.lanes - len(lanes))  # idle lanes repeat a state and take no step
-        steps = max(len(lane.rows) for lane in lanes)
-        sheet = Sheet.blank(steps, self.lanes, self.schedule.batch_size, lanes[0].noise.shape[1])
-        for i, lane in enumerate(filled):
-            fill_lane(sheet, i, lane, idle=i >= len(lanes))
-        leaves = [tree_flatten(lane.local)[0] for lane in filled]
-        state = [torch.stack(values) for values in zip(*leaves, strict=True)]
-        compiled.native.run(steps, sheet, [self.data.x, self.data.y, *state, *compiled.program.constants])
+        program = compiled.program
+        steps = max(len(turn.batches) for turn in turns)
+        sheet = Sheet.blank(steps, self.lanes, self.schedule.batch_size, turns[0].noise.shape[1])
+        for i, turn in enumerate(turns):
+            fill_lane(sheet, i, turn)
+        # idle lanes repeat a state, read sample 0 with weight 0, and so take no step
+        filled = [tree_flatten(turn.local)[0] for turn in turns + turns[-1:] * (self.lanes - len(turns))]
+        state = [torch.stack(leaves) for leaves in zip(*filled, strict=True)]
+        compiled.native.run(steps, sheet, [self.data.x, self.data.y, *state, *program.constants])
+        locals_ = [tree_unflatten([leaf[i] for leaf in state], program.spec) for i in range(len(turns))]
         return [
-            self._finish(
-                lane, tree_unflatten([leaf[i] for leaf in state], compiled.program.spec), sheet.losses[:, i]
-            )
-            for i, lane in enumerate(lanes)
+            end(self.net, self.data, turn, local, sheet.losses[: len(turn.batches), i])
+            for i, (turn, local) in enumerate(zip(turns, locals_, strict=True))
         ]
 
-    def _finish(self, lane: Lane, local: Nest, losses: Tensor) -> Done:
-        job, steps = lane.job, len(lane.rows)
-        samples = len(self.data.clients[job.client])
-        work = Work(job.client, samples, steps, job.lr, mean_loss(job, losses[:steps]), lane.noise[-1])
-        memory, upload = job.half.finish(self.net, job.download, local, work)
-        return Done(job.seed, job.client, memory, upload)
 
-
-def fill_lane(sheet: Sheet, i: int, lane: Lane, *, idle: bool) -> None:
-    """Write a lane's batches and numbers on the sheet; what is left of a batch or of the steps has weight 0."""
-    size, steps = sheet.rows.shape[2], len(lane.rows)
-    sheet.rows[:, i] = lane.rows[0][0]  # padding reads one of the client's own samples
-    sheet.lr[i] = lane.job.lr
-    if idle:
-        return
-    sheet.noise[:steps, i] = lane.noise[:-1]
-    full = [len(rows) == size for rows in lane.rows]
-    if all(full):
-        sheet.rows[:steps, i] = torch.stack(lane.rows)
-        sheet.weight[:steps, i] = 1
-        return
-    for step, rows in enumerate(lane.rows):
-        sheet.rows[step, i, : len(rows)] = rows
-        sheet.weight[step, i, : len(rows)] = 1
+def fill_lane(sheet: Sheet, i: int, turn: Turn) -> None:
+    """Write a client's batches and numbers on the sheet; the rest of a batch, and of the steps, has weight 0."""
+    steps, sizes = len(turn.batches), [len(batch) for batch in turn.batches]
+    sheet.rows[:, i] = turn.batches[0][0]  # padding reads one of the client's own samples
+    sheet.lr[i] = turn.job.lr
+    sheet.noise[:steps, i] = turn.noise[:-1]
+    present = torch.arange(sheet.rows.shape[2]) < torch.tensor(sizes)[:, None]  # (steps, batch)
+    sheet.weight[:steps, i] = present.to(sheet.weight.dtype)
+    sheet.rows[:steps, i][present] = torch.cat(turn.batches)

@@ -1,0 +1,72 @@
+"""One client's turn in a round: everything before the first step and after the last, the same on every engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpews.data.federation import Federation
+from fedpews.errors import RunFailed
+from fedpews.methods.contract import Nest, Work
+from fedpews.neurons.network import Network
+from fedpews.runtimes.batches import client_seed, draw_batches, draw_noise
+from fedpews.runtimes.evaluate import CHUNK
+from fedpews.runtimes.job import Done, Job, Schedule
+from fedpews.trees import Tree
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A job whose draws are all made, before its first step."""
+
+    job: Job
+    local: Nest
+    batches: list[Tensor]  # per step: rows of the resident data
+    noise: Tensor  # (steps + 1, numbers)
+
+
+def begin(net: Network, data: Federation, schedule: Schedule, job: Job) -> Turn:
+    """Start a client: its batches, its random numbers and its local state."""
+    rows = data.clients[job.client]
+    names = (job.seed, job.download.round, job.client)
+    batches = draw_batches(len(rows), schedule, client_seed(*names, "batches"))
+    noise = draw_noise(len(batches) + 1, job.half.noise_size(net), client_seed(*names, "noise"))
+    memory = job.memory
+    probe = job.half.probe(net, job.download, memory)
+    if probe is not None:
+        memory = job.half.probed(net, job.download, memory, accuracy_on(net, probe, data, rows))
+    local = job.half.start(net, job.download, memory)
+    order = rows[torch.cat(batches)]
+    return Turn(job, local, list(order.split([len(batch) for batch in batches])), noise.to(data.x.device))
+
+
+def end(net: Network, data: Federation, turn: Turn, local: Nest, losses: Tensor) -> Done:
+    """Finish a client after its last step; ``losses`` has one entry per step."""
+    job = turn.job
+    samples = len(data.clients[job.client])
+    work = Work(job.client, samples, len(turn.batches), job.lr, _mean(job, losses), turn.noise[-1])
+    memory, upload = job.half.finish(net, job.download, local, work)
+    return Done(job.seed, job.client, memory, upload)
+
+
+def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> float:
+    """The part of these training samples that a model gets right."""
+    with torch.no_grad():
+        right = sum(
+            int((net.predict(params, data.x[part]).argmax(1) == data.y[part]).sum())
+            for part in rows.split(CHUNK)
+        )
+    return right / len(rows)
+
+
+def _mean(job: Job, losses: Tensor) -> float:
+    mean = float(losses.double().mean())
+    if not math.isfinite(mean):
+        raise RunFailed(
+            f"the loss of client {job.client} is no longer finite in round {job.download.round} "
+            f"(seed {job.seed}); lower train.lr (now {job.lr:g}) or check the inputs' scale"
+        )
+    return mean
