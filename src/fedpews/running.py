@@ -46,6 +46,7 @@ class Watcher:
 
     begin: Callable[[Experiment, int, str], None] = lambda experiment, done, engine: None
     round: Callable[[Sequence[Record]], None] = lambda records: None
+    models: Callable[[int, Mapping[int, Tree]], None] | None = None  # round, each seed's global model
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ def _run(
         for round in range(done + 1, experiment.rounds + 1):
             new = runner.run(round)
             records += new
+            if watcher.models is not None:
+                watcher.models(round, {seed: method.params(state) for seed, state in runner.states.items()})
             if folder is not None:
                 folder.append(new)
                 last = round == experiment.rounds or stop.is_set()
