@@ -53,6 +53,18 @@ def test_read_only_and_reversed_arrays_are_taken_too() -> None:
     assert data.x[:, 0].tolist() == [8.0, 4.0, 0.0]
 
 
+def test_to_moves_every_tensor_and_keeps_the_rest() -> None:
+    data = from_clients([(X, Y), (X, Y)], (X, Y), client_names=("a", "b"))
+    moved = data.to("meta")
+    for tensor in (moved.x, moved.y, moved.test_x, moved.test_y, *moved.clients):
+        assert tensor.device.type == "meta"
+    assert [len(rows) for rows in moved.clients] == [len(Y), len(Y)]
+    assert moved.client_names == ("a", "b")
+    same = data.to("cpu")
+    assert all(torch.equal(a, b) for a, b in zip(same.clients, data.clients, strict=True))
+    assert torch.equal(same.counts(), data.counts())
+
+
 def test_clients_share_one_tensor_of_rows() -> None:
     data = build(torch.randn(10_000, 1), torch.zeros(10_000, dtype=torch.int64),
                  torch.arange(10_000).split(1), X[:1, :1], Y[:1])  # fmt: skip

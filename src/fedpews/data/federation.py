@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,23 @@ class Federation:
         """The number of clients."""
         return len(self.clients)
 
+    def to(self, device: torch.device | str) -> Federation:
+        """The same with all tensors on a device."""
+        rows = torch.cat(self.clients).to(device)  # one copy, not one per client
+        return replace(
+            self,
+            x=self.x.to(device),
+            y=self.y.to(device),
+            clients=tuple(rows.split_with_sizes([len(mine) for mine in self.clients])),
+            test_x=self.test_x.to(device),
+            test_y=self.test_y.to(device),
+        )
+
     def counts(self) -> Tensor:
         """How many training samples of each class each client has: (clients, classes) int64."""
         sizes = torch.tensor([len(rows) for rows in self.clients])
         owner = torch.repeat_interleave(torch.arange(len(self)), sizes)
-        cell = owner * self.classes + self.y[torch.cat(self.clients)]
+        cell = owner * self.classes + self.y[torch.cat(self.clients)].cpu()
         return torch.bincount(cell, minlength=len(self) * self.classes).view(len(self), self.classes)
 
 

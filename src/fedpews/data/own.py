@@ -85,10 +85,11 @@ def _call(name: str, seed: int) -> Federation:
 def _module(where: str) -> Any:
     if not where.endswith(".py"):
         return importlib.import_module(where)
-    spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+    spec = importlib.util.spec_from_file_location(f"own_{Path(where).stem}", where)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{where!r} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses in it look themselves up
     spec.loader.exec_module(module)
     return module
 

@@ -1,12 +1,14 @@
-"""Models by name, and how to build one for given data."""
+"""Models by name, your own as ``module:Class``, and how one is built for given data."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 MODELS: dict[str, str] = {
     "mlp": "fedpews.models.mlp:MLP",
     "cnn": "fedpews.models.cnn:CNN",
+    "resnet": "fedpews.models.resnet:ResNet",
+    "vit": "fedpews.models.vit:ViT",
 }
 """Name -> where its class is; nothing is imported before it is asked for."""
 
@@ -25,28 +29,38 @@ MODELS: dict[str, str] = {
 def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, Any]) -> nn.Module:
     """A model for inputs of a shape and a number of classes.
 
-    ``name`` is one of ``MODELS`` or ``module:Class``. A class is called with its options and, as far as its
-    signature has them, with ``inputs`` (all features), ``channels``, ``size`` (height) and ``classes``.
+    ``name`` is one of ``MODELS``, ``module:Class`` or ``path/to/file.py:Class``. A class is called with its
+    options and, as far as its signature has them, with ``inputs`` (all features), ``channels``, ``size``
+    (height and width) and ``classes``. A class that sets ``needs_images = True`` is never given anything else.
+
+    >>> build("mlp", (5,), 4, {"hidden": [8]}).classifier
+    Linear(in_features=8, out_features=4, bias=True)
     """
     target = _find(name)
+    known = _parameters(target)
+    for option in options:
+        if option not in known and "**" not in known:
+            near = get_close_matches(option, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise ConfigError(f"model {name} has no option model.{option}; {hint}")
+    if getattr(target, "needs_images", False) and len(shape) != 3:
+        raise ConfigError(
+            f"model {name} needs images (channels, height, width), the data has inputs of shape {tuple(shape)}; "
+            "choose model mlp, or give the data that shape"
+        )
     offered = {"classes": classes, "inputs": math.prod(shape)}
     if len(shape) == 3:
         offered |= {"channels": shape[0], "size": shape[1]}
-    known = inspect.signature(target).parameters
-    for option in options:
-        if option not in known:
+        if "size" in known and "size" not in options and shape[1] != shape[2]:
             raise ConfigError(
-                f"model {name} has no option model.{option}; it has {', '.join(known) or 'none'}"
+                f"model {name} needs square images, the data has {shape[1]}×{shape[2]}; choose model resnet"
             )
-    if name == "cnn" and len(shape) != 3:
-        raise ConfigError(
-            f"model cnn needs images (channels, height, width), the data has inputs of shape {tuple(shape)}"
-        )
+    arguments = {key: value for key, value in offered.items() if key in known} | dict(options)
     try:
-        model = target(**{key: value for key, value in offered.items() if key in known} | dict(options))
-    except (TypeError, ValueError) as error:
+        model = target(**arguments)
+    except Exception as error:
         raise ConfigError(
-            f"model {name} cannot be built for inputs {tuple(shape)} and {classes} classes: {error}"
+            f"model {name} cannot be built for inputs {tuple(shape)} and {classes} classes: {_line(error)}"
         ) from error
     from torch import nn
 
@@ -55,18 +69,53 @@ def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, A
     return model
 
 
-def _find(name: str) -> Any:
-    module, colon, attribute = MODELS.get(name, name).partition(":")
-    if not colon:
-        raise ConfigError(f"there is no model {name!r}; there is {', '.join(MODELS)}, or give module:Class")
-    if str(Path.cwd()) not in sys.path:  # a model beside the configuration, as `python -m` would find it
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model {name!r} cannot be loaded: {error}") from error
-
-
 def describe_models() -> list[tuple[str, str]]:
     """Every model's name with the first line of its docstring."""
     return [(name, (inspect.getdoc(_find(name)) or "").splitlines()[0]) for name in MODELS]
+
+
+def _find(name: str) -> Any:
+    place, colon, attribute = MODELS.get(name, name).rpartition(":")
+    if not colon:
+        near = get_close_matches(name, MODELS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(MODELS)}"
+        raise ConfigError(f"there is no model {name!r}; {hint} (Your own: module:Class.)")
+    try:
+        target = getattr(_module(place), attribute, None)
+    except Exception as error:  # whatever the user's own file raises
+        raise ConfigError(f"model {name!r} cannot be loaded: {_line(error)}") from error
+    if not callable(target):
+        raise ConfigError(f"model {name!r}: {place!r} has no class or function {attribute!r}")
+    return target
+
+
+def _module(place: str) -> Any:
+    """A module by its name, also one in the working directory, or a Python file by its path."""
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(f"own_{Path(place).stem}", place)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{place!r} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses in it look themselves up
+        spec.loader.exec_module(module)
+        return module
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        return importlib.import_module(place)
+    finally:
+        sys.path.remove(here)
+
+
+def _parameters(target: Any) -> dict[str, Any]:
+    """What may be given by name; ``**`` stands for anything."""
+    kinds = {parameter.name: parameter.kind for parameter in inspect.signature(target).parameters.values()}
+    anything = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: kind for name, kind in kinds.items() if kind in named} | ({"**": None} if anything else {})
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{kind}{lines[0].rstrip('.')}" if lines else type(error).__name__

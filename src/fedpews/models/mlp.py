@@ -16,6 +16,8 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int = 5, hidden: Sequence[int] = (32, 64, 128, 32), classes: int = 4) -> None:
         super().__init__()
+        if not hidden or min(hidden) < 1:
+            raise ValueError(f"hidden must list the units of each hidden layer; got {list(hidden)}")
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((inputs, *hidden)))
         self.classifier = nn.Linear(hidden[-1], classes)
 
