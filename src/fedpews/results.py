@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, unquote
 
 from fedpews.errors import CheckpointError, ConfigError
@@ -124,6 +124,20 @@ class Checkpoint:
     about: dict[str, Any]
 
 
+class Store(Protocol):
+    """Clients' memories by seed and client, saved with every checkpoint."""
+
+    def restore(self, versions: Mapping[str, int]) -> None: ...
+
+    def get(self, seed: int, client: int) -> Nest | None: ...
+
+    def put(self, seed: int, client: int, memory: Nest) -> None: ...
+
+    def commit(self, round: int) -> dict[str, int]: ...
+
+    def forget_old(self) -> None: ...
+
+
 class RunFolder:
     """One run's folder, held by one process at a time."""
 
@@ -174,7 +188,7 @@ class RunFolder:
         return read_rounds(self.path)
 
     def save_checkpoint(
-        self, round: int, states: Mapping[int, Nest], memories: MemoryStore, about: Mapping[str, Any]
+        self, round: int, states: Mapping[int, Nest], memories: Store, about: Mapping[str, Any]
     ) -> None:
         """Write where the run stands; a kill at any moment leaves this checkpoint or the one before it."""
         assert self._rounds is not None

@@ -24,7 +24,7 @@ from fedpews.methods.contract import Method
 from fedpews.methods.registry import make, make_server, takes_warmup
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
-from fedpews.results import Checkpoint, MemoryStore, Record, Rounds, RunFolder, summarize
+from fedpews.results import Checkpoint, MemoryStore, Record, Rounds, RunFolder, Store, summarize
 from fedpews.runtimes.eager import EagerEngine
 from fedpews.runtimes.job import Engine, Schedule
 from fedpews.runtimes.rounds import Rounds as RoundRunner
@@ -47,6 +47,14 @@ class Watcher:
     begin: Callable[[Experiment, int, str], None] = lambda experiment, done, engine: None
     round: Callable[[Sequence[Record]], None] = lambda records: None
     models: Callable[[int, Mapping[int, Tree]], None] | None = None  # round, each seed's global model
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Clients that are trained outside this process: who trains them, and who keeps what they remember."""
+
+    engine: Callable[[Network, Federation], Engine]
+    memories: Store
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ def run(
     resume: bool = False,
     data_dir: str | Path | None = None,
     watcher: Watcher | None = None,
+    elsewhere: Elsewhere | None = None,
     **settings: Any,
 ) -> Result:
     """Run an experiment and return its rounds, summary and models.
@@ -111,10 +120,10 @@ def run(
     method = build_method(experiment)
     fingerprint = {"config": experiment.fingerprint(), "data": _hash_data(data)}
     if out is None:
-        return _run(experiment, data, net, starts, method, None, None, fingerprint, watcher)
+        return _run(experiment, data, net, starts, method, None, None, fingerprint, watcher, elsewhere)
     with closing(RunFolder(Path(out))) as folder:
         checkpoint = _reopen(folder, experiment, fingerprint, resume)
-        return _run(experiment, data, net, starts, method, folder, checkpoint, fingerprint, watcher)
+        return _run(experiment, data, net, starts, method, folder, checkpoint, fingerprint, watcher, elsewhere)
 
 
 def _run(
@@ -127,8 +136,11 @@ def _run(
     checkpoint: Checkpoint | None,
     fingerprint: Mapping[str, str],
     watcher: Watcher,
+    elsewhere: Elsewhere | None,
 ) -> Result:
-    memories = MemoryStore(None) if folder is None else folder.memory_store()
+    memories: Store = MemoryStore(None) if folder is None else folder.memory_store()
+    if elsewhere is not None:
+        memories = elsewhere.memories
     if checkpoint is not None:
         memories.restore(checkpoint.memories)
         states, done = checkpoint.states, checkpoint.round
@@ -140,7 +152,8 @@ def _run(
     if folder is not None:
         folder.start_rounds(0 if checkpoint is None else checkpoint.rounds_bytes)
         records = folder.read_rounds()
-    with closing(_make_engine(experiment, net, data)) as engine, _stop_signal() as stop:
+    made = _make_engine(experiment, net, data) if elsewhere is None else elsewhere.engine(net, data)
+    with closing(made) as engine, _stop_signal() as stop:
         runner = RoundRunner(net, method, data, engine, memories, _rules(experiment), states)
         watcher.begin(experiment, done, engine.name)
         for round in range(done + 1, experiment.rounds + 1):

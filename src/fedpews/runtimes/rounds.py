@@ -82,7 +82,8 @@ class Rounds:
     ) -> None:
         self.net, self.method, self.data, self.engine = net, method, data, engine
         self.memories, self.rules, self.states = memories, rules, dict(states)
-        self._counts = data.counts() if len(data) <= SHOWN_CLIENTS else None
+        known = len(data.y) > 0  # a server among real sites has nobody's samples
+        self._counts = data.counts() if known and len(data) <= SHOWN_CLIENTS else None
 
     def run(self, round: int) -> list[dict[str, Any]]:
         """One round of all seeds; a record for each."""
