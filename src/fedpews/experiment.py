@@ -118,6 +118,26 @@ class RuntimeTable(_Table):
     checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
 
 
+class FlowerTable(_Table):
+    min_sites: Count = Field(2, description="good uploads that a round needs; a smaller cohort needs all")
+    max_failures: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="more failed sites than this in a round, and they are asked again; by default any number"
+    )
+    attempts: Count = Field(3, description="how often a round is tried before the run stops")
+    round_seconds: Positive = Field(3600.0, description="time limit of a round")
+    join_seconds: NotNegative = Field(120.0, description="at the start, how long to wait for all sites")
+    wait_seconds: NotNegative = Field(600.0, description="how long to wait for min_sites before the run stops")
+    max_norm: Positive | None = Field(None, description="refuse an upload whose change is larger than this")
+    max_samples: Count = Field(10**9, description="refuse an upload that claims more samples")
+    lost_memory: Literal["refuse", "restart"] = Field(
+        "refuse", description="what a site does that lost its private memory"
+    )
+    input_shape: list[Count] | None = Field(
+        None, description="of one sample, when data.name is 'sites' and the server has no test set"
+    )
+    classes: Count | None = Field(None, description="how many, when data.name is 'sites'")
+
+
 class Experiment(_Table):
     """Everything that decides a run. Make one from a recipe, a file, or in Python.
 
@@ -146,6 +166,7 @@ class Experiment(_Table):
     server: dict[str, float] = Field({}, description="the server optimiser's own options")
     warmup: WarmupTable = WarmupTable()
     runtime: RuntimeTable = RuntimeTable()
+    flower: FlowerTable = FlowerTable()
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -226,6 +247,7 @@ class Experiment(_Table):
         values = self.to_dict()
         for free in ("workers", "checkpoint_every"):
             values["runtime"].pop(free, None)
+        values.pop("flower")  # what a deployment tolerates
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
