@@ -115,8 +115,8 @@ def run(
     watcher = watcher or Watcher()
     if (clients is None) != (test is None) and not isinstance(clients, Federation):
         raise ConfigError("clients and test belong together: give both, or a data.name")
-    data = _load_data(experiment, clients, test, data_dir)
-    net, starts = _build_model(experiment, model, graph, data)
+    data = load_data(experiment, clients, test, data_dir)
+    net, starts = build_model(experiment, model, graph, data)
     method = build_method(experiment)
     fingerprint = {"config": experiment.fingerprint(), "data": _hash_data(data)}
     if out is None:
@@ -229,12 +229,13 @@ def _settle(experiment: Experiment | str | Path | None, settings: Mapping[str, A
     return Experiment(**override({}, changes)) if experiment is None else Experiment.load(experiment, changes)
 
 
-def _load_data(
+def load_data(
     experiment: Experiment,
-    clients: Sequence[Samples] | Federation | None,
-    test: Samples | None,
-    data_dir: str | Path | None,
+    clients: Sequence[Samples] | Federation | None = None,
+    test: Samples | None = None,
+    data_dir: str | Path | None = None,
 ) -> Federation:
+    """The data handed in, or else what the experiment names."""
     if isinstance(clients, Federation):
         data = clients
     elif clients is not None and test is not None:
@@ -246,7 +247,7 @@ def _load_data(
     return data if device.type == "cpu" else data.to(device)
 
 
-def _build_model(
+def build_model(
     experiment: Experiment,
     model: nn.Module | Callable[[], nn.Module] | None,
     graph: NeuronGraph | None,
