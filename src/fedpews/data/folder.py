@@ -40,7 +40,7 @@ def read_folder(folder: Path, name: str) -> Federation:
     paths = [*entries.values(), test]
     archives = [_archive(path) for path in paths]
     if all(archive is not None for archive in archives):
-        pairs = [_read_pair(archive) for archive in archives if archive is not None]
+        pairs = [read_pair(archive) for archive in archives if archive is not None]
         class_names: tuple[str, ...] = ()
     elif any(archive is not None for archive in archives):
         raise ConfigError(
@@ -66,7 +66,8 @@ def _archive(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _read_pair(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def read_pair(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The samples in one npz file; bytes are taken for images."""
     arrays = read_npz(path, "x", "y")
     x, y = arrays["x"], arrays["y"]
     if y.ndim == 2 and y.shape[1] == 1:
