@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -142,9 +143,10 @@ def _show(folders: list[Path], plot: Path | None = None) -> None:
     from fedpews.report.compare import COLUMNS, find_runs, table, verdicts
 
     runs = find_runs(folders)
-    grid = Table(
-        *COLUMNS, title=f"target {100 * runs[0].summary['target_accuracy']:g} %", title_justify="left"
-    )
+    target = f"target {100 * runs[0].summary['target_accuracy']:g} %, mean ± standard deviation over seeds"
+    grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in COLUMNS:
+        grid.add_column(column, no_wrap=True, justify="left" if column == COLUMNS[0] else "right")
     for row in table(runs):
         grid.add_row(*row)
     out.print(grid)

@@ -25,6 +25,7 @@ from fedpews.methods.registry import make, make_server, takes_warmup
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.results import Checkpoint, MemoryStore, Record, Rounds, RunFolder, Store, summarize
+from fedpews.runtimes.compiled import CompiledEngine
 from fedpews.runtimes.eager import EagerEngine
 from fedpews.runtimes.job import Engine, Schedule
 from fedpews.runtimes.rounds import Rounds as RoundRunner
@@ -286,7 +287,8 @@ def build_model(
 def _make_engine(experiment: Experiment, net: Network, data: Federation) -> Engine:
     workers = experiment.runtime.workers or len(os.sched_getaffinity(0))
     train = experiment.train
-    return EagerEngine(net, data, Schedule(train.batch_size, train.epochs, train.steps), workers)
+    kind = CompiledEngine if experiment.runtime.engine == "compiled" else EagerEngine
+    return kind(net, data, Schedule(train.batch_size, train.epochs, train.steps), workers)
 
 
 def _rules(experiment: Experiment) -> Rules:
