@@ -13,7 +13,7 @@ from architectures import ALL, Transformer, cnn_batchnorm, mlp
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError
-from fedpews.neurons import trace
+from fedpews.neurons import Hidden, NeuronGraph, trace
 
 
 def names(model: nn.Module, x: Tensor, **options: list[str]) -> list[str]:
@@ -78,15 +78,19 @@ def test_a_stream_that_a_norm_mixes_as_a_whole_is_left_out(norm: nn.Module) -> N
     assert names(model, torch.randn(2, 3)) == ["2"]
 
 
-def test_attention_and_recurrent_layers_are_left_out() -> None:
-    lstm = Model(
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_a_recurrent_layer_reads_and_makes_is_left_out(kind: type[nn.RNNBase]) -> None:
+    model = Model(
         lambda m, x: m.c(m.b(m.rnn(m.a(x))[0]).relu()),
         a=nn.Linear(3, 4),
-        rnn=nn.LSTM(4, 5, batch_first=True),
+        rnn=kind(4, 5, batch_first=True),
         b=nn.Linear(5, 6),
         c=nn.Linear(6, 2),
     )
-    assert names(lstm, torch.randn(2, 7, 3)) == ["b"]
+    assert names(model, torch.randn(2, 7, 3)) == ["b"]
+
+
+def test_of_a_transformer_only_the_feed_forward_units_are_neurons() -> None:
     assert names(Transformer(), torch.randint(0, 11, (2, 6))) == ["up"]
 
 
@@ -139,13 +143,24 @@ def test_a_layer_that_cannot_be_removed_is_named_with_both_ways_out(name: str) -
     assert names(model, x, skip=["q", "k", "v"] if name == "attention" else ["q"]) == ["ffn"]
 
 
-def test_a_model_that_breaks_while_it_is_traced_names_the_layer() -> None:
-    class Broken(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise TypeError("no such thing")
+def test_a_model_that_does_not_run_names_the_layer() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(5, 2))
+    with pytest.raises(
+        ConfigError, match=r"does not run on the example \(last layer entered: '2'\): RuntimeError"
+    ):
+        trace(model, torch.randn(2, 3))
 
-    with pytest.raises(ConfigError, match="in or after layer '1': TypeError: no such thing"):
-        trace(nn.Sequential(nn.Linear(3, 4), Broken(), nn.Linear(4, 2)), torch.randn(2, 3))
+
+def test_a_model_the_tracer_cannot_read_names_the_layer_and_shows_the_way_by_hand() -> None:
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"out": super().forward(x)}
+
+    model = Model(lambda m, x: m.b(m.a(x)["out"].relu()), a=Pair(3, 4), b=nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match=r"cannot be traced \(last layer entered: 'a'\)") as error:
+        trace(model, torch.randn(2, 3))
+    assert "NeuronGraph.by_hand(" in str(error.value)
+    assert NeuronGraph.by_hand(model, [Hidden("a", ["b"])]).size == 4
 
 
 def test_a_model_without_maskable_neurons_says_why() -> None:

@@ -30,6 +30,26 @@ class Axis:
     neurons: Tensor
     reads: bool
     rank: int
+    _run: int | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        first = int(self.neurons[0]) if len(self.neurons) else -1
+        is_run = first >= 0 and torch.equal(self.neurons, torch.arange(first, first + len(self.neurons)))
+        object.__setattr__(self, "_run", first if is_run else None)
+
+    def pick(self, values: Tensor) -> Tensor:
+        """The value, out of (h,), of each position's neuron; one where there is none."""
+        if self._run is not None:
+            return values.narrow(0, self._run, len(self.neurons))  # as good as an index, and much faster
+        return torch.cat([values, values.new_ones(1)])[self.neurons]  # −1 is the one at the end
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The same, shaped to broadcast along this axis of the tensor."""
+        return self.pick(values).view([-1 if dim == self.dim else 1 for dim in range(self.rank)])
+
+    def kept(self, neurons: Tensor) -> Tensor:
+        """The positions whose neuron is open, or that have none."""
+        return self.pick(neurons).nonzero().squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -73,14 +93,23 @@ class NeuronGraph:
         element of a closed neuron has a gradient. Gates may be any real numbers and carry a gradient themselves.
         Pure: fit for ``vmap``, ``grad`` and ``make_fx``.
         """
-        padded = _padded(gates)
         gated = dict(params)
         for name, axes in self.axes.items():
             if name in gated:
                 for axis in axes:
                     if axis.reads:
-                        gated[name] = gated[name] * _along(axis, padded)
+                        gated[name] = gated[name] * axis.spread(gates)
         return gated
+
+    def gate_inputs(self, weight: str, inputs: Tensor, gates: Tensor) -> Tensor:
+        """Multiply what a layer is fed by the gates of the neurons it reads; ``weight`` names the layer's weight."""
+        for axis in self.axes.get(weight, ()):
+            if axis.reads:
+                channels = inputs.dim() - 1 if axis.rank == 2 else 1  # last for linear layers, else second
+                inputs = inputs * axis.pick(gates).view(
+                    [-1 if d == channels else 1 for d in range(inputs.dim())]
+                )
+        return inputs
 
     def expand(self, neurons: Tensor) -> Tree:
         """The parameter mask: an element is kept iff the neurons on all its sides are.
@@ -88,32 +117,28 @@ class NeuronGraph:
         ``neurons`` is (h,), boolean or 0/1 numbers; the masks have its dtype. Each broadcasts against its
         parameter; only names that belong to some neuron appear.
         """
-        padded = _padded(neurons)
         masks: Tree = {}
         for name, (first, *others) in self.axes.items():
-            mask = _along(first, padded)
+            mask = first.spread(neurons)
             for axis in others:
-                mask = mask * _along(axis, padded)
+                mask = mask * axis.spread(neurons)
             masks[name] = mask
         return masks
 
     def slice(self, params: Mapping[str, Tensor], neurons: Tensor) -> Tree:
         """The tensors of the physically smaller network that has only the open ``neurons``; (h,) boolean."""
-        padded = _padded(neurons)
         sliced = dict(params)
         for name, axes in self.axes.items():
             if name in sliced:
                 for axis in axes:
-                    sliced[name] = sliced[name].index_select(
-                        axis.dim, _open(axis, padded, sliced[name].device)
-                    )
+                    index = axis.kept(neurons).to(sliced[name].device)
+                    sliced[name] = sliced[name].index_select(axis.dim, index)
         return sliced
 
     def scatter(self, full: Mapping[str, Tensor], sliced: Mapping[str, Tensor], neurons: Tensor) -> Tree:
         """The inverse of :meth:`slice`: the sliced values back in their places, all else as in ``full``."""
-        padded = _padded(neurons)
         return {
-            name: _put(value, sliced[name], self.axes.get(name, ()), padded) for name, value in full.items()
+            name: _put(value, sliced[name], self.axes.get(name, ()), neurons) for name, value in full.items()
         }
 
     @classmethod
@@ -172,28 +197,11 @@ def assemble(
     return NeuronGraph(tuple(layers), ordered, norms)
 
 
-def _padded(values: Tensor) -> Tensor:
-    """The values of the neurons, and a one at the end for positions without a neuron (index −1)."""
-    return torch.cat([values, values.new_ones(1)])
-
-
-def _along(axis: Axis, padded: Tensor) -> Tensor:
-    """The values of an axis' neurons, shaped to broadcast along it."""
-    shape = [1] * axis.rank
-    shape[axis.dim] = -1
-    return padded[axis.neurons].view(shape)
-
-
-def _open(axis: Axis, padded: Tensor, device: torch.device) -> Tensor:
-    """The positions of an axis that stay."""
-    return padded[axis.neurons].nonzero().squeeze(1).to(device)
-
-
-def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], padded: Tensor) -> Tensor:
+def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], neurons: Tensor) -> Tensor:
     """``full`` with ``part`` at the open positions of the axes."""
     if not axes:
         return part
     first, *others = axes
-    index = _open(first, padded, full.device)
-    rows = _put(full.index_select(first.dim, index), part, others, padded)
+    index = first.kept(neurons).to(full.device)
+    rows = _put(full.index_select(first.dim, index), part, others, neurons)
     return full.index_copy(first.dim, index, rows)

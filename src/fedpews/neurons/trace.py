@@ -72,8 +72,10 @@ class _Flow:
 
         self.modules = {name: module for name, module in model.named_modules() if name}
         self.order: list[str] = []  # by first call
+        self.lost: dict[str, str] = {}  # layer -> a step where its channels could not be followed any further
         self._names = {module: name for name, module in self.modules.items()}
         self._parameters = {id(value): name for name, value in model.named_parameters()}
+        self._widest = max((size for value in model.parameters() for size in value.shape), default=0)
         self._entered = ""
         self._input: Any = None
         self._outputs: set[Any] = set()
@@ -82,7 +84,10 @@ class _Flow:
         source = nn.Parameter(example.detach().clone()) if example.is_floating_point() else None
         self._graph = DependencyGraph()
         hooks = [module.register_forward_pre_hook(self._enter) for module in self.modules.values()]
+        problem = "does not run on the example"
         try:
+            model(example)
+            problem = "cannot be traced"
             self._graph.build_dependency(
                 model,
                 example if source is None else source,
@@ -91,11 +96,9 @@ class _Flow:
                 verbose=False,
             )
         except Exception as error:
-            where = f", in or after layer {self._entered!r}" if self._entered else ""
-            raise ConfigError(
-                f"{type(model).__name__} cannot be traced{where}: {line(error)}. "
-                + ways_out([self._entered] if self._entered else [])
-            ) from error
+            where = f" (last layer entered: {self._entered!r})" if self._entered else ""
+            advice = "" if problem.startswith("does") else " Give the graph by hand, " + BY_HAND
+            raise ConfigError(f"{type(model).__name__} {problem}{where}: {line(error)}.{advice}") from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -132,24 +135,32 @@ class _Flow:
         graph, module = self._graph, self.modules[root]
         channels = [_Index(channel, channel) for channel in range(width(module, "out") or 0)]
         stack = [(graph.module2node[module], graph.get_pruner_of_module(module).prune_out_channels, channels)]
-        seen = set()
+        seen: set[tuple[Any, Any, _Index]] = set()
         while stack:
             node, handler, indices = stack.pop()
-            key = (node, handler, frozenset(indices))
-            side: Side = (
-                "out" if handler == graph.get_pruner_of_module(node.module).prune_out_channels else "in"
-            )
+            pruner = graph.get_pruner_of_module(node.module)
+            side: Side = "out" if handler == pruner.prune_out_channels else "in"
             # A single channel that is broadcast over all others is bound to none of them.
-            if key in seen or (isinstance(node.module, nn.Module) and width(node.module, side) == 1):
+            broadcast = isinstance(node.module, nn.Module) and width(node.module, side) == 1
+            indices = [index for index in indices if (node, handler, index) not in seen]
+            if broadcast or not indices:
                 continue
-            seen.add(key)
+            seen.update((node, handler, index) for index in indices)
             yield node, side, indices
+            if self.barrier(node, side):
+                continue
             for dependency in node.dependencies:
                 if dependency.is_triggered_by(handler):
                     passed = indices
-                    for mapping in dependency.index_mapping:
-                        passed = passed if mapping is None else mapping(passed)
-                    if passed:
+                    try:
+                        for mapping in dependency.index_mapping:
+                            passed = passed if mapping is None else mapping(passed)
+                    except (IndexError, TypeError):
+                        passed = [_Index(self._widest, index.root_idx) for index in indices]
+                    # Inside a recurrent layer, say, the tracer may lose count of the channels and never end.
+                    if any(index.idx >= self._widest for index in passed):
+                        self.lost[root] = str(dependency.target.name)
+                    else:
                         stack.append((dependency.target, dependency.handler, passed))
 
     def barrier(self, node: Any, side: Side) -> str:
@@ -223,6 +234,7 @@ class _Coupling:
                     self._barred[slot] = "is skipped"
             for node, side, indices in flow.follow(root):
                 self._bind(root, node, side, indices)
+        self._torn.update({_Slot(root, "out", 0): step for root, step in flow.lost.items()})
         for name, module in flow.modules.items():
             self._tie(name, module)
 
