@@ -49,7 +49,7 @@ ROOMS = {
     },
     "report": {"results"},
     "testing": {"methods", "warmup", "neurons", "runtimes", "data", "trees", "seeds", "results", "models"},
-    "reproduce": {"experiment", "running", "report", "results", "recipes", "data", "models", "neurons"},
+    "reproduce": {"seeds", "experiment", "running", "report", "results", "recipes", "data", "models", "neurons"},
     "cli": {
         "experiment",
         "running",

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedpews.errors import ConfigError, FedpewsError, Interrupted
+from fedpews.reproduce.commands import add_to
 
 app = typer.Typer(
     name="fedpews",
@@ -234,6 +235,9 @@ def _explained(debug: bool) -> Iterator[None]:
         mark = "" if isinstance(error, Interrupted) else "[bold red]error:[/] "
         err.print(f"{mark}{escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
+
+
+add_to(app)
 
 
 def main() -> None:

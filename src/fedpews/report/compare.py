@@ -57,7 +57,7 @@ def _read(path: Path) -> Run:
     return Run(summary["method"], path, records, summary)
 
 
-COLUMNS = ("method", "final %", "rounds to target", "reached", "MB up", "MB down", "minutes")
+COLUMNS = ("method", "final %", "rounds", "seeds", "MB up", "MB down", "min")
 
 
 def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:

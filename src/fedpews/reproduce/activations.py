@@ -1,0 +1,93 @@
+"""Which neurons fire for whose data: recorded after every round, beside the run's other records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedpews import data, models
+from fedpews.experiment import Experiment
+from fedpews.running import Watcher
+from fedpews.seeds import fold
+
+BATCH = 256
+"""Samples of each client whose activations are summed."""
+
+
+def watch_activations(
+    watcher: Watcher, experiment: Experiment, folder: Path, data_dir: Path | None
+) -> Watcher:
+    """The watcher, which also writes ``activations.jsonl``: a line per seed and round.
+
+    The unmasked global model sees a batch of each client's data, the same one in every round. A line holds
+    ``activations``, (clients, layers, neurons) sums over the batch, and ``own_share``.
+    """
+    table = experiment.data.model_dump(exclude_none=True)
+    federation = data.load(table.pop("name"), data_dir=data_dir, **table)
+    model = models.build(
+        experiment.model.name,
+        federation.x.shape[1:],
+        federation.classes,
+        experiment.model.model_extra or {},
+    ).eval()
+    batches = []
+    for client, rows in enumerate(federation.clients):
+        generator = torch.Generator().manual_seed(fold(experiment.data.seed, client, "activations"))
+        batches.append(federation.x[rows[torch.randperm(len(rows), generator=generator)[:BATCH]]])
+
+    def write(round: int, params: Mapping[int, Mapping[str, Tensor]]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "activations.jsonl").open("a") as file:
+            for seed, tree in params.items():
+                sums = [layer_sums(model, tree, batch) for batch in batches]
+                line = {
+                    "seed": seed,
+                    "round": round,
+                    "own_share": own_share(sums),
+                    "activations": _short(sums),
+                }
+                file.write(json.dumps(line) + "\n")
+
+    return replace(watcher, models=write)
+
+
+def layer_sums(model: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> list[Tensor]:
+    """What each fully connected layer after the first reads, summed over the batch: (neurons,) per hidden layer."""
+    seen: list[Tensor] = []
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)][1:]
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in layers]
+    try:
+        with torch.no_grad():
+            functional_call(model, dict(params), (x,))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [values.sum(0) for values in seen]
+
+
+def own_share(sums: list[list[Tensor]]) -> float:
+    """Each layer cut into one contiguous part per client: how much of client i's activation is in part i.
+
+    The mean over clients and layers; 1/N when nobody has a part of its own.
+    """
+    shares = []
+    for client, layers in enumerate(sums):
+        for layer in layers:
+            edges = [round(part * len(layer) / len(sums)) for part in (client, client + 1)]
+            total = float(layer.sum())
+            shares.append(float(layer[edges[0] : edges[1]].sum()) / total if total else 1 / len(sums))
+    return sum(shares) / len(shares)
+
+
+def _short(sums: list[list[Tensor]]) -> list[list[list[float]]]:
+    def round_(value: Any) -> float:
+        return float(f"{value:.4g}")
+
+    return [[[round_(value) for value in layer.tolist()] for layer in layers] for layers in sums]

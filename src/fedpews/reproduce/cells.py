@@ -1,0 +1,103 @@
+"""Run what is missing of a cell, and read back what is there. A cell's runs are ordinary run folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpews.errors import ConfigError, DataMissing, FedpewsError
+from fedpews.experiment import Experiment
+from fedpews.reproduce.study import Cell, with_seeds
+from fedpews.results import Record, Rounds, read_rounds
+
+if TYPE_CHECKING:
+    from fedpews.running import Watcher
+
+MakeWatcher = Callable[[Experiment], "Watcher"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is on disk of a cell."""
+
+    cell: Cell
+    runs: dict[int, list[Record]] = field(default_factory=dict)  # finished seeds
+    status: str = "not run"  # done, part done, data missing, failed, not run
+    message: str = ""
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def missing(self) -> list[int]:
+        return [seed for seed in self.cell.experiment.seeds if seed not in self.runs]
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(record["seconds"] for run in self.runs.values() for record in run))
+
+
+def read_cell(root: Path, cell: Cell, status: str = "", message: str = "") -> Found:
+    """The finished seeds of a cell, of those that are asked for."""
+    runs: dict[int, list[Record]] = {}
+    folders = []
+    for folder in _folders(root, cell):
+        if not (folder / "summary.json").exists():
+            continue
+        records = Rounds(_with_activations(folder, read_rounds(folder)))
+        wanted = [seed for seed in records.seeds if seed in cell.experiment.seeds and seed not in runs]
+        runs |= {seed: records.of_seed(seed) for seed in wanted}
+        folders += [folder] if wanted else []
+    if not status:
+        complete = set(runs) >= set(cell.experiment.seeds)
+        status = "done" if complete else "part done" if runs else "not run"
+    return Found(cell, dict(sorted(runs.items())), status, message, tuple(folders))
+
+
+def run_cell(root: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher | None = None) -> Found:
+    """Finish a cell: go on with runs that were stopped, then start the seeds that nobody has begun.
+
+    What cannot be run is said in the result, so that the other cells still run; only an interruption ends it all.
+    """
+    found = read_cell(root, cell)
+    try:
+        for folder in _folders(root, cell):
+            begun = Experiment.load(folder / "config.toml").seeds
+            if set(begun) & set(found.missing):
+                _run(folder, with_seeds(cell, begun), data_dir, watch)
+                found = read_cell(root, cell)
+        if found.missing:
+            name = "seeds-" + "-".join(map(str, found.missing))
+            _run(root / "runs" / cell.name / name, with_seeds(cell, found.missing), data_dir, watch)
+    except DataMissing as error:
+        return read_cell(root, cell, "data missing", str(error))
+    except (FedpewsError, RuntimeError, OSError) as error:
+        return read_cell(root, cell, "failed", str(error) or type(error).__name__)
+    return read_cell(root, cell)
+
+
+def _run(folder: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher | None) -> None:
+    from fedpews.running import Watcher, run
+
+    watcher = watch(cell.experiment) if watch else Watcher()
+    if cell.probe == "activations":
+        from fedpews.reproduce.activations import watch_activations
+
+        watcher = watch_activations(watcher, cell.experiment, folder, data_dir)
+    elif cell.probe is not None:
+        raise ConfigError(f"there is no probe {cell.probe!r}; there is activations")
+    run(cell.experiment, out=folder, resume=True, data_dir=data_dir, watcher=watcher)
+
+
+def _folders(root: Path, cell: Cell) -> list[Path]:
+    return sorted(path.parent for path in (root / "runs" / cell.name).glob("*/config.toml"))
+
+
+def _with_activations(folder: Path, records: list[Record]) -> list[Record]:
+    file = folder / "activations.jsonl"
+    if not file.exists():
+        return records
+    lines = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+    extra = {(line["seed"], line["round"]): line for line in lines}  # a resumed round is there twice, equally
+    return [record | extra.get((record["seed"], record["round"]), {}) for record in records]

@@ -1,0 +1,247 @@
+"""The commands about studies and reports: reproduce, plan, sweep, report. Everything heavy is imported when used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedpews.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedpews.experiment import Experiment
+    from fedpews.reproduce.page import Outcome
+    from fedpews.reproduce.study import Scale
+    from fedpews.running import Watcher
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Out = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")]
+Seeds = Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key in every cell; said on the page."),
+]
+StandIn = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DATA=OTHER", help="Use another data set where one is asked for; said on the page."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these commands part of the command line."""
+    for command in (reproduce, plan, sweep, report):
+        app.command()(command)
+
+
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="A study (fedpews list recipes: those in paper/), all, or a TOML file.")
+    ],
+    quick: Quick = False,
+    folder: Out = Path("results"),
+    pages: Annotated[
+        Path | None, typer.Option(help="Where pages are written [default: the --out folder].")
+    ] = None,
+    seeds: Seeds = None,
+    data_dir: DataDir = None,
+    set_: Set = None,
+    stand_in: StandIn = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only show what is there.")] = True,
+    quiet: Quiet = False,
+) -> None:
+    """Run a table or figure of the paper, and show our numbers beside its own.
+
+    Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run twice,
+    and studies share cells. Writes a Markdown page with the figures.
+    """
+    from fedpews.reproduce.reproduce import reproduce as reproduce_study
+
+    outcomes = reproduce_study(
+        name,
+        folder,
+        _scale(quick, seeds, set_, stand_in),
+        pages=pages,
+        data_dir=data_dir,
+        run=run,
+        tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
+        watch=lambda experiment: _watcher(experiment, quiet),
+    )
+    for outcome in outcomes:
+        _show(outcome, (pages or folder) / f"{outcome.study.name}.md")
+
+
+def plan(
+    name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.")],
+    quick: Quick = False,
+    folder: Out = Path("results"),
+    seeds: Seeds = None,
+    data_dir: DataDir = None,
+    set_: Set = None,
+    stand_in: StandIn = None,
+) -> None:
+    """What `reproduce` would run and how long it would take here, from a short probe."""
+    from fedpews.reproduce.plan import plan as plan_study
+    from fedpews.reproduce.study import load_study, scaled, studies
+
+    scale = _scale(quick, seeds, set_, stand_in)
+    total = 0.0
+    for one in list(studies()) if name == "all" else [name]:
+        study = scaled(load_study(one), scale)
+        planned = plan_study(
+            study, folder, scale, data_dir, lambda text: err.print(escape(text), soft_wrap=True)
+        )
+        grid = Table(title=f"{study.item}: {study.title}", title_justify="left")
+        for column in ("cell", "rounds", "seeds to run", "minutes"):
+            grid.add_column(column)
+        for line in planned:
+            cell = line.cell
+            time = "" if line.seconds is None else f"{line.seconds / 60:.1f}"
+            grid.add_row(
+                f"{study.row_label(cell.row)}, {study.column_label(cell.column)}",
+                str(cell.experiment.rounds),
+                ", ".join(map(str, line.missing)) or "none, finished",
+                time or escape(line.problem),
+            )
+        out.print(grid)
+        left = sum(line.seconds or 0.0 for line in planned)
+        rounds = sum(line.cell.experiment.rounds * len(line.missing) for line in planned)
+        out.print(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine")
+        total += left
+    if name == "all":
+        out.print(f"all: about {_time(total)}, less where studies share cells")
+
+
+def sweep(
+    config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.")],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", "--set-grid", metavar="KEY=V,V,...", help="A key and its values; several: all pairs."
+        ),
+    ] = None,
+    folder: Out = Path("results"),
+    seeds: Seeds = None,
+    data_dir: DataDir = None,
+    set_: Set = None,
+    quiet: Quiet = False,
+) -> None:
+    """Try every combination of some settings, and show a table and a heat map.
+
+    For instance:  fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid warmup.fraction=0.1,0.2
+    """
+    from fedpews.reproduce.page import write_page
+    from fedpews.reproduce.reproduce import run_study
+    from fedpews.reproduce.sweep import make_sweep, parse_grid
+
+    scale = _scale(False, None, set_, None)
+    study = make_sweep(config, dict(parse_grid(text) for text in grid or []), _seeds(seeds))
+    outcome = run_study(
+        study,
+        folder,
+        scale,
+        data_dir=data_dir,
+        tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
+        watch=lambda experiment: _watcher(experiment, quiet),
+    )
+    _show(outcome, write_page(outcome, folder, data_dir))
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    file: Annotated[
+        Path | None, typer.Option("--out", help="The page [default: report.html in the first folder].")
+    ] = None,
+) -> None:
+    """One HTML page about one run or several: settings, curves, clients, masks, bytes."""
+    from fedpews.report.html import write_report
+
+    out.print(f"written to {write_report(folders, file or folders[0] / 'report.html')}", soft_wrap=True)
+
+
+def _show(outcome: Outcome, page: Path) -> None:
+    from fedpews.reproduce.measures import MEASURES
+    from fedpews.reproduce.page import claim_rows, number_rows
+
+    study = outcome.study
+    out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
+    for sentence in outcome.scale.describe(study):
+        out.print(f"[yellow]not at the paper's scale:[/] {escape(sentence)}", soft_wrap=True)
+    for measure in study.measures:
+        brackets = "; in brackets the paper's" if study.paper.get(measure) else ""
+        _grid(f"{MEASURES[measure].label}{brackets}", number_rows(outcome, measure))
+    if outcome.verdicts:
+        _grid("claims", claim_rows(outcome.verdicts))
+    for found in outcome.table.values():
+        if found.message:
+            place = f"{study.row_label(found.cell.row)}, {study.column_label(found.cell.column)}"
+            out.print(f"{escape(place)}: {found.status}: {escape(found.message)}", soft_wrap=True)
+    out.print(f"written to {page}", soft_wrap=True)
+
+
+def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
+    grid = Table(title=title, title_justify="left")
+    for head in rows[0]:
+        grid.add_column(escape(head), overflow="fold")
+    for row in rows[1:]:
+        grid.add_row(*map(escape, row))
+    out.print(grid)
+
+
+def _watcher(experiment: Experiment, quiet: bool) -> Watcher:
+    from fedpews.report.progress import ProgressBar
+    from fedpews.running import Watcher
+
+    bar = ProgressBar(experiment.method_label, err, quiet)
+
+    def begin(_: Any, done: int, engine: str) -> None:
+        bar.__enter__()
+        bar.begin(experiment.rounds, done)
+
+    def after(records: Sequence[Any]) -> None:
+        bar.round(records)
+        if records[0]["round"] == experiment.rounds:
+            bar.__exit__(None, None, None)
+
+    return Watcher(begin=begin, round=after)
+
+
+def _scale(quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None) -> Scale:
+    from fedpews.experiment import parse_setting
+    from fedpews.reproduce.study import Scale
+
+    others: dict[str, str] = {}
+    for text in stand_in or []:
+        name, equals, other = text.partition("=")
+        if not equals or not name or not other:
+            raise ConfigError(f"--stand-in {text!r}: give it as DATA=OTHER")
+        others[name] = other
+    chosen = _seeds(seeds)
+    return Scale(
+        quick,
+        None if chosen is None else tuple(chosen),
+        dict(parse_setting(text) for text in settings or []) or None,
+        others or None,
+    )
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--seeds {text!r}: give whole numbers such as 0,1,2") from error
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

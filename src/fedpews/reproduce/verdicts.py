@@ -1,0 +1,161 @@
+"""Does a claim of the paper hold in our runs? Seeds are paired: they differ far more than methods do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedpews.reproduce.measures import MEASURES, Measure, printed
+from fedpews.reproduce.study import Claim, Study
+
+Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
+"""(measure, row, column) → seed → number; cells that are not finished are absent."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim at one place: the paper's evidence, ours, and whether it holds."""
+
+    claim: str
+    where: str
+    paper: str
+    ours: str
+    wins: int  # seeds in which it is so
+    pairs: int  # seeds looked at
+    outcome: str  # holds, does not hold, tied, not run
+
+    @property
+    def holds(self) -> bool:
+        return self.outcome == "holds"
+
+
+def judge(study: Study, readings: Readings) -> list[Verdict]:
+    """A verdict for every claim, row and column."""
+    return [verdict for claim in study.claims for verdict in _judge(study, claim, readings)]
+
+
+def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
+    verdicts = []
+    for row in claim.rows:
+        own = [c for c in study.columns_of(row) if claim.columns is None or c in claim.columns]
+        if claim.kind == "shrinks":
+            verdicts.append(_shrinks(study, claim, row, own, readings))
+            continue
+        for column in own:
+            rule = {"better": _better, "near": _near, "between": _between}[claim.kind]
+            verdicts.append(rule(study, claim, row, column, readings))
+    return verdicts
+
+
+def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+    measure = MEASURES[claim.measure]
+    assert claim.than is not None
+    theirs = study.column_for(claim.than, column)
+    mine = readings.get((claim.measure, row, column), {})
+    other = readings.get((claim.measure, claim.than, theirs), {})
+    pairs = [(mine[seed], other[seed]) for seed in sorted(set(mine) & set(other))]
+    wins, losses = _count(pairs, measure)
+    paper = _gain(
+        [
+            (
+                printed(study.paper_number(claim.measure, row, column)),
+                printed(study.paper_number(claim.measure, claim.than, theirs)),
+            )
+        ],
+        measure,
+    )
+    outcome = _outcome(wins > losses, pairs) if wins != losses or not pairs else "tied"
+    where = _where(study, claim, row, column)
+    return Verdict(claim.text, where, paper, _gain(pairs, measure), wins, len(pairs), outcome)
+
+
+def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+    found = _better(study, claim, row, column, readings)
+    assert claim.than is not None
+    mine = readings.get((claim.measure, row, column), {})
+    other = readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {})
+    pairs = [(mine[seed], other[seed]) for seed in sorted(set(mine) & set(other))]
+    close = bool(pairs) and abs(fmean(a - b for a, b in pairs)) <= claim.within
+    wins = sum(abs(a - b) <= claim.within for a, b in pairs)
+    return Verdict(claim.text, found.where, found.paper, found.ours, wins, len(pairs), _outcome(close, pairs))
+
+
+def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings: Readings) -> Verdict:
+    measure, than = MEASURES[claim.measure], claim.than
+    assert than is not None
+    gains = []
+    for column in (columns[0], columns[-1]):
+        mine = readings.get((claim.measure, row, column), {})
+        other = readings.get((claim.measure, than, study.column_for(than, column)), {})
+        gains.append({seed: _difference(mine[seed], other[seed], measure) for seed in set(mine) & set(other)})
+    pairs = [(gains[0][seed], gains[1][seed]) for seed in sorted(set(gains[0]) & set(gains[1]))]
+    wins = sum(a > b for a, b in pairs)
+    ours = " → ".join(_signed(fmean(part), measure) for part in zip(*pairs, strict=True)) if pairs else ""
+    where = f"{study.row_label(row)}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
+    return Verdict(claim.text, where, "", ours, wins, len(pairs), _outcome(2 * wins > len(pairs), pairs))
+
+
+def _between(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+    values = [v for v in readings.get((claim.measure, row, column), {}).values() if not math.isnan(v)]
+    mean = fmean(values) if values else math.nan
+    digits = MEASURES[claim.measure].digits
+    paper = study.paper_number(claim.measure, row, column) or f"{claim.low:g} to {claim.high:g}"
+    where = f"{study.row_label(row)}, {study.column_label(column)}"
+    return Verdict(
+        claim.text,
+        where,
+        paper,
+        f"{mean:.{digits}f}" if values else "",
+        sum(claim.low <= value <= claim.high for value in values),
+        len(values),
+        _outcome(claim.low <= mean <= claim.high, values),
+    )
+
+
+def _outcome(holds: bool, evidence: object) -> str:
+    return "not run" if not evidence else "holds" if holds else "does not hold"
+
+
+def _difference(a: float, b: float, measure: Measure) -> float:
+    """How much better a is than b; two that never got there are equal."""
+    if a == b:
+        return 0.0
+    return a - b if measure.higher_is_better else b - a
+
+
+def _count(pairs: list[tuple[float, float]], measure: Measure) -> tuple[int, int]:
+    differences = [_difference(a, b, measure) for a, b in pairs]
+    return sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+
+
+def _gain(pairs: list[tuple[float, float]], measure: Measure) -> str:
+    """The mean gain over pairs in which both numbers are known; in words where a side never got there."""
+    pairs = [(a, b) for a, b in pairs if not math.isnan(a) and not math.isnan(b)]
+    known = [_difference(a, b, measure) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    text = [_signed(fmean(known), measure)] if known else []
+    if any(math.isinf(b) and math.isfinite(a) for a, b in pairs):
+        text.append("only it arrives" if not known else f"only it arrives in {_lone(pairs, 1)}")
+    if any(math.isinf(a) and math.isfinite(b) for a, b in pairs):
+        text.append("only the other arrives" if not known else f"only the other in {_lone(pairs, 0)}")
+    if not text and pairs:
+        text.append("neither arrives")
+    return "; ".join(text)
+
+
+def _lone(pairs: list[tuple[float, float]], side: int) -> int:
+    return sum(math.isinf(pair[side]) and math.isfinite(pair[1 - side]) for pair in pairs)
+
+
+def _signed(gain: float, measure: Measure) -> str:
+    if measure.higher_is_better:
+        return f"{gain:+.{measure.digits}f} {measure.unit}".strip()
+    size = f"{abs(gain):.{measure.digits}f} {measure.unit}".strip()
+    return f"{size} {'less' if gain >= 0 else 'more'}"
+
+
+def _where(study: Study, claim: Claim, row: str, column: str) -> str:
+    than = f" against {study.row_label(claim.than)}" if claim.than else ""
+    place = f", {study.column_label(column)}" if len(study.columns) > 1 else ""
+    return f"{study.row_label(row)}{than}{place}"
