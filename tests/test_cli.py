@@ -1,0 +1,160 @@
+"""The command line as a user meets it: exit codes, messages, output."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedpews.cli import main
+from fedpews.errors import ConfigError
+
+TINY = ["--rounds", "2", "--seeds", "0", "--set", "train.batch_size=400", "--set", "runtime.engine=eager"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def fedpews(*arguments: str) -> Ended:
+    """The command in this process: starting a new one costs seconds of imports each time."""
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["fedpews", *arguments])
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return Ended(int(str(code or 0)), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "both"
+    methods = ["--method", "fedavg", "--method", "fedavg+pews"]
+    done = fedpews("run", "synthetic-3.2k", *methods, *TINY, "--out", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "fedavg+pews" in done.stdout
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--set", "train.lrr=0.1"], 2, ["train.lrr", "train.lr?"]),
+        (["--set", "train.lr=fast"], 2, ["train.lr", "valid number", "fast"]),
+        (["--set", "train.lr=-1"], 2, ["train.lr", "greater than 0"]),
+        (["--set", "warmup.rounds=9", "--rounds", "5"], 2, ["warmup.rounds", "9", "5"]),
+        (["--set", "data.partition=iid", "--set", "data.clients=99999"], 2, ["99999"]),
+        (["--set", "data.clients=0"], 2, ["data.clients"]),
+        (["--method", "fedprox", "--set", "method.muu=1"], 2, ["method.muu", "mu"]),
+        (["--method", "fedprox", "--set", "method.mu=-1"], 2, ["method.mu", "at least 0"]),
+        (["--set", "model.name=resmet"], 2, ["resmet"]),
+        (["--set", "model.classes=2"], 2, ["labels 0 to 3", "4 outputs"]),
+        (["--set", "data.name=synthetic"], 2, ["synthetic"]),
+        (["--seeds", "a,b"], 2, ["--seeds"]),
+        (["--set", "rounds"], 2, ["key=value"]),
+    ],
+)
+def test_bad_input_is_one_or_two_lines_and_exit_2(
+    arguments: list[str], code: int, words: list[str], tmp_path: Path
+) -> None:
+    done = fedpews("run", "synthetic-3.2k", "--out", str(tmp_path / "run"), "--rounds", "5", *arguments)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "word"),
+    [
+        (np.full((4, 5), np.nan, np.float32), np.zeros(4, np.int64), "nan"),
+        (np.zeros((0, 5), np.float32), np.zeros(0, np.int64), "sample"),
+        (np.zeros((4, 5), np.float32), np.full(4, -1), "label"),
+    ],
+)
+def test_bad_data_is_refused_clearly(x: np.ndarray, y: np.ndarray, word: str, tmp_path: Path) -> None:
+    good = {"x": np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32), "y": np.arange(4)}
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "a.npz", **good)
+    np.savez(tmp_path / "data" / "b.npz", x=x, y=y)
+    np.savez(tmp_path / "data" / "test.npz", **good)
+    name = ["--set", f"data.name=folder:{tmp_path / 'data'}", "--set", "data.partition=given"]
+    done = fedpews("run", "synthetic-3.2k", *name, *TINY, "--out", str(tmp_path / "run"))
+    assert done.returncode == 2, done.stderr
+    assert word in done.stderr.lower()
+    assert len(done.stderr.strip().splitlines()) <= 2
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    done = fedpews("run", "synthetic-32")
+    assert done.returncode == 2
+    assert "synthetic-32k" in done.stderr
+
+
+def test_debug_lets_the_error_through_with_its_traceback() -> None:
+    with pytest.raises(ConfigError):
+        fedpews("--debug", "run", "synthetic-32")
+
+
+def test_a_run_does_not_overwrite_an_earlier_one(two_runs: Path) -> None:
+    done = fedpews("run", "synthetic-3.2k", "--method", "fedavg", *TINY, "--out", str(two_runs / "fedavg"))
+    assert done.returncode == 2
+    assert "--resume" in done.stderr
+
+
+def test_resuming_a_finished_run_shows_its_result(two_runs: Path) -> None:
+    before = (two_runs / "fedavg" / "rounds.jsonl").read_bytes()
+    done = fedpews(
+        "run", "synthetic-3.2k", "--method", "fedavg", *TINY, "--out", str(two_runs / "fedavg"), "--resume"
+    )
+    assert done.returncode == 0, done.stderr
+    assert (two_runs / "fedavg" / "rounds.jsonl").read_bytes() == before
+
+
+def test_resuming_with_other_settings_is_exit_4(two_runs: Path) -> None:
+    changed = [*TINY, "--set", "train.lr=0.5", "--out", str(two_runs / "fedavg"), "--resume"]
+    done = fedpews("run", "synthetic-3.2k", "--method", "fedavg", *changed)
+    assert done.returncode == 4, done.stderr
+    assert "train.lr is 0.01 there and 0.5 here" in done.stderr
+
+
+def test_a_run_that_breaks_down_is_exit_5(tmp_path: Path) -> None:
+    done = fedpews("run", "synthetic-3.2k", *TINY, "--set", "train.lr=1e20", "--out", str(tmp_path / "run"))
+    assert done.returncode == 5, done.stderr
+
+
+def test_compare_finds_runs_below_a_folder_and_draws_them(two_runs: Path, tmp_path: Path) -> None:
+    done = fedpews("compare", str(two_runs), "--plot", str(tmp_path / "curves.png"))
+    assert done.returncode == 0, done.stderr
+    assert "of 1 seeds" in " ".join(done.stdout.split())
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_compare_says_when_a_folder_holds_no_run(tmp_path: Path) -> None:
+    done = fedpews("compare", str(tmp_path))
+    assert done.returncode == 2
+    assert "holds no run" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["methods", "data", "models", "recipes", "keys"])
+def test_list_shows_what_there_is(what: str) -> None:
+    done = fedpews("list", what)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 2
+
+
+def test_there_is_no_bar_and_no_colour_off_a_terminal(two_runs: Path, tmp_path: Path) -> None:
+    done = fedpews("run", "synthetic-3.2k", "--method", "fedavg", *TINY, "--out", str(tmp_path / "run"))
+    assert "\x1b" not in done.stderr + done.stdout
+    assert "━" not in done.stderr
