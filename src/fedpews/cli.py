@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedpews.cli_flower import flower
 from fedpews.errors import ConfigError, FedpewsError, Interrupted
 from fedpews.reproduce.commands import add_to
 
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(flower)
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -66,6 +68,21 @@ def run(
     Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint. Kill it at any
     moment: with --resume it goes on to the same numbers.
     """
+    runs = resolve_runs(config, method, rounds, seeds, folder, set_)
+    for experiment, place in runs:
+        _run_one(experiment, place, data_dir, resume, quiet)
+    show_runs([place for _, place in runs])
+
+
+def resolve_runs(
+    config: str,
+    method: list[str] | None,
+    rounds: int | None,
+    seeds: str | None,
+    folder: Path | None,
+    set_: list[str] | None,
+) -> list[tuple[Any, Path]]:
+    """The experiments that a command line asks for, each with its folder."""
     from fedpews.experiment import Experiment, parse_setting
 
     changes: dict[str, Any] = {}
@@ -82,8 +99,11 @@ def run(
     folders = [_folder(folder, name, experiment.method_label, len(experiments)) for experiment in experiments]
     if len(set(folders)) < len(folders):
         raise ConfigError("the same method is given twice")
-    for experiment, place in zip(experiments, folders, strict=True):
-        _run_one(experiment, place, data_dir, resume, quiet)
+    return list(zip(experiments, folders, strict=True))
+
+
+def show_runs(folders: list[Path]) -> None:
+    """How runs did, and where they are."""
     _show(folders)
     out.print(f"results in {', '.join(str(place) for place in folders)}", soft_wrap=True)
 
