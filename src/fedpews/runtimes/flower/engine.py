@@ -100,9 +100,7 @@ class FlowerEngine(Engine):
         nodes = self._gather(list(by_site))
         attempt.sites = {site: Answer("absent", "not connected") for site in by_site if site not in nodes}
         encoded: dict[int, bytes] = {}
-        messages = {
-            site: self._message(node, by_site[site], encoded) for site, node in sorted(nodes.items())
-        }
+        messages = {site: self._message(node, by_site[site], encoded) for site, node in sorted(nodes.items())}
         for site, message in messages.items():
             attempt.sites[site] = Answer("no answer", f"none within {self.tolerance.round_seconds:g} s")
             attempt.sites[site].bytes_down = size_on_wire(message)
@@ -203,7 +201,9 @@ def read_scores(reply: Message, models: int) -> list[tuple[int, int, float]]:
         right, seen, loss = (record.get(name) for name in ("correct", "seen", "loss"))
         whole = isinstance(right, int) and isinstance(seen, int) and isinstance(loss, float)
         if not whole or not 0 <= right <= seen or not 0 <= loss < float("inf"):
-            raise BadMessage(f"its score for model {place} makes no sense: {right!r} of {seen!r}, loss {loss!r}")
+            raise BadMessage(
+                f"its score for model {place} makes no sense: {right!r} of {seen!r}, loss {loss!r}"
+            )
         scores.append((right, seen, loss))
     return scores
 

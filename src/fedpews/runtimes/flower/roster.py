@@ -35,7 +35,9 @@ class Roster:
             if site is None:
                 continue
             if site in found:
-                self._say(f"nodes {found[site]} and {node} both say they are site {site}; the second is ignored")
+                self._say(
+                    f"nodes {found[site]} and {node} both say they are site {site}; the second is ignored"
+                )
                 self._site[node] = None
             else:
                 found[site] = node

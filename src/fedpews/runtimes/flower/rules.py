@@ -16,7 +16,9 @@ class Tolerance:
     """When a round starts, when it ends, and when it is given up."""
 
     min_sites: int = 2  # a round counts with this many good uploads; fewer only if the cohort is smaller
-    max_failures: int | None = None  # more failed sites than this, and those are asked again; None is any number
+    max_failures: int | None = (
+        None  # more failed sites than this, and those are asked again; None is any number
+    )
     attempts: int = 3  # how often a round is tried before the run stops
     round_seconds: float = 3600.0  # the time limit of a round
     join_seconds: float = 120.0  # at the start, how long to wait for all sites

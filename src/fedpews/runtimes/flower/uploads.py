@@ -82,7 +82,9 @@ class UploadCheck:
             expected = "all" if sample.neurons is None else "its own"
             raise BadMessage(f"in this phase a site sends {expected} neurons, and this is not so here")
         if (upload.mask is None) != (sample.mask is None):
-            raise BadMessage(f"a mask of single weights is {'missing' if upload.mask is None else 'not expected'}")
+            raise BadMessage(
+                f"a mask of single weights is {'missing' if upload.mask is None else 'not expected'}"
+            )
         if upload.mask is not None and sample.mask is not None:
             _same_layout("mask", upload.mask, sample.mask)
         if download.neurons is not None and upload.neurons is not None:
@@ -93,7 +95,9 @@ class UploadCheck:
     def _check_norm(self, upload: Upload, old: Mapping[str, Tensor], bound: float) -> None:
         owned = upload.ownership(self.net) or {}
         change = {
-            name: torch.where(owned[name].bool(), value - old[name], 0.0) if name in owned else value - old[name]
+            name: torch.where(owned[name].bool(), value - old[name], 0.0)
+            if name in owned
+            else value - old[name]
             for name, value in upload.params.items()
             if name in old and value.is_floating_point()
         }

@@ -1,0 +1,107 @@
+"""`fedpews flower`: an experiment as a Flower app, and a deployment on this machine to try it on."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpews.errors import ConfigError
+
+flower = typer.Typer(
+    name="flower",
+    help="The same experiments across real sites, with Flower as the network.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@flower.command()
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
+    config: Annotated[
+        str | None, typer.Option(help="A recipe or TOML file to start from; by default data at the sites.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set train.lr=0.1.")
+    ] = None,
+) -> None:
+    """Write a Flower app: the experiment, two lines for each half, and a README with every command."""
+    from fedpews.cli import out
+    from fedpews.experiment import Experiment, override, parse_setting, read_config
+    from fedpews.runtimes.flower.template import new_app, starter
+
+    changes = dict(parse_setting(text) for text in set_ or [])
+    if config is None and not changes:
+        text = starter()
+    else:
+        values = tomllib.loads(starter()) if config is None else read_config(config)
+        text = Experiment(**override(values, changes)).to_toml()
+    for path in new_app(folder, text):
+        out.print(str(path))
+
+
+@flower.command()
+def up(
+    config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
+    sites: Annotated[int | None, typer.Option(help="How many sites; one for each client of the data.")] = None,
+    site_data: Annotated[
+        list[str] | None,
+        typer.Option(help="With data.name = 'sites': a site's own data, folder:PATH or FILE.py:function; once each."),
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="With it: the server's test set, an .npz file.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Method; several: one run each, compared.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds T.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Run folder (default: runs/CONFIG-METHOD).")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set train.lr=0.1.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")] = False,
+) -> None:
+    """Run an experiment on a SuperLink and SuperNodes on this machine, with TLS and authentication.
+
+    The run's folder is that of `fedpews run`, and sites.jsonl says who answered in each round.
+    """
+    from fedpews.cli import err, resolve_runs, show_runs
+    from fedpews.loopback import up as run_up
+    from fedpews.report.progress import ProgressBar
+
+    _check_installed()
+    runs = resolve_runs(config, method, rounds, seeds, folder, set_)
+    for experiment, place in runs:
+
+        def say(text: str) -> None:
+            if not quiet:
+                err.print(text, soft_wrap=True, markup=False)
+
+        with ProgressBar(experiment.method_label, err, quiet) as bar:
+            total = experiment.rounds
+            run_up(
+                experiment,
+                place,
+                sites=sites,
+                site_data=site_data or (),
+                test=test,
+                resume=resume,
+                data_dir=data_dir,
+                begin=lambda done, bar=bar, total=total: bar.begin(total, done),  # type: ignore[misc]
+                round=bar.round,
+                say=say,
+            )
+    show_runs([place for _, place in runs])
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise ConfigError("Flower is not installed: pip install 'fedpews[flower]'")

@@ -1,0 +1,83 @@
+"""Certificates and keys for trying a deployment on this machine. Real sites use their own authority's."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+DAYS = 30
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """The SuperLink's certificate, its key, and the authority that everybody trusts."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def make_server_keys(folder: Path, host: str = "127.0.0.1") -> ServerKeys:
+    """A throw-away authority and a certificate for ``host``; the authority's own key is not kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = ServerKeys(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    root_name = _name("fedpews trial authority")
+    root = (
+        _certificate(root_name, root_name, root_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(root_key, hashes.SHA384())
+    )
+    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))]
+    server = (
+        _certificate(_name(host), root_name, key.public_key())
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(root_key, hashes.SHA384())
+    )
+    keys.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    keys.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    _write_private(keys.key, key, serialization.PrivateFormat.TraditionalOpenSSL)
+    return keys
+
+
+def make_site_key(folder: Path, site: int) -> tuple[Path, Path]:
+    """A site's private and public key, as ``ssh-keygen -t ecdsa -b 384`` makes them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    private, public = folder / f"site-{site}", folder / f"site-{site}.pub"
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_private(private, key, serialization.PrivateFormat.OpenSSH)
+    public.write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    )
+    return private, public
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=DAYS))
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _write_private(
+    path: Path, key: ec.EllipticCurvePrivateKey, layout: serialization.PrivateFormat
+) -> None:
+    data = key.private_bytes(serialization.Encoding.PEM, layout, serialization.NoEncryption())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
