@@ -4,7 +4,10 @@ A round, whoever runs it::
 
     downloads = method.downloads(net, state, cohort)             # server: one for each client of the cohort
     client = method.client(phase)                                # both halves agree on the phase
-    local = client.start(net, download, memory)                  # client
+    model = client.probe(net, download, memory)                  # client: most methods ask for nothing
+    if model is not None:
+        memory = client.probed(net, download, memory, accuracy)  #   how good that model is on the client's data
+    local = client.start(net, download, memory)
     for batch in batches:                                        # the runtime owns this loop
         local, loss = client.step(net, local, batch, noise, lr)  #   pure, so it can be vectorised or compiled
     memory, upload = client.finish(net, download, local, work)   # client
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -88,13 +91,29 @@ class Upload:
             return self.mask
         return None if self.neurons is None else net.graph.expand(self.neurons)
 
+    def adding(self, extra: Mapping[str, Tree]) -> Upload:
+        """The same upload with something more to send."""
+        return replace(self, extra={**self.extra, **extra})
+
 
 class Client(ABC):
     """The client half. Every function is pure: it returns new values and keeps none."""
 
+    counts_steps: ClassVar[bool] = False
+    """Whether ``finish`` needs to know, when neurons are masked, how many steps each element took part in:
+    it then finds the counts in ``local["taken"]``, for every name that belongs to a neuron."""
+
     def noise_size(self, net: Network) -> int:
         """How many uniform random numbers a step uses; ``Work.noise`` has as many."""
         return 0
+
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
+        """A model whose accuracy on the client's own data is wanted before ``start``; None if there is none."""
+        return None
+
+    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
+        """The memory that ``start`` gets, after a probe."""
+        raise NotImplementedError("a client half with a probe also says what it makes of the accuracy")
 
     @abstractmethod
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
@@ -110,6 +129,10 @@ class Client(ABC):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         """What the client keeps for its next round, and what it sends."""
 
+    def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
+        """The model this client would use itself, given the server's latest download."""
+        return download.params
+
 
 class Method(ABC):
     """The server half, and the client halves that go with it."""
@@ -120,6 +143,11 @@ class Method(ABC):
     def phase(self, state: Nest, round: int) -> str:
         """What kind of round this is; a runtime only needs it to be the same name for the same kind."""
         return "train"
+
+    @property
+    def personalised(self) -> bool:
+        """Whether each client ends with a model of its own (``Client.personal``), to be judged on its own data."""
+        return False
 
     @abstractmethod
     def client(self, phase: str) -> Client:

@@ -88,10 +88,10 @@ class LocalSGD(Method, Client):
         )
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        aggregate = self.aggregate(state["params"], uploads, average)
+        aggregate = self.aggregate(net, state["params"], uploads, average)
         params, slots = step_server(self.server, net, state["params"], aggregate, state["server"], average)
         return state | {"params": params, "server": slots}
 
-    def aggregate(self, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
+    def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
         """Where the uploads say the model should go, before the server's own step."""
         return average([upload.params for upload in uploads], old)

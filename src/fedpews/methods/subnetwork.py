@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+
+import torch
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.methods.contract import Client, Nest
+from fedpews.methods.contract import Client, Download, Nest, Upload, Work
+from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Batch, Network
+
+
+def start_subnetwork(client: Client, net: Network, download: Download, memory: Nest | None) -> Nest:
+    """A client half's local state, ready for ``step_subnetwork``."""
+    local = client.start(net, download, memory)
+    if client.counts_steps:
+        like = next(iter(download.params.values()))
+        local = local | {"taken": net.graph.expand(like.new_zeros(net.graph.size))}
+    return local
 
 
 def step_subnetwork(
@@ -22,9 +36,60 @@ def step_subnetwork(
     """
     moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
     mask = net.graph.expand(gates != 0)
-    return {
+    kept = {
         key: trees.where(mask, value, local[key])
         if isinstance(value, dict) and value is not local[key]
         else value
         for key, value in moved.items()
-    }, loss
+    }
+    if "taken" in local:
+        kept["taken"] = trees.add(local["taken"], mask)
+    return kept, loss
+
+
+@dataclass(frozen=True)
+class DealtClient(Client):
+    """Trains the neurons the server dealt, and sends them back.
+
+    What is read from them is multiplied by the ``scale`` the server may send along.
+    """
+
+    inner: Client
+
+    def noise_size(self, net: Network) -> int:
+        return self.inner.noise_size(net)
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        assert download.neurons is not None, "the server half deals the neurons"
+        gates = download.neurons.to(next(iter(download.params.values())).dtype)
+        if "scale" in download.extra:
+            gates = gates * download.extra["scale"]["scale"]
+        kept = None if memory is None else memory["inner"]
+        return {"inner": start_subnetwork(self.inner, net, download, kept), "gates": {"neurons": gates}}
+
+    def step(
+        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
+    ) -> tuple[Nest, Tensor]:
+        gates: Tensor = local["gates"]["neurons"]
+        inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise, lr, gates)
+        return local | {"inner": inner}, loss
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        memory, upload = self.inner.finish(
+            net, download, local["inner"], replace(work, neurons=download.neurons)
+        )
+        return {"inner": memory}, upload
+
+
+def window(graph: NeuronGraph, width: float, offset: int = 0) -> Tensor:
+    """The units (offset + 0 … ⌈width·K⌉ − 1) mod K of every layer of K neurons: (neurons,) bool.
+
+    >>> from fedpews.neurons.graph import Layer
+    >>> window(NeuronGraph((Layer("hidden", 0, 4),), {}), width=0.5, offset=3)
+    tensor([ True, False, False,  True])
+    """
+    neurons = torch.zeros(graph.size, dtype=torch.bool)
+    for layer in graph.layers:
+        count = max(1, math.ceil(width * layer.size - 1e-9))  # 0.2·15 is 3, not 3.0000000000000004
+        neurons[layer.start + (offset + torch.arange(count)) % layer.size] = True
+    return neurons

@@ -1,12 +1,14 @@
 """Downloads and uploads as bytes: only owned elements, masks one bit each, no pickle.
 
 The layout is a safetensors file. A tree of parameters becomes one flat vector of the elements the client owns,
-in the network's order; booleans are packed eight to a byte; what is left goes in whole.
+in the tree's order; if it has so many zeros that it pays, only the others are sent, with a bit for each
+element. Booleans are packed eight to a byte; what is left goes in whole. Every value comes back to the bit.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,9 @@ from fedpews.errors import FedpewsError
 from fedpews.methods.contract import Download, Upload
 from fedpews.neurons.network import Network
 from fedpews.trees import Tree
+
+SPARSE_HEADER = 100
+"""Bytes that the description of one more tensor costs, about."""
 
 
 class BadMessage(FedpewsError):
@@ -67,23 +72,24 @@ def _encode(
         tensors["neurons"] = _pack(neurons)
         owned = net.graph.expand(neurons)
     if mask is not None:
-        about["masked"] = list(mask)
-        tensors["mask"] = _pack(torch.cat([m.expand(net.shapes[name]).flatten() for name, m in mask.items()]))
+        about["mask"] = {name: list(bits.shape) for name, bits in mask.items()}
+        tensors["mask"] = _pack(torch.cat([bits.flatten() for bits in mask.values()]))
         owned = mask
     about["trees"] = {}
     for key, tree in {"params": params, **extra}.items():
-        if set(tree) <= set(net.names):
-            values = (
-                torch.cat([_owned(value, owned.get(name)) for name, value in tree.items()]) if tree else None
-            )
-            bits = values is not None and values.dtype == torch.bool
+        if all(value.shape == net.shapes.get(name) for name, value in tree.items()):
+            mine = {} if mask is not None and key != "params" else owned
+            parts = {name: _owned(value, mine.get(name)) for name, value in tree.items()}
+            bits = [name for name, part in parts.items() if part.dtype == torch.bool]
             about["trees"][key] = {"names": list(tree), "bits": bits}
-            if values is not None:
-                tensors[key] = _pack(values) if bits else values
+            if bits:
+                tensors[f"{key}:bits"] = _pack(torch.cat([parts.pop(name) for name in bits]))
+            if parts:
+                tensors |= _squeeze(key, torch.cat(list(parts.values())))
         else:
             tensors |= {f"{key}/{name}": value.contiguous() for name, value in tree.items()}
-    data: bytes = save(tensors, {"about": json.dumps(about)})
-    return data
+    encoded: bytes = save(tensors, {"about": json.dumps(about, separators=(",", ":"))})
+    return encoded
 
 
 def _decode(
@@ -93,14 +99,12 @@ def _decode(
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         about = json.loads(header["__metadata__"]["about"])
-        layout = {
-            str(key): (list(map(str, t["names"])), bool(t["bits"])) for key, t in about["trees"].items()
-        }
-        masked = None if "masked" not in about else list(map(str, about["masked"]))
+        layout = {str(key): (list(tree["names"]), set(tree["bits"])) for key, tree in about["trees"].items()}
+        shapes = {str(name): tuple(map(int, shape)) for name, shape in about.get("mask", {}).items()}
+        names = {name for listed, _ in layout.values() for name in listed} | set(shapes)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadMessage(f"not a message of this kind: {error}") from error
-    unknown = {name for names, _ in layout.values() for name in names if name not in net.shapes}
-    unknown |= {name for name in masked or () if name not in net.shapes}
+    unknown = [str(name) for name in names if name not in net.shapes]
     if unknown or "params" not in layout:
         raise BadMessage(f"the message does not fit the model: {sorted(unknown)[:3] or 'no params'}")
     owned: Mapping[str, Tensor] = {}
@@ -108,11 +112,12 @@ def _decode(
     if "neurons" in tensors:
         neurons = _unpack(tensors.pop("neurons"), net.graph.size)
         owned = net.graph.expand(neurons)
-    if masked is not None:
-        sizes = [net.shapes[name].numel() for name in masked]
-        bits = _unpack(_take(tensors, "mask"), sum(sizes))
-        owned = mask = {n: b.view(net.shapes[n]) for n, b in zip(masked, bits.split(sizes), strict=True)}
-    found = {key: _unflatten(net, tensors, key, names, owned, bits) for key, (names, bits) in layout.items()}
+    if "mask" in about:
+        owned = mask = _unpack_mask(net, _take(tensors, "mask"), shapes)
+    found = {
+        key: _unflatten(net, tensors, key, *entry, {} if mask is not None and key != "params" else owned)
+        for key, entry in layout.items()
+    }
     for key, value in tensors.items():
         tree, _, name = key.partition("/")
         if not name or tree in layout:
@@ -130,25 +135,62 @@ def _unflatten(
     tensors: dict[str, Tensor],
     key: str,
     names: Sequence[str],
+    bits: set[str],
     owned: Mapping[str, Tensor],
-    bits: bool,
 ) -> Tree:
     masks = {n: owned[n].bool().expand(net.shapes[n]) if n in owned else None for n in names}
-    sizes = [net.shapes[name].numel() if mask is None else int(mask.sum()) for name, mask in masks.items()]
-    if not names:
-        return {}
-    values = _take(tensors, key)
-    if bits:
-        values = _unpack(values, sum(sizes))
-    if values.shape != (sum(sizes),):
-        raise BadMessage(f"{key} has {tuple(values.shape)} values where {sum(sizes)} are expected")
+    sizes = {n: net.shapes[n].numel() if m is None else int(m.sum()) for n, m in masks.items()}
+    parts: Tree = {}
+    packed, plain = ([n for n in names if (n in bits) == kind] for kind in (True, False))
+    if packed:
+        lengths = [sizes[n] for n in packed]
+        values = _unpack(_take(tensors, f"{key}:bits"), sum(lengths))
+        parts |= zip(packed, values.split(lengths), strict=True)
+    if plain:
+        lengths = [sizes[n] for n in plain]
+        parts |= zip(plain, _stretch(tensors, key, sum(lengths)).split(lengths), strict=True)
     tree = {}
-    for (name, mask), part in zip(masks.items(), values.split(sizes), strict=True):
-        if mask is None:
-            tree[name] = part.view(net.shapes[name])
-        else:
-            tree[name] = torch.zeros(net.shapes[name], dtype=values.dtype).masked_scatter_(mask, part)
+    for name, mask in masks.items():
+        part, shape = parts[name], net.shapes[name]
+        empty = torch.zeros(shape, dtype=part.dtype)
+        tree[name] = part.view(shape) if mask is None else empty.masked_scatter_(mask, part)
     return tree
+
+
+def _squeeze(key: str, values: Tensor) -> dict[str, Tensor]:
+    """The values, or only those that are not zero when that is shorter."""
+    size = values.element_size()
+    present = values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[size]) != 0  # −0 is not zero
+    saved = int((~present).sum()) * size - (values.numel() + 7) // 8
+    if saved <= SPARSE_HEADER:
+        return {key: values}
+    return {key: values[present], f"{key}:where": _pack(present)}
+
+
+def _stretch(tensors: dict[str, Tensor], key: str, count: int) -> Tensor:
+    values = _take(tensors, key)
+    if f"{key}:where" in tensors:
+        present = _unpack(tensors.pop(f"{key}:where"), count)
+        if values.shape != (int(present.sum()),):
+            raise BadMessage(
+                f"{key} has {tuple(values.shape)} values where {int(present.sum())} are expected"
+            )
+        return torch.zeros(count, dtype=values.dtype).masked_scatter_(present, values)
+    if values.shape != (count,):
+        raise BadMessage(f"{key} has {tuple(values.shape)} values where {count} are expected")
+    return values
+
+
+def _unpack_mask(net: Network, packed: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tree:
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    bits = _unpack(packed, sum(sizes)).split(sizes)
+    mask = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), bits, strict=True)}
+    for name, part in mask.items():
+        try:
+            part.expand(net.shapes[name])
+        except RuntimeError as error:
+            raise BadMessage(f"the mask of {name} does not fit it: {error}") from error
+    return mask
 
 
 def _take(tensors: dict[str, Tensor], key: str) -> Tensor:

@@ -15,12 +15,15 @@ from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from fedpews import trees
+from fedpews.neurons.channels import is_norm
 from fedpews.trees import Tree
 
 if TYPE_CHECKING:
     from fedpews.neurons.graph import NeuronGraph
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
+Term = Callable[[Tensor, Tensor], Tensor]
+"""(features, outputs) -> one number per sample."""
 
 
 class Batch(NamedTuple):
@@ -112,6 +115,13 @@ class Network:
         return last[-1]
 
     @cached_property
+    def norms(self) -> tuple[str, ...]:
+        """The names of everything that belongs to a norm layer: scale, shift and running statistics."""
+        modules = self._template.named_modules()
+        layers = {name for name, layer in modules if is_norm(layer) or isinstance(layer, nn.LayerNorm)}
+        return tuple(name for name in self.names if name.rpartition(".")[0] in layers)
+
+    @cached_property
     def is_stochastic(self) -> bool:
         """Whether two training passes over the same input differ (dropout), which ties a run to torch's global seed."""
         params = self.initial()
@@ -144,21 +154,22 @@ class Network:
         return batch.mean(self.sample_loss(outputs, batch.y)), buffers
 
     def gradients(
-        self,
-        params: Mapping[str, Tensor],
-        batch: Batch,
-        extra: Callable[[Tree], Tensor] | None = None,
+        self, params: Mapping[str, Tensor], batch: Batch, term: Term | None = None
     ) -> tuple[Tensor, Tree, Tree]:
         """Loss, its gradient by the trainable parameters, and the buffers after the pass.
 
-        ``extra(params)`` is a further differentiable loss term; the loss returned does not contain it.
+        ``term(features, outputs)`` is one more number per sample to descend on; the loss returned does not
+        contain it.
         """
         fixed = trees.pick(params, self.buffers)
 
         def objective(trainable: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
-            loss, buffers = self.loss(trainable | fixed, batch)
-            total = loss if extra is None else loss + extra(trainable | fixed)
-            return total, (loss, buffers)
+            if term is None:
+                loss, buffers = self.loss(trainable | fixed, batch)
+                return loss, (loss, buffers)
+            features, outputs, buffers = self.features(trainable | fixed, batch.x)
+            loss = batch.mean(self.sample_loss(outputs, batch.y))
+            return loss + batch.mean(term(features, outputs)), (loss, buffers)
 
         _, (loss, buffers), grads = differentiate(objective, trees.pick(params, self.trainable))
         return loss.detach(), grads, buffers
@@ -167,16 +178,22 @@ class Network:
         """Outputs in evaluation mode."""
         return self._call(params, x, training=False)[0]
 
-    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """What the classifier reads: the model's representation of each sample, in training mode."""
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tree]:
+        """What the classifier reads of each sample, the outputs and the buffers, of one training pass.
+
+        Of a closed neuron the classifier reads nothing, so its features are zero.
+        """
         seen: list[Tensor] = []
         layer = self._module(training=True).get_submodule(self.classifier)
         hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            self._call(params, x, training=True)
+            outputs, buffers = self._call(params, x, training=True)
         finally:
             hook.remove()
-        return seen[-1].flatten(1)
+        features = seen[-1]
+        if self._gates is not None:
+            features = self.graph.gate_inputs(f"{self.classifier}.weight", features, self._gates)
+        return features.flatten(1), outputs, buffers
 
     def _call(self, params: Mapping[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpews.methods.contract import Client, Download, Nest, Upload, Work
-from fedpews.methods.subnetwork import step_subnetwork
+from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.network import Batch, Network, differentiate
 from fedpews.warmup.masks import Learned
 
@@ -34,7 +34,7 @@ class LearnedClient(Client):
         # θ_{g∖i}, the mean over the other clients; a client alone has nobody to differ from
         others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None
         return {
-            "inner": self.inner.start(net, download, _inner(memory)),
+            "inner": start_subnetwork(self.inner, net, download, _inner(memory)),
             "scores": {"neurons": scores},
             "others": {} if others is None else {"neurons": others},
         }
@@ -61,7 +61,8 @@ class LearnedClient(Client):
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
         if local["others"]:
             slope = slope - 2 * self.masks.diversity * (theta - local["others"]["neurons"])
-        return scores - self.masks.mask_lr * slope * theta * (1 - theta)
+        stepped: Tensor = scores - self.masks.mask_lr * slope * theta * (1 - theta)
+        return stepped
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         h = net.graph.size
@@ -73,37 +74,6 @@ class LearnedClient(Client):
         if self.masks.share == "probabilities":
             upload = replace(upload, extra={**upload.extra, "theta": {"neurons": theta}})
         return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
-
-
-@dataclass(frozen=True)
-class DealtClient(Client):
-    """Trains the neurons the server dealt, and sends them back."""
-
-    inner: Client
-
-    def noise_size(self, net: Network) -> int:
-        return self.inner.noise_size(net)
-
-    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        assert download.neurons is not None, "the server half deals the neurons"
-        dtype = next(iter(download.params.values())).dtype
-        return {
-            "inner": self.inner.start(net, download, _inner(memory)),
-            "gates": {"neurons": download.neurons.to(dtype)},
-        }
-
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
-        gates: Tensor = local["gates"]["neurons"]
-        inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise, lr, gates)
-        return local | {"inner": inner}, loss
-
-    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        memory, upload = self.inner.finish(
-            net, download, local["inner"], replace(work, neurons=download.neurons)
-        )
-        return {"inner": memory}, upload
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upload
+from fedpews.methods.subnetwork import DealtClient
 from fedpews.neurons.network import Network
 from fedpews.trees import Tree
-from fedpews.warmup.clients import DealtClient, LearnedClient, WarmClient
+from fedpews.warmup.clients import LearnedClient, WarmClient
 from fedpews.warmup.masks import Fixed, Learned, contiguous
 
 WARMUP = "warmup"
@@ -42,6 +44,12 @@ def with_warmup(
     >>> with_warmup(FedProx(mu=0.01), rounds=25, masks=Learned(diversity=5.0)).rounds
     25
     """
+    if not method.takes_warmup:
+        name = type(method).__name__
+        raise ConfigError(
+            f"{name} trains parts of the network by its own rule, so it takes no warmup; "
+            "put the warmup around fedavg, fedprox, scaffold, fednova or moon."
+        )
     return Warmup(method, rounds, Learned() if masks is None else masks, end_at_loss, at_least)
 
 

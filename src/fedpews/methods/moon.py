@@ -1,0 +1,68 @@
+"""MOON: local SGD with a contrast between models (Li et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, softplus
+
+from fedpews import trees
+from fedpews.methods.contract import Download, Nest, Upload, Work
+from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.options import option
+from fedpews.neurons.network import Batch, Network
+from fedpews.trees import Tree
+
+
+@dataclass(frozen=True)
+class Moon(LocalSGD):
+    """Local SGD that draws a client's representation towards the global model's, away from its own last one's.
+
+    Adds μ·CE([cos(z, z_glob), cos(z, z_prev)]/T, 0) to the loss of each sample, with z what the classifier
+    reads; z_glob and z_prev carry no gradient. In a client's first round there is no z_prev and the term is 0.
+    In a warmup all three come from the client's subnetwork, and its last model is the part it uploaded.
+
+    The reference's projection head (Linear–ReLU–Linear to 256) lies between body and classifier, so it is a
+    matter of the model: give the model those two layers, and its classifier reads the projection.
+
+    Args:
+        mu: μ, the strength of the contrast; the reference uses 1, and 5 for CIFAR-10.
+        temperature: T.
+
+    >>> Moon(mu=5.0).temperature
+    0.5
+    """
+
+    mu: float = option(1.0, at_least=0)
+    temperature: float = option(0.5, above=0)
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        params = download.params
+        return super().start(net, download, memory) | {
+            "global": params,
+            "previous": params if memory is None else memory["previous"],
+            "strength": {"mu": torch.tensor(0.0 if memory is None else self.mu)},
+        }
+
+    def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
+        with torch.no_grad():
+            towards, _, _ = net.features(local["global"], batch.x)
+            away, _, _ = net.features(local["previous"], batch.x)
+
+        def contrast(features: Tensor, outputs: Tensor) -> Tensor:
+            near = cosine_similarity(features, towards)
+            far = cosine_similarity(features, away)
+            # the cross-entropy of two classes is a softplus of their difference
+            nearer: Tensor = local["strength"]["mu"] * softplus((far - near) / self.temperature)
+            return nearer
+
+        return net.gradients(local["params"], batch, contrast)
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        _, upload = super().finish(net, download, local, work)
+        previous: Tree = local["params"]
+        if work.neurons is not None:
+            previous = trees.where(net.graph.expand(work.neurons), previous, trees.zeros_like(previous))
+        return {"previous": previous}, upload
