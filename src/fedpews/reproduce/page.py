@@ -231,7 +231,8 @@ def _flags(scale: Scale) -> list[str]:
     flags = ["--quick"] if scale.quick else []
     if scale.seeds is not None:
         flags.append("--seeds " + ",".join(map(str, scale.seeds)))
-    flags += [f"--set {key}={value}" for key, value in (scale.set or {}).items()]
+    settings = {key: value for key, value in (scale.set or {}).items() if not key.startswith("runtime.")}
+    flags += [f"--set {key}={value}" for key, value in settings.items()]
     return flags + [f"--stand-in {name}={other}" for name, other in (scale.stand_in or {}).items()]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpews.errors import ConfigError
-from fedpews.experiment import Experiment, override, read_config, recipes
+from fedpews.experiment import Experiment, RuntimeTable, override, read_config, recipes
 
 FOLDER = "paper/"
 """Where the studies are among the recipes."""
@@ -118,8 +118,9 @@ class Scale:
             told.append(
                 f"scaled down (--quick): {_settings(flatten(study.quick.set)) or 'fewer cells or seeds'}"
             )
-        if self.set:
-            told.append(f"changed: {_settings(self.set)}")
+        changed = {key: value for key, value in (self.set or {}).items() if not key.startswith("runtime.")}
+        if changed:
+            told.append(f"changed: {_settings(changed)}")
         told += [f"{other} stands in for {name}" for name, other in (self.stand_in or {}).items()]
         return told
 
@@ -135,8 +136,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Where its runs are kept. The same experiment has the same name in every study."""
-        one = self.experiment.model_copy(update={"seeds": [0]})
+        """Where its runs are kept. The same experiment has the same name in every study, whatever trains it."""
+        one = self.experiment.model_copy(update={"seeds": [0], "runtime": RuntimeTable()})
         kind = f"-{self.probe}" if self.probe else ""
         data = one.data.name.replace("/", "-").replace(":", "-")
         return f"{data}-{one.method_label}{kind}-{one.fingerprint()[:10]}"
