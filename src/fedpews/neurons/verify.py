@@ -18,31 +18,38 @@ BY_HAND = 'NeuronGraph.by_hand(model, [Hidden("layer", read_by=["next.layer"]), 
 
 
 def verify(model: nn.Module, graph: NeuronGraph, example: Tensor) -> None:
-    """Raise a ConfigError unless closing neurons equals removing them on the example, layer by layer and jointly.
+    """Raise a ConfigError unless closing neurons equals removing them on the example.
 
-    Compared on up to four samples, in double precision and evaluation mode, with all parameters jittered, because a
-    layer that starts at zero would prove nothing.
+    A random half of every layer is closed, then the other half. If the networks differ, layer by layer to name
+    the guilty. Compared on two samples, in double precision and evaluation mode, with all parameters jittered,
+    because a layer that starts at zero would prove nothing.
     """
     generator = torch.Generator().manual_seed(0)
-    everything = Layer(" + ".join(layer.name for layer in graph.layers), 0, graph.size)
-    failed: dict[str, str] = {}
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         model, example, tolerance = _jittered(model, example, generator)
-        for layer in (*graph.layers, everything):
+        half = torch.ones(graph.size, dtype=torch.bool)
+        for layer in graph.layers:
+            half[layer.start + torch.randperm(layer.size, generator=generator)[: layer.size // 2]] = False
+
+        def differ(layers: Sequence[Layer], first: bool) -> str:
             neurons = torch.ones(graph.size, dtype=torch.bool)
-            for part in graph.layers if layer is everything else (layer,):
-                closed = torch.randperm(part.size, generator=generator)[: max(1, part.size // 2)]
-                neurons[part.start + closed] = part.size == 1
-            if (layer is not everything or not failed) and (
-                found := _difference(model, graph, example, neurons, tolerance)
-            ):
-                failed[layer.name] = found
-    if failed:
-        name, found = next(iter(failed.items()))
-        raise ConfigError(
-            f"closing neurons of layer {name!r} is not the same as removing them: {found}. "
-            + ways_out([part for name in failed for part in name.split(" + ")])
-        )
+            for layer in layers:
+                part = slice(layer.start, layer.start + layer.size)
+                if layer.size > 1:
+                    neurons[part] = half[part] if first else ~half[part]
+            return _difference(model, graph, example, neurons, tolerance)
+
+        found = differ(graph.layers, True) or differ(graph.layers, False)
+        if not found:
+            return
+        alone = {layer.name: differ([layer], True) or differ([layer], False) for layer in graph.layers}
+    failed = {name: text for name, text in alone.items() if text}
+    failed = failed or {layer.name: found for layer in graph.layers}
+    name, found = next(iter(failed.items()))
+    raise ConfigError(
+        f"closing neurons of layer {name!r} is not the same as removing them: {found}. "
+        + ways_out([part for name in failed for part in name.split(" + ")])
+    )
 
 
 def _jittered(
@@ -56,7 +63,7 @@ def _jittered(
             value.data = value.data + 0.1 * (noise if name.endswith("running_var") else noise - 0.5)
     double = copy.deepcopy(model).double()
     for candidate, batch, tolerance in (
-        (double, example[:4], 1e-7),
+        (double, example[:2], 1e-7),
         (double, example, 1e-7),  # the first dimension is not the batch
         (model, example, 1e-3),  # the model insists on its own precision somewhere
     ):
