@@ -62,7 +62,7 @@ class FedPM(Method, Client):
     def params(self, state: Nest) -> Tree:
         generator = torch.Generator().manual_seed(fold(int(state["seed"]), int(state["round"]), "evaluate"))
         used = {}
-        for name, theta in state["theta"].items():
+        for name, theta in sorted(state["theta"].items()):  # a resumed state may list them in another order
             cut = torch.rand(theta.shape, generator=generator) if self.evaluate == "sample" else 0.5
             used[name] = state["weights"][name] * (theta > cut)
         rest: Tree = state["rest"]

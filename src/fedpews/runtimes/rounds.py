@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -51,14 +51,15 @@ class Rules:
 
 def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:
     """The clients of a round, drawn without replacement and sorted."""
-    count = max(1, round_half_up(participation * total))
+    count = cohort_size(total, participation)
     generator = torch.Generator().manual_seed(fold(seed, round, "cohort"))
     chosen = range(total) if count >= total else torch.randperm(total, generator=generator)[:count].tolist()
     return Cohort(round, tuple(sorted(chosen)), total, fold(seed, round, "server"))
 
 
-def round_half_up(value: float) -> int:
-    return math.floor(value + 0.5)
+def cohort_size(total: int, participation: float) -> int:
+    """How many clients take part in a round: at least one, halves rounded up."""
+    return max(1, math.floor(participation * total + 0.5))
 
 
 def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Average:
@@ -117,6 +118,7 @@ class Rounds:
                 "round": round,
                 "phase": phases[seed],
                 **self._measure(score, uploads[seed], downloads[seed]),
+                **self._judge_personal(seed, cohorts[seed]),
                 "seconds": seconds,
             }
             for seed, score in zip(self.states, scores, strict=True)
@@ -137,6 +139,34 @@ class Rounds:
         record["bytes_up"] = sum(len(encode_upload(self.net, upload)) for upload in uploads)
         record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
         return record | measure_ownership(uploads)
+
+    def _judge_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
+        """How good each client's own model is on the classes it has, for a method that gives clients their own.
+
+        Its own model is made of the client's memory and what the server would send it next.
+        """
+        if not self.method.personalised:
+            return {}
+        clients = range(len(self.data)) if len(self.data) <= SHOWN_CLIENTS else cohort.clients
+        kept = {client: self.memories.get(seed, client) for client in clients}
+        known = {client: memory for client, memory in kept.items() if memory is not None}
+        state = self.states[seed]
+        after = replace(cohort, round=cohort.round + 1, clients=tuple(known))
+        half = self.method.client(self.method.phase(state, after.round))
+        downloads = self.method.downloads(self.net, state, after)
+        models = [
+            half.personal(self.net, download, memory)
+            for download, memory in zip(downloads, known.values(), strict=True)
+        ]
+        counts = self.data.counts()
+        found = {
+            client: score.client_accuracy(counts[client : client + 1])[0]
+            for client, score in zip(known, self.engine.evaluate(models), strict=True)
+        }
+        record: dict[str, Any] = {"personal_accuracy": sum(found.values()) / len(found)}
+        if len(self.data) <= SHOWN_CLIENTS:
+            record["client_personal_accuracy"] = [found.get(client) for client in clients]
+        return record
 
 
 def measure_ownership(uploads: Sequence[Upload]) -> dict[str, float]:
