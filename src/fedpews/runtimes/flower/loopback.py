@@ -159,8 +159,9 @@ class Loopback:
         return self.folder / f"home-{name}"
 
     def _env(self, name: str) -> dict[str, str]:
-        """Each party has its own Flower home, as on machines of its own."""
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self._home(name))}
+        """Each party has its own Flower home, as on machines of its own. Flower finds its programs by PATH."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self._home(name))}
 
 
 def free_ports(count: int) -> Sequence[int]:
