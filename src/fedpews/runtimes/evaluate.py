@@ -32,7 +32,9 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        return float(self.correct.sum() / self.seen.sum())
+        return int(self.correct.sum()) / int(
+            self.seen.sum()
+        )  # of tensors it would be single precision: 0.7 < 0.7
 
     @property
     def mean_loss(self) -> float:
