@@ -150,6 +150,8 @@ class Rounds:
         clients = range(len(self.data)) if len(self.data) <= SHOWN_CLIENTS else cohort.clients
         kept = {client: self.memories.get(seed, client) for client in clients}
         known = {client: memory for client, memory in kept.items() if memory is not None}
+        if not known:  # among real sites, memories are not here
+            return {}
         state = self.states[seed]
         after = replace(cohort, round=cohort.round + 1, clients=tuple(known))
         half = self.method.client(self.method.phase(state, after.round))
