@@ -75,14 +75,17 @@ class Warmup(Method):
         return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else DealtClient(inner)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
+        device = next(iter(params.values())).device
+        shape = (total, net.graph.size) if self.rounds else (total, 0)
         return {
             "inner": self.inner.init(net, params, total),
             "warmup": {
                 "over": torch.tensor(False),
                 "first_loss": torch.tensor(float("nan")),
-                "total": torch.tensor(total),
-                "known": {},  # client -> what it last shared of its preferences, θ_i
-                "neurons": {},  # client -> the neurons it last owned
+                # one tensor for all clients: many thousands of them stay a few megabytes, quick to sum and to save
+                "theta": torch.full(shape, 0.5, device=device),  # what each last shared of θ_i; at first 1/2
+                "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # what each last owned
+                "took_part": torch.zeros(total, dtype=torch.bool),
             },
         }
 
@@ -91,7 +94,10 @@ class Warmup(Method):
 
     def neurons(self, state: Nest) -> dict[int, Tensor]:
         """The neurons each client owned in its last warmup round."""
-        return {int(client): neurons for client, neurons in state["warmup"]["neurons"].items()}
+        warmup = state["warmup"]
+        return {
+            client: warmup["neurons"][client] for client in warmup["took_part"].nonzero().flatten().tolist()
+        }
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         inner = self.inner.downloads(net, state["inner"], cohort)
@@ -100,15 +106,13 @@ class Warmup(Method):
         if isinstance(self.masks, Fixed):
             dealt = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, dealt, strict=True)]
-        theta = {"neurons": self.mean_theta(net, state)}
+        theta = {"neurons": self.mean_theta(state)}
         return [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
 
-    def mean_theta(self, net: Network, state: Nest) -> Tensor:
+    def mean_theta(self, state: Nest) -> Tensor:
         """θ_g over all N clients; one not heard of yet counts with the start, 1/2."""
-        known, total = state["warmup"]["known"], int(state["warmup"]["total"])
-        unheard = 0.5 * (total - len(known)) * torch.ones(net.graph.size)
-        heard: Tensor = sum((known[client] for client in sorted(known, key=int)), unheard)
-        return heard / total
+        theta: Tensor = state["warmup"]["theta"]
+        return theta.mean(0)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         inner = self.inner.update(net, state["inner"], uploads, average)
@@ -116,19 +120,27 @@ class Warmup(Method):
         if self.phase(state, round) != WARMUP:
             return state | {"inner": inner}
         warmup = dict(state["warmup"])
-        owned = {str(upload.client): upload.neurons for upload in uploads}
-        warmup["neurons"] = warmup["neurons"] | owned
+        clients = torch.tensor([upload.client for upload in uploads])
+        warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
+        clients = clients.to(warmup["neurons"].device)
+        warmup["neurons"] = warmup["neurons"].index_copy(
+            0, clients, torch.stack([_owned(up) for up in uploads])
+        )
         if isinstance(self.masks, Learned):
-            shared = {str(upload.client): self._shared(upload) for upload in uploads}
-            warmup["known"] = warmup["known"] | shared
+            shared = torch.stack([_shared(upload) for upload in uploads])  # (clients, neurons)
+            warmup["theta"] = warmup["theta"].index_copy(0, clients, shared)
         loss = torch.tensor(sum(upload.loss for upload in uploads) / len(uploads))
         warmup["first_loss"] = torch.where(warmup["first_loss"].isnan(), loss, warmup["first_loss"])
         if self.end_at_loss is not None and round >= self.at_least:
             warmup["over"] = loss <= self.end_at_loss * warmup["first_loss"]
         return {"inner": inner, "warmup": warmup}
 
-    def _shared(self, upload: Upload) -> Tensor:
-        if "theta" in upload.extra:
-            return upload.extra["theta"]["neurons"]
-        assert upload.neurons is not None
-        return upload.neurons.float()
+
+def _owned(upload: Upload) -> Tensor:
+    assert upload.neurons is not None, "in the warmup every client says which neurons are its own"
+    return upload.neurons
+
+
+def _shared(upload: Upload) -> Tensor:
+    """What a client tells of its preferences: θ itself, or only the neurons it drew."""
+    return upload.extra["theta"]["neurons"] if "theta" in upload.extra else _owned(upload).float()
