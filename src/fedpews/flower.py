@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError, FedpewsError
+from fedpews.errors import ConfigError, FedpewsError, RunFailed
 from fedpews.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -90,8 +90,11 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
             resume=bool(settings.get("resume", False)),
             elsewhere=_sites(experiment, grid, out),
         )
-    except FedpewsError as error:
-        (out / ERROR).write_text(json.dumps({"exit_code": error.exit_code, "message": str(error)}))
+    except Exception as error:
+        known = isinstance(error, FedpewsError)
+        message = str(error) if known else f"the server failed: {type(error).__name__}: {error}"
+        code = error.exit_code if isinstance(error, FedpewsError) else RunFailed.exit_code
+        (out / ERROR).write_text(json.dumps({"exit_code": code, "message": message}))
         raise
 
 
