@@ -272,6 +272,9 @@ def recipes() -> dict[str, Any]:
 def read_config(config: str | Path) -> dict[str, Any]:
     """The values in a recipe or a TOML file."""
     shipped = recipes()
+    if str(config).startswith("paper/") and str(config) in shipped:
+        name = str(config).removeprefix("paper/")
+        raise ConfigError(f"{config} is a study of several runs; run it with: fedpews reproduce {name}")
     if str(config) in shipped:
         return tomllib.loads(shipped[str(config)].read_text())
     path = Path(config)
