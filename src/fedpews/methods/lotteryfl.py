@@ -70,7 +70,7 @@ class LotteryFL(LocalSGD):
         if memory is None:
             full = {n: torch.ones_like(download.params[n], dtype=torch.bool) for n in _weights(net)}
             memory = {"mask": full, "initial": download.extra.get("initial", download.params)}
-        return memory | {"accuracy": torch.tensor(accuracy)}
+        return memory | {"accuracy": torch.tensor(accuracy, dtype=torch.float64)}
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         assert memory is not None, "the probe makes the first memory"
