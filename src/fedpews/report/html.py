@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -157,4 +158,5 @@ def _svg(width: float, height: float, plot: Callable[[Any], None]) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedpews"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return "<svg" + buffer.getvalue().partition("<svg")[2]
+    text = "<svg" + buffer.getvalue().partition("<svg")[2]
+    return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

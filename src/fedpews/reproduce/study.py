@@ -50,7 +50,7 @@ class Claim(_Table):
 
 
 class Figure(_Table):
-    kind: str = "curves"
+    kind: Literal["curves", "time", "heatmap", "bars", "clients", "splits", "activations", "cost"] = "curves"
     options: dict[str, Any] = {}
 
 
@@ -161,7 +161,7 @@ def load_study(name: str) -> Study:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"study {name}: {place}: {first['msg']}") from None
+        raise ConfigError(f"study {stem}: {place}: {first['msg']}, got {first['input']!r:.60}") from None
     _check(study)
     return study
 

@@ -1,0 +1,33 @@
+"""Tiny images in the published layouts, made once."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location(
+    "recipes_tiny_files", Path(__file__).parents[1] / "data" / "tiny_files.py"
+)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+tiny_files = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(tiny_files)
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    tiny_files.write_mnist(root, per_class=10)
+    tiny_files.write_cifar(root, classes=10, per_class=2)
+    tiny_files.write_cifar(root, classes=100, per_class=1)
+    for name in ("pathmnist", "octmnist", "tissuemnist"):
+        tiny_files.write_medmnist(root, name)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPEWS_OFFLINE", "1")
+    monkeypatch.delenv("FEDPEWS_DATA", raising=False)
