@@ -46,10 +46,14 @@ def new(
 @flower.command()
 def up(
     config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
-    sites: Annotated[int | None, typer.Option(help="How many sites; one for each client of the data.")] = None,
+    sites: Annotated[
+        int | None, typer.Option(help="How many sites; one for each client of the data.")
+    ] = None,
     site_data: Annotated[
         list[str] | None,
-        typer.Option(help="With data.name = 'sites': a site's own data, folder:PATH or FILE.py:function; once each."),
+        typer.Option(
+            help="With data.name = 'sites': a site's own data, folder:PATH or FILE.py:function; once each."
+        ),
     ] = None,
     test: Annotated[Path | None, typer.Option(help="With it: the server's test set, an .npz file.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Method; several: one run each, compared.")] = None,

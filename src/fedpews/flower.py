@@ -48,9 +48,9 @@ def client_app(beside: str | Path) -> Any:
 
 def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
     """A site from the experiment and the site's own ``--node-config``."""
+    from fedpews.running import build_method, build_model
     from fedpews.runtimes.flower.memory import SiteMemory
     from fedpews.runtimes.flower.site import Site
-    from fedpews.running import build_method, build_model
 
     experiment = Experiment.load(config)
     data = _site_data(experiment, number, settings)
@@ -101,6 +101,7 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
 def _sites(experiment: Experiment, grid: Any, out: Path) -> Any:
     """The engine that asks sites, and the ledger of what they keep."""
     from fedpews.neurons.network import Network
+    from fedpews.running import Elsewhere
     from fedpews.runtimes.eager import EagerEngine
     from fedpews.runtimes.flower.engine import FlowerEngine
     from fedpews.runtimes.flower.journal import Journal
@@ -108,7 +109,6 @@ def _sites(experiment: Experiment, grid: Any, out: Path) -> Any:
     from fedpews.runtimes.flower.post import log_line
     from fedpews.runtimes.flower.rules import Tolerance
     from fedpews.runtimes.flower.uploads import Limits, UploadCheck
-    from fedpews.running import Elsewhere
 
     table, ledger = experiment.flower, Ledger()
     tolerance = Tolerance(
@@ -155,8 +155,8 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
         raise ConfigError("data.name is 'sites', so data.clients must say how many sites there are")
     test = str(settings.get("test") or "")
     if test:
-        from fedpews.data.folder import read_pair
         from fedpews.data.federation import from_clients
+        from fedpews.data.folder import read_pair
 
         pair = read_pair(Path(test).expanduser())
         checked = from_clients([pair], pair, table.classes)
@@ -181,7 +181,7 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
     if own is None and experiment.data.name == AT_SITES:
         raise ConfigError(
             "the experiment leaves the data to the sites: start this SuperNode with data in its --node-config, "
-            "such as data=\"folder:/path\" with one entry and a test, or data=\"/path/file.py:function\""
+            'such as data="folder:/path" with one entry and a test, or data="/path/file.py:function"'
         )
     if own is None:
         return load_data(experiment, data_dir=settings.get("data-dir"))

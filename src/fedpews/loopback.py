@@ -56,7 +56,9 @@ def up(
     done = _last_round(out)
     try:
         with _terminations(), Loopback(work, out / "sites", [{**shared, **one} for one in own], say) as net:
-            say(f"{count} sites and a SuperLink on 127.0.0.1:{net.port}, TLS and authentication on; logs in {work}/logs")
+            say(
+                f"{count} sites and a SuperLink on 127.0.0.1:{net.port}, TLS and authentication on; logs in {work}/logs"
+            )
             app = work / "app"
             app.mkdir()
             write_app(app, experiment.to_toml())
@@ -87,7 +89,9 @@ def _count_sites(
             raise ConfigError("--site-data is for experiments whose data.name is 'sites'")
         count = len(load_data(experiment, data_dir=data_dir))
     if sites is not None and sites != count:
-        raise ConfigError(f"the data is dealt to {count} clients, and each is a site: give --sites {count}, or set data.clients")
+        raise ConfigError(
+            f"the data is dealt to {count} clients, and each is a site: give --sites {count}, or set data.clients"
+        )
     return count
 
 

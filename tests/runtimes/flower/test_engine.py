@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MemoryGrid, site_handler
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from memory_grid import MemoryGrid, site_handler
 
 from fedpews.errors import CheckpointError
 from fedpews.experiment import Experiment
@@ -36,7 +36,12 @@ def experiment(**changes: Any) -> Experiment:
     values: dict[str, Any] = {
         "rounds": 3,
         "seeds": [0],
-        "data": {"name": "synthetic-3.2k", "partition": "parity", "train_per_class": 30, "test_per_class": 20},
+        "data": {
+            "name": "synthetic-3.2k",
+            "partition": "parity",
+            "train_per_class": 30,
+            "test_per_class": 20,
+        },
         "train": {"batch_size": 16},
         "warmup": {},
         "runtime": {"engine": "eager"},
@@ -185,7 +190,9 @@ def test_a_site_that_never_answers_is_left_out_when_the_time_is_up(tmp_path: Pat
     assert "0.3 s" in journal(tmp_path / "sites")[0]["sites"]["1"]["why"]
 
 
-def test_too_few_sites_stop_the_run_with_their_count_and_a_checkpoint(tmp_path: Path, grid: MemoryGrid) -> None:
+def test_too_few_sites_stop_the_run_with_their_count_and_a_checkpoint(
+    tmp_path: Path, grid: MemoryGrid
+) -> None:
     config = write(tmp_path / "experiment.toml", experiment())
     grid.nodes = {i: site_handler(config, tmp_path / "state", i) for i in (0, 1)}
     trains = 0
@@ -218,7 +225,7 @@ def test_a_round_that_keeps_failing_stops_the_run(tmp_path: Path, grid: MemoryGr
         return honest[1](message)
 
     grid.nodes = {1: honest[0], 2: broken}
-    with pytest.raises(TooFewSites, match="1 good uploads of 2 asked for in 2 attempts.*no GPU"):
+    with pytest.raises(TooFewSites, match=r"1 good uploads of 2 asked for in 2 attempts.*no GPU"):
         serve(config, grid, {"out": str(tmp_path / "sites")})
 
 
@@ -293,7 +300,13 @@ def test_sites_with_their_own_data_train_and_evaluate_without_showing_it(
     tmp_path: Path, grid: MemoryGrid
 ) -> None:
     made = experiment(
-        data={"name": "sites", "partition": None, "train_per_class": None, "test_per_class": None, "clients": 2},
+        data={
+            "name": "sites",
+            "partition": None,
+            "train_per_class": None,
+            "test_per_class": None,
+            "clients": 2,
+        },
         flower={"input_shape": [5], "classes": 4},
         method={"name": "fedavg+pews"},
         warmup={"rounds": 1},
@@ -322,7 +335,9 @@ def test_warmup_rounds_send_less_over_the_wire(tmp_path: Path, grid: MemoryGrid)
     config = write(tmp_path / "experiment.toml", made)
     grid.nodes = {i: site_handler(config, tmp_path / "state", i) for i in (0, 1)}
     serve(config, grid, {"out": str(tmp_path / "sites")})
-    warmup, full = (sum(s["bytes_up"] for s in line["sites"].values()) for line in journal(tmp_path / "sites"))
+    warmup, full = (
+        sum(s["bytes_up"] for s in line["sites"].values()) for line in journal(tmp_path / "sites")
+    )
     density = read_rounds(tmp_path / "sites")[0]["density"]
     assert density < 0.7
     assert warmup < 0.5 * full  # an element is sent only when the neurons on both of its sides are owned

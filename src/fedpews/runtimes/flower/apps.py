@@ -25,19 +25,19 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
     """
     app = ClientApp()
 
-    @app.query()
+    @app.query()  # type: ignore[untyped-decorator]
     def hello(message: Message, context: Context) -> Message:
         about = ConfigRecord({"site": site_number(context.node_config)})
         return Message(RecordDict({"hello": about}), reply_to=message)
 
-    @app.train()
+    @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         from fedpews.runtimes.flower.messages import read_task, reply_content
 
         site = build(site_number(context.node_config), context.node_config)
         return Message(reply_content(site.train(read_task(message.content))), reply_to=message)
 
-    @app.evaluate()
+    @app.evaluate()  # type: ignore[untyped-decorator]
     def evaluate(message: Message, context: Context) -> Message:
         from fedpews.runtimes.flower.messages import read_task
 
@@ -57,7 +57,7 @@ def make_server_app(serve: Callable[[Grid, Settings], None]) -> ServerApp:
     """A ServerApp; ``serve`` gets the grid and the run's own settings (``flwr run -c``)."""
     app = ServerApp()
 
-    @app.main()
+    @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         serve(grid, context.run_config)
 

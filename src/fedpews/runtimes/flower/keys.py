@@ -74,9 +74,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _write_private(
-    path: Path, key: ec.EllipticCurvePrivateKey, layout: serialization.PrivateFormat
-) -> None:
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, layout: serialization.PrivateFormat) -> None:
     data = key.private_bytes(serialization.Encoding.PEM, layout, serialization.NoEncryption())
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

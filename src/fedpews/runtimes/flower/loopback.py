@@ -147,10 +147,16 @@ class Loopback:
 
     def _flwr(self, *arguments: str) -> None:
         done = subprocess.run(
-            [_program("flwr"), *arguments], env=self._env("server"), capture_output=True, text=True, check=False
+            [_program("flwr"), *arguments],
+            env=self._env("server"),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
-            raise RunFailed(f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()[-300:]}")
+            raise RunFailed(
+                f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()[-300:]}"
+            )
 
     def _write_pids(self) -> None:
         (self.folder / "pids.json").write_text(json.dumps(self.pids()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.methods.contract import Nest
-from fedpews.results import read_nest, write_nest
+from fedpews.results import leaves, read_nest, write_nest
 
 
 class MemoryLost(FedpewsError):
@@ -33,7 +33,7 @@ class SiteMemory:
         self._folder = folder / f"site-{site}" / run
 
     def read(self, seed: int, accepted: int) -> Nest | None:
-        """The memory after the round that the server accepted last; None before the first."""
+        """The memory after the round that the server accepted last; None if there was none, or nothing in it."""
         if accepted == 0:
             return None
         path = self._path(seed, accepted)
@@ -43,7 +43,7 @@ class SiteMemory:
                 "back, or set flower.lost_memory to 'restart' to let this site start anew."
             )
         memory, _ = read_nest(path)
-        return memory
+        return memory if any(True for _ in leaves(memory)) else None
 
     def write(self, seed: int, round: int, memory: Nest, kept: int) -> None:
         """Keep the memory after a round, and drop what is older than ``kept``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -43,7 +44,9 @@ class Processes:
 
     def stop_all(self) -> None:
         """End what was started, in reverse order, and whatever is left of it."""
-        everybody = {pid for process in self._running.values() for pid in (process.pid, *descendants(process.pid))}
+        everybody = {
+            pid for process in self._running.values() for pid in (process.pid, *descendants(process.pid))
+        }
         everybody |= descendants(os.getpid())
         for process in reversed(self._running.values()):
             if process.poll() is None:
@@ -103,10 +106,8 @@ def _alive(pid: int) -> bool:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _die_with_parent() -> None:

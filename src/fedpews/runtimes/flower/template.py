@@ -43,7 +43,9 @@ test = ""               # an .npz file with x and y: the server's own test set, 
 """
 
 
-def write_app(folder: Path, experiment: str, *, name: str = "fedpews-app", publisher: str = "fedpews") -> None:
+def write_app(
+    folder: Path, experiment: str, *, name: str = "fedpews-app", publisher: str = "fedpews"
+) -> None:
     """A Flower app in an existing folder; ``experiment`` is the configuration's TOML."""
     (folder / "experiment.toml").write_text(experiment)
     for file in APP:

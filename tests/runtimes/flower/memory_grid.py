@@ -1,0 +1,57 @@
+"""A network in memory: Flower's own messages and our own apps, without processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+
+from fedpews.flower import build_site
+from fedpews.runtimes.flower.apps import make_client_app
+
+Handler = Callable[[Message], Message | None]
+
+
+class MemoryGrid:
+    """What the server sees of a federation. A node is a function; None is a node that never answers."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, Handler] = {}
+        self.sent: list[Message] = []
+        self._replies: dict[str, Message | Exception] = {}
+        self._ids = itertools.count(1)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            name = f"message-{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = name
+            self.sent.append(message)
+            ids.append(name)
+            try:
+                reply = self.nodes[message.metadata.dst_node_id](message)
+            except Exception as error:  # noqa: BLE001 - as flwr-clientapp does it
+                reply = Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
+            if reply is not None:
+                self._replies[name] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]  # type: ignore[misc]
+
+
+def site_handler(config: Path, state: Path, site: int, **settings: Any) -> Handler:
+    """A site as a function of messages: the real ClientApp, with a node's configuration."""
+    app = make_client_app(lambda number, given: build_site(config, number, given))
+    node_config = {"site": site, "state-dir": str(state), **settings}
+
+    def handle(message: Message) -> Message:
+        return app(message, Context(1, 1, node_config, RecordDict(), {}))  # type: ignore[no-any-return]
+
+    return handle
