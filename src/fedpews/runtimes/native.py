@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +48,13 @@ class Native:
     """A compiled program in this process. Several threads may run it at once."""
 
     def __init__(self, library: Path, loop: Path, runners: int) -> None:
-        try:
-            self._model, self._loop = ctypes.CDLL(str(library)), ctypes.CDLL(str(loop))
-            self._torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-            self._container = ctypes.c_void_p()
-            failed = self._model.AOTInductorModelContainerCreateWithDevice(
-                ctypes.byref(self._container), ctypes.c_size_t(runners), b"cpu", None
-            )
-        except (OSError, AttributeError) as error:
-            raise Damaged(str(error)) from error
-        if failed:
-            raise Damaged(f"{library} cannot be opened")
+        self._model, self._loop = ctypes.CDLL(str(library)), ctypes.CDLL(str(loop))
+        self._torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        self._container = ctypes.c_void_p()
+        if self._model.AOTInductorModelContainerCreateWithDevice(
+            ctypes.byref(self._container), ctypes.c_size_t(runners), b"cpu", None
+        ):
+            raise OSError(f"{library} cannot be opened")
 
     def run(self, steps: int, sheet: Sheet, inputs: Sequence[Tensor]) -> None:
         """Take so many steps from where the sheet is; ``inputs`` are x, y, the state and the constants.
@@ -79,10 +75,6 @@ class Native:
             raise RuntimeError(
                 "a compiled step failed; run with runtime.engine=eager, and please report this"
             )
-
-
-class Damaged(Exception):
-    """A file of the cache that does not load."""
 
 
 @contextlib.contextmanager
@@ -112,18 +104,19 @@ def load(
         repr((program.fingerprint(), _platform(compiler), sorted(SETTINGS.items()))).encode(), digest_size=16
     ).hexdigest()
     folder = cache_dir()
-    library = folder / f"{key}.so"
-    loop = _compile_loop(folder, compiler)
-    if library.exists():
-        with contextlib.suppress(Damaged):
+    loop_key = f"loop{hashlib.blake2b(LOOP.encode(), digest_size=8).hexdigest()}"
+    loop = _find(folder, loop_key) or _keep(
+        folder, loop_key, lambda scratch: _compile_loop(compiler, scratch)
+    )
+    library = _find(folder, key)
+    if library is not None:
+        with contextlib.suppress(OSError, AttributeError):
             return Native(library, loop, runners)
         library.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-        built = _compile(program, example, x, y, state, Path(scratch))
-        os.replace(built, library)
+    library = _keep(folder, key, lambda scratch: _compile(program, example, x, y, state, scratch))
     try:
         return Native(library, loop, runners)
-    except Damaged as error:
+    except (OSError, AttributeError) as error:
         raise CannotCompile(f"what the compiler built does not load: {error}") from error
 
 
@@ -167,20 +160,38 @@ def _processor() -> str:
     return ""
 
 
-def _compile_loop(folder: Path, compiler: str) -> Path:
-    library = folder / f"loop-{hashlib.blake2b(LOOP.encode(), digest_size=8).hexdigest()}.so"
-    if library.exists():
-        with contextlib.suppress(OSError, AttributeError):
-            _ = ctypes.CDLL(str(library)).take_steps
-            return library
+def _find(folder: Path, key: str) -> Path | None:
+    """A library of the cache; one whose bytes do not give the digest in its name is thrown away."""
+    found = None
+    for path in folder.glob(f"{key}-*.so"):
+        with contextlib.suppress(OSError):
+            if path.name == _name(key, path):
+                found = path
+            else:  # a damaged library may load and then crash, so it must never come that far
+                path.unlink()
+    return found
+
+
+def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
+    """Make a library aside and put it in the cache whole."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-        built = Path(scratch) / "loop.so"
-        command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(built), "-"]
-        done = subprocess.run(command, input=LOOP, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CannotCompile(f"the C compiler fails: {done.stderr.strip()[:200]}")
+        built = make(Path(scratch))
+        library = folder / _name(key, built)
         os.replace(built, library)
     return library
+
+
+def _name(key: str, path: Path) -> str:
+    return f"{key}-{hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}.so"
+
+
+def _compile_loop(compiler: str, scratch: Path) -> Path:
+    built = scratch / "loop.so"
+    command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(built), "-"]
+    done = subprocess.run(command, input=LOOP, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotCompile(f"the C compiler fails: {done.stderr.strip()[:200]}")
+    return built
 
 
 def _compile(
