@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedpews.cli_data import data
 from fedpews.cli_flower import flower
 from fedpews.errors import ConfigError, FedpewsError, Interrupted
 from fedpews.reproduce.commands import add_to
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(data)
 app.add_typer(flower)
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -52,7 +54,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Communication rounds T.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Run folder [default: runs/CONFIG-METHOD].")
+        Path | None, typer.Option("--out", help="Run folder (default: runs/CONFIG-METHOD).")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")] = None,
     set_: Annotated[
@@ -164,8 +166,8 @@ def _show(folders: list[Path], plot: Path | None = None) -> None:
     from fedpews.report.compare import COLUMNS, find_runs, table, verdicts
 
     runs = find_runs(folders)
-    target = f"target {100 * runs[0].summary['target_accuracy']:g} %, mean ± standard deviation over seeds"
-    grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    target = f"rounds to reach {100 * runs[0].summary['target_accuracy']:g} %; mean ± standard deviation over seeds"
+    grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in COLUMNS:
         grid.add_column(column, no_wrap=True, justify="left" if column == COLUMNS[0] else "right")
     for row in table(runs):

@@ -1,0 +1,156 @@
+"""`fedpews data`: which data sets are here, fetch others, and see how one is split among clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os.path import commonpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedpews.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedpews.data import Status
+
+SHOWN = 30
+"""Up to so many clients, each has a line of its own."""
+
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")]
+
+data = typer.Typer(
+    name="data",
+    help="Which data sets are here, fetch others, and how one is split.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@data.command()
+def status(
+    data_dir: DataDir = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also compare files with the published checksums.")
+    ] = False,
+) -> None:
+    """Which data sets are here, and where. Nothing is downloaded."""
+    from fedpews.cli import out
+    from fedpews.data import files
+
+    out.print(_table(files.status(data_dir, check=check)))
+    places = ", then ".join(str(place) for place in files.roots(data_dir))
+    out.print(f"looked in {places}", soft_wrap=True, markup=False)
+    out.print("`fedpews data get NAME` downloads one that is missing; a run does so by itself.")
+
+
+@data.command()
+def get(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Data sets, as `fedpews list data` has them.")
+    ],
+    data_dir: DataDir = None,
+) -> None:
+    """Download data sets, unless they are here: into --data-dir, else into the cache."""
+    from fedpews.cli import out
+    from fedpews.data import files
+
+    out.print(_table(files.get(names, data_dir)))
+
+
+@data.command()
+def show(
+    config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
+    data_dir: DataDir = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set data.alpha=0.1.")
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--out", help="Also draw classes × clients to this file (png, pdf, svg)."),
+    ] = None,
+) -> None:
+    """Who holds what: each client's samples and classes, as a run with this configuration would deal them."""
+    from fedpews.cli import out
+    from fedpews.data import load
+    from fedpews.experiment import Experiment, parse_setting
+
+    experiment = Experiment.load(config, dict(parse_setting(text) for text in set_ or []))
+    asked = experiment.data.model_dump(exclude_none=True)
+    federation = load(asked.pop("name"), data_dir=data_dir, **asked)
+    counts: list[list[int]] = federation.counts().tolist()
+    sizes = [sum(row) for row in counts]
+    shape = "×".join(str(side) for side in federation.x.shape[1:])
+    out.print(
+        f"{federation.name}: {len(counts):,} clients, {sum(sizes):,} training and {len(federation.test_y):,} "
+        f"test samples, {federation.classes} classes, inputs {shape}",
+        soft_wrap=True,
+        markup=False,
+    )
+    names = federation.client_names or tuple(str(number) for number in range(len(counts)))
+    grid = _grid("client", "samples", "classes", "which")
+    for name, row in list(zip(names, counts, strict=True))[:SHOWN]:
+        held = [label for label, count in enumerate(row) if count]
+        grid.add_row(name, f"{sum(row):,}", str(len(held)), _ranges(held))
+    out.print(grid)
+    if len(counts) > SHOWN:
+        ordered = sorted(sizes)
+        out.print(
+            f"and {len(counts) - SHOWN:,} more; a client has {ordered[0]:,} to {ordered[-1]:,} samples, "
+            f"half of them at least {ordered[len(ordered) // 2]:,}"
+        )
+    if picture is not None:
+        _draw(counts, federation.class_names, federation.client_names, picture)
+        out.print(f"drawn to {picture}", soft_wrap=True, markup=False)
+
+
+def _draw(counts: Any, class_names: Sequence[str], client_names: Sequence[str], path: Path) -> None:
+    from fedpews.report.split import draw_split
+
+    try:
+        draw_split(counts, class_names, client_names, path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--out {path}: the picture cannot be written: {error}") from error
+
+
+def _table(found: Sequence[Status]) -> Table:
+    grid = _grid("data set", "state", "MB", "where")
+    for entry in found:
+        size = f"{entry.bytes / 1e6:.1f}" if entry.paths else ""
+        where = commonpath([path.parent for path in entry.paths]) if entry.paths else ""
+        if entry.published is not None:
+            where += ", as published" if entry.published else ", not the published files"
+        if entry.state == "incomplete":
+            where += f", lacks {', '.join(entry.lacking)}"
+        grid.add_row(entry.name, "made here" if entry.state == "made" else entry.state, size, where)
+    return grid
+
+
+def _grid(*columns: str) -> Table:
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for number, column in enumerate(columns):
+        numbers = column in ("MB", "samples", "classes")
+        grid.add_column(
+            column,
+            justify="right" if numbers else "left",
+            no_wrap=number < len(columns) - 1,
+            overflow="fold",  # a path or a list must not lose its end
+        )
+    return grid
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising whole numbers, runs of them shortened.
+
+    >>> _ranges([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
