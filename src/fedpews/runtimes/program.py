@@ -60,12 +60,16 @@ class Program:
 
     def fingerprint(self) -> str:
         """A hash of what is compiled; the values of state and constants are inputs, so they do not count."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(f"{self.graph.code}{self.changes}{self.lanes}".encode())
+        digest = hashlib.blake2b(repr((self.changes, self.lanes)).encode(), digest_size=16)
+        numbers: dict[
+            fx.Node, str
+        ] = {}  # a node's name depends on what was traced before, its number does not
         for node in self.graph.graph.nodes:
-            if node.op == "placeholder":
-                value = node.meta["val"]
-                digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+            numbers[node] = f"%{len(numbers)}"
+            given = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
+            value = node.meta["val"] if node.op == "placeholder" else None
+            kind = "" if value is None else f"{tuple(value.shape)}{value.dtype}"
+            digest.update(f"{node.op} {node.op != 'placeholder' and node.target} {given} {kind}\n".encode())
         return digest.hexdigest()
 
 
