@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fedpews.experiment import Experiment
     from fedpews.reproduce.page import Outcome
     from fedpews.reproduce.study import Scale
+    from fedpews.reproduce.verdicts import Verdict
     from fedpews.running import Watcher
 
 out = Console(highlight=False)
@@ -100,7 +102,8 @@ def plan(
         planned = plan_study(
             study, folder, scale, data_dir, lambda text: err.print(escape(text), soft_wrap=True)
         )
-        grid = Table(title=f"{study.item}: {study.title}", title_justify="left")
+        title = f"{study.item}: {study.title}"
+        grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for column in ("cell", "rounds", "seeds to run", "minutes"):
             grid.add_column(column)
         for line in planned:
@@ -170,7 +173,7 @@ def report(
 
 def _show(outcome: Outcome, page: Path) -> None:
     from fedpews.reproduce.measures import MEASURES
-    from fedpews.reproduce.page import claim_rows, number_rows
+    from fedpews.reproduce.page import number_rows
 
     study = outcome.study
     out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
@@ -179,8 +182,11 @@ def _show(outcome: Outcome, page: Path) -> None:
     for measure in study.measures:
         brackets = "; in brackets the paper's" if study.paper.get(measure) else ""
         _grid(f"{MEASURES[measure].label}{brackets}", number_rows(outcome, measure))
-    if outcome.verdicts:
-        _grid("claims", claim_rows(outcome.verdicts))
+    for claim in dict.fromkeys(verdict.claim for verdict in outcome.verdicts):
+        out.print(f"[bold]Claim:[/] {escape(claim)}", soft_wrap=True)
+        for verdict in outcome.verdicts:
+            if verdict.claim == claim:
+                out.print(f"  {_sentence(verdict)}", soft_wrap=True)
     for found in outcome.table.values():
         if found.message:
             place = f"{study.row_label(found.cell.row)}, {study.column_label(found.cell.column)}"
@@ -188,8 +194,17 @@ def _show(outcome: Outcome, page: Path) -> None:
     out.print(f"written to {page}", soft_wrap=True)
 
 
+def _sentence(verdict: Verdict) -> str:
+    color = {"holds": "green", "does not hold": "red"}.get(verdict.outcome, "yellow")
+    paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
+    found = (
+        f": {verdict.ours}{paper}, {verdict.wins} of {verdict.pairs} seeds for it" if verdict.pairs else paper
+    )
+    return f"[{color}]{verdict.outcome}[/]  {escape(verdict.where + found)}"
+
+
 def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
-    grid = Table(title=title, title_justify="left")
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for head in rows[0]:
         grid.add_column(escape(head), overflow="fold")
     for row in rows[1:]:

@@ -156,6 +156,9 @@ def _signed(gain: float, measure: Measure) -> str:
 
 
 def _where(study: Study, claim: Claim, row: str, column: str) -> str:
-    than = f" against {study.row_label(claim.than)}" if claim.than else ""
-    place = f", {study.column_label(column)}" if len(study.columns) > 1 else ""
-    return f"{study.row_label(row)}{than}{place}"
+    """The column, and the row where the claim is about several; a study of one column is named by its rows."""
+    rows = f"{study.row_label(row)} against {study.row_label(claim.than or '')}"
+    if len(study.columns) == 1:
+        return rows
+    place = study.column_label(column)
+    return place if len(claim.rows) == 1 else f"{rows}, {place}"
