@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from fedpews.cli import app
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.reproduce import cells as cells_module
@@ -366,6 +368,17 @@ def test_a_plan_tells_what_is_left_and_about_how_long(tmp_path: Path) -> None:
     assert second.missing == (0, 1)
     assert second.seconds is not None
     assert 0 < second.seconds < 60
+
+
+def test_the_sweep_command_names_the_highest(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(Experiment(**TINY, method={"name": "fedavg+pews"}).to_toml())
+    command = ["sweep", str(config), "--grid", "train.lr=0.01,0.1", "--out", str(tmp_path), "--quiet"]
+
+    answer = CliRunner().invoke(app, command)
+
+    assert answer.exit_code == 0, answer.output
+    assert "highest: train.lr = 0.1" in answer.output or "highest: train.lr = 0.01" in answer.output
 
 
 def test_an_unknown_study_is_told_what_there_is() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -157,6 +157,11 @@ def sweep(
         watch=lambda experiment: _watcher(experiment, quiet),
     )
     _show(outcome, write_page(outcome, folder, data_dir))
+    best = max(outcome.table, key=lambda place: _mean(outcome.readings["final", *place].values()))
+    if outcome.table[best].runs:
+        settings = ", ".join(part for part in best if part != "all")
+        mean = _mean(outcome.readings["final", *best].values())
+        out.print(f"highest: {escape(settings)}, {mean:.2f} % over {len(outcome.table[best].runs)} seeds")
 
 
 def report(
@@ -256,6 +261,11 @@ def _seeds(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"--seeds {text!r}: give whole numbers such as 0,1,2") from error
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known) if known else -1.0
 
 
 def _time(seconds: float) -> str:

@@ -67,6 +67,7 @@ class Study(_Table):
     """One item of the paper. ``paper`` holds its numbers: measure → row → a number for each column, as printed."""
 
     name: str
+    order: int = Field(99, description="its place among the paper's items")
     item: str = Field(description="the table or figure, as the paper numbers it")
     title: str
     base: str = Field(description="the recipe every cell starts from")
@@ -167,8 +168,10 @@ def load_study(name: str) -> Study:
 
 
 def studies() -> dict[str, Any]:
-    """The paper's items by name: the file of each."""
-    return {name.removeprefix(FOLDER): file for name, file in recipes().items() if name.startswith(FOLDER)}
+    """The paper's items by name, in its order: the file of each."""
+    found = {name.removeprefix(FOLDER): file for name, file in recipes().items() if name.startswith(FOLDER)}
+    order = {name: tomllib.loads(file.read_text()).get("order", 99) for name, file in found.items()}
+    return {name: found[name] for name in sorted(found, key=lambda name: (order[name], name))}
 
 
 def scaled(study: Study, scale: Scale) -> Study:
@@ -246,13 +249,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
                 yield f"{prefix}{key}", value
 
     return dict(walk(values, prefix))
-
-
-def without_claims_on(study: Study, missing: Sequence[str]) -> Study:
-    """The study without the claims that need a row that is not there."""
-    return study.model_copy(
-        update={"claims": _possible(study.claims, [r for r in study.rows if r not in missing], study.columns)}
-    )
 
 
 def with_seeds(cell: Cell, seeds: Sequence[int]) -> Cell:
