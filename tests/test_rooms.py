@@ -50,7 +50,11 @@ ROOMS = {
     "report": {"results"},
     "testing": {"methods", "warmup", "neurons", "runtimes", "data", "trees", "seeds", "results", "models"},
     "reproduce": {"seeds", "experiment", "running", "report", "results", "recipes", "data", "models", "neurons"},
+    "flower": {"experiment", "running", "runtimes", "data", "neurons"},
+    "loopback": {"experiment", "flower", "running", "runtimes", "results"},
+    "cli_flower": {"cli", "experiment", "loopback", "report", "runtimes"},
     "cli": {
+        "cli_flower",
         "experiment",
         "running",
         "report",
