@@ -210,3 +210,16 @@ def _federation(
     nobody = torch.zeros(0, dtype=torch.int64)
     rows = tuple(torch.arange(len(labels)) if site == mine else nobody for site in range(sites))
     return Federation(x, labels, rows, test_x, test_y, classes)
+
+
+def __getattr__(name: str) -> Any:
+    """`WithWarmup` and `LocalWarmup`, for apps with a training loop of their own, imported when asked for."""
+    if name == "WithWarmup":
+        from fedpews.runtimes.flower.strategy import WithWarmup
+
+        return WithWarmup
+    if name == "LocalWarmup":
+        from fedpews.runtimes.flower.handmade import LocalWarmup
+
+        return LocalWarmup
+    raise AttributeError(f"module 'fedpews.flower' has no attribute {name!r}")

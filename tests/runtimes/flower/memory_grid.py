@@ -45,6 +45,9 @@ class MemoryGrid:
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self._replies.pop(name) for name in message_ids if name in self._replies]  # type: ignore[misc]
 
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
 
 def site_handler(config: Path, state: Path, site: int, **settings: Any) -> Handler:
     """A site as a function of messages: the real ClientApp, with a node's configuration."""

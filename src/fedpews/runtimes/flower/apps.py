@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedpews.errors import ConfigError
+from fedpews.runtimes.flower.processes import leave_with_parent
 
 if TYPE_CHECKING:
     from fedpews.runtimes.flower.site import Site
@@ -59,6 +60,7 @@ def make_server_app(serve: Callable[[Grid, Settings], None]) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
+        leave_with_parent()  # or a server whose SuperLink is gone would hold the run's folder for ever
         serve(grid, context.run_config)
 
     return app

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,18 @@ class Processes:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
                 continue
+
+
+def leave_with_parent() -> None:
+    """End this process at once when the one that started it is gone. A run's folder stands any kill."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def descendants(pid: int) -> set[int]:
