@@ -101,7 +101,7 @@ class FedWeIT(Method, Client):
         return local | moved, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        sparse = {name: A * (A.abs() > self.sparsity) for name, A in local["adaptive"].items()}
+        sparse = {n: torch.where(A.abs() > self.sparsity, A, 0.0) for n, A in local["adaptive"].items()}
         mask = {n: _by_row(_largest(m, self.keep), local["base"][n]) for n, m in local["gates"].items()}
         upload = Upload(
             work.client, download.round, work.samples, work.steps, work.loss, local["base"], mask=mask

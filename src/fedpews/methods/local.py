@@ -154,12 +154,10 @@ def _without(tree: Mapping[str, Tensor], names: Sequence[str] | Mapping[str, obj
 
 def _filled(net: Network, tree: Mapping[str, Tensor], names: Sequence[str] | Mapping[str, object]) -> Tree:
     """A tree of parameters with zeros for the names it lacks; any other tree as it is."""
-    if not tree or not set(tree) <= set(net.names):
+    if not set(tree) <= set(net.names):
         return dict(tree)
-    like = next(iter(tree.values()))
-    return dict(tree) | {
-        n: torch.zeros(net.shapes[n], dtype=like.dtype, device=like.device) for n in names if n not in tree
-    }
+    like = next(iter(tree.values()), torch.zeros(()))
+    return dict(tree) | {n: like.new_zeros(net.shapes[n]) for n in names if n not in tree}
 
 
 def _inner(memory: Nest | None) -> Nest | None:

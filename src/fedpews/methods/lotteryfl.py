@@ -101,7 +101,8 @@ def _weights(net: Network) -> tuple[str, ...]:
 
 
 def _masked(tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
-    return {name: value * mask[name] if name in mask else value for name, value in tree.items()}
+    # not a product: the wire would have to send each −0
+    return {n: torch.where(mask[n], value, 0.0) if n in mask else value for n, value in tree.items()}
 
 
 def _pruned(weight: Tensor, mask: Tensor, part: float) -> Tensor:
