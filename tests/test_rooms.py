@@ -52,8 +52,10 @@ ROOMS = {
     "reproduce": {"seeds", "experiment", "running", "report", "results", "recipes", "data", "models", "neurons"},
     "flower": {"experiment", "running", "runtimes", "data", "neurons"},
     "loopback": {"experiment", "flower", "running", "runtimes", "results"},
+    "cli_data": {"cli", "data", "experiment", "report"},
     "cli_flower": {"cli", "experiment", "loopback", "report", "runtimes"},
     "cli": {
+        "cli_data",
         "cli_flower",
         "experiment",
         "running",
