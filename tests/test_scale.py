@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,13 @@ import torch
 import fedpews
 from fedpews import results
 from fedpews.data import build, load
+from fedpews.methods.average import Average
+from fedpews.methods.contract import Upload
+from fedpews.methods.fedavg import FedAvg
+from fedpews.neurons.network import Network
 from fedpews.results import MemoryStore
 from fedpews.runtimes.rounds import Rules, choose_cohort
+from fedpews.warmup import Warmup, with_warmup
 
 
 def memory(value: float) -> dict[str, object]:
@@ -190,3 +196,36 @@ def test_numbers_do_not_depend_on_how_much_ram_memories_get(
     for out in (None, tmp_path / "run"):
         again = fedpews.run(experiment, clients=data, out=out)
         assert again.rounds.column("loss") == plenty.rounds.column("loss")
+
+
+def test_the_warmups_state_is_a_few_tensors_however_many_clients_there_are() -> None:
+    """10,000 clients with 14 neurons each: θ 10,000·14·4 bytes, neurons 10,000·14, and a flag each: 0.71 MB."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)
+    )
+    net = Network(model, torch.zeros(1, 5))
+    state = with_warmup(FedAvg(), rounds=3).init(net, net.initial(), 10_000)
+    sizes = [leaf.numel() * leaf.element_size() for _, leaf in results.leaves(state["warmup"])]
+    assert len(sizes) == 5
+    assert sum(sizes) == 10_000 * (14 * 4 + 14 + 1) + 1 + 4  # and: is it over, the first loss
+
+
+def test_a_client_not_heard_of_counts_with_one_half_in_the_mean() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    net = Network(model, torch.zeros(1, 2))
+    method = with_warmup(FedAvg(), rounds=3)
+    assert isinstance(method, Warmup)
+    state = method.init(net, net.initial(), total=4)
+    neurons = torch.tensor([True, False, True])
+    theta = torch.tensor([1.0, 0.0, 0.5])
+    upload = Upload(2, 1, 8, 1, 1.0, net.initial(), neurons, extra={"theta": {"neurons": theta}})
+    state = method.update(net, state, [upload], Average((1.0,), (None,)))
+    # three of four at 1/2, one at (1, 0, 1/2): (2.5, 1.5, 2)/4
+    torch.testing.assert_close(method.mean_theta(state), torch.tensor([0.625, 0.375, 0.5]))
+    assert {client: owned.tolist() for client, owned in method.neurons(state).items()} == {
+        2: [True, False, True]
+    }
+    again = method.update(net, state, [replace(upload, round=2)], Average((1.0,), (None,)))
+    torch.testing.assert_close(
+        method.mean_theta(again), torch.tensor([0.625, 0.375, 0.5])
+    )  # replaced, not added
