@@ -25,11 +25,10 @@ from fedpews.methods.registry import make, make_server, takes_warmup
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.results import Checkpoint, MemoryStore, Record, Rounds, RunFolder, Store, summarize
-from fedpews.runtimes.compiled import CompiledEngine
-from fedpews.runtimes.eager import EagerEngine
+from fedpews.runtimes.choose import choose_engine
 from fedpews.runtimes.job import Engine, Schedule
 from fedpews.runtimes.rounds import Rounds as RoundRunner
-from fedpews.runtimes.rounds import Rules
+from fedpews.runtimes.rounds import Rules, cohort_size
 from fedpews.seeds import fold
 from fedpews.trees import Tree
 from fedpews.warmup import Fixed, Learned, Warmup, with_warmup
@@ -103,7 +102,7 @@ def run(
         clients: your own data: a list of ``(x, y)`` tensors or torch Datasets, one per client.
         test: the test set that goes with ``clients``.
         graph: the neurons of a model that cannot be traced.
-        out: a folder to write the run to; without one nothing touches the disk.
+        out: a folder to write the run to; without one nothing is kept on disk.
         resume: go on where a run in ``out`` stopped.
         settings: changes to the experiment: ``rounds=50``, ``method="fedavg+pews"``, ``train={"lr": 0.1}``.
 
@@ -124,7 +123,9 @@ def run(
         return _run(experiment, data, net, starts, method, None, None, fingerprint, watcher, elsewhere)
     with closing(RunFolder(Path(out))) as folder:
         checkpoint = _reopen(folder, experiment, fingerprint, resume)
-        return _run(experiment, data, net, starts, method, folder, checkpoint, fingerprint, watcher, elsewhere)
+        return _run(
+            experiment, data, net, starts, method, folder, checkpoint, fingerprint, watcher, elsewhere
+        )
 
 
 def _run(
@@ -153,10 +154,12 @@ def _run(
     if folder is not None:
         folder.start_rounds(0 if checkpoint is None else checkpoint.rounds_bytes)
         records = folder.read_rounds()
-    made = _make_engine(experiment, net, data) if elsewhere is None else elsewhere.engine(net, data)
+    made, why = (
+        _make_engine(experiment, net, data) if elsewhere is None else (elsewhere.engine(net, data), "")
+    )
     with closing(made) as engine, _stop_signal() as stop:
         runner = RoundRunner(net, method, data, engine, memories, _rules(experiment), states)
-        watcher.begin(experiment, done, engine.name)
+        watcher.begin(experiment, done, f"{engine.name} engine" + (f", {why}" if why else ""))
         for round in range(done + 1, experiment.rounds + 1):
             new = runner.run(round)
             records += new
@@ -284,11 +287,18 @@ def build_model(
     return net, {seed: other.initial() for seed, other in nets.items()}
 
 
-def _make_engine(experiment: Experiment, net: Network, data: Federation) -> Engine:
-    workers = experiment.runtime.workers or len(os.sched_getaffinity(0))
+def _make_engine(experiment: Experiment, net: Network, data: Federation) -> tuple[Engine, str]:
     train = experiment.train
-    kind = CompiledEngine if experiment.runtime.engine == "compiled" else EagerEngine
-    return kind(net, data, Schedule(train.batch_size, train.epochs, train.steps), workers)
+    return choose_engine(
+        experiment.runtime.engine,
+        net,
+        data,
+        Schedule(train.batch_size, train.epochs, train.steps),
+        experiment.runtime.workers or len(os.sched_getaffinity(0)),
+        rounds=experiment.rounds,
+        jobs=len(experiment.seeds) * cohort_size(len(data), experiment.participation),
+        phases=1 if experiment.warmup_kind == "none" else 2,
+    )
 
 
 def _rules(experiment: Experiment) -> Rules:
