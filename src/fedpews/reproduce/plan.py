@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fedpews.errors import DataMissing, FedpewsError
 from fedpews.experiment import Experiment, override
 from fedpews.reproduce.cells import read_cell
 from fedpews.reproduce.study import Cell, Scale, Study, canonical, cells, with_seeds
 
-SHORT, LONG = 3, 9
+STEPS = {"eager": (3, 9), "compiled": (50, 250)}
 """Local steps in the two probes: the difference is what a step costs, the rest is what a round costs."""
 
 
@@ -43,11 +44,11 @@ def plan(
             continue
         try:
             experiment = with_seeds(cell, missing).experiment
-            kind = _kind(experiment)
-            if kind.fingerprint() not in known:
-                tell(f"probing {kind.method_label} on {kind.data.name}")
-                known[kind.fingerprint()] = round_seconds(kind, data_dir)
-            warm, plain = known[kind.fingerprint()]
+            kind = _kind(experiment).fingerprint()
+            if kind not in known:
+                tell(f"probing {experiment.method_label} on {experiment.data.name}")
+                known[kind] = round_seconds(experiment, data_dir)
+            warm, plain = known[kind]
         except DataMissing as error:
             planned.append(Planned(cell, missing, None, f"data missing: {error}"))
             continue
@@ -70,26 +71,57 @@ def round_seconds(experiment: Experiment, data_dir: Path | None = None) -> tuple
     train = experiment.train
     size = train.batch_size
     steps = train.steps or (train.epochs or 1) * fmean(-(-len(rows) // size) for rows in data.clients)
-    times = {}
-    for count in (SHORT, LONG):
-        values = override(experiment.to_dict(), {"train.steps": count})
+    engine = engine_of(experiment, data)
+    W = min(3, experiment.warmup_rounds)
+    changes = {"rounds": 6, "runtime.engine": engine} | ({"warmup.rounds": W} if W else {})
+    times = []
+    for count in STEPS[engine]:
+        values = override(experiment.to_dict(), changes | {"train.steps": count})
         records = run(Experiment(**values), clients=data).rounds
-        times[count] = [
-            min([r["seconds"] for r in records if (r["phase"] == "warmup") == warm][-2:], default=0.0)
-            for warm in (True, False)
-        ]
+        times.append(
+            [
+                min([r["seconds"] for r in records if (r["phase"] == "warmup") == warm][-2:], default=0.0)
+                for warm in (True, False)
+            ]
+        )
+    few, many = STEPS[engine]
     warm, plain = (
-        short + max(long - short, 0.0) / (LONG - SHORT) * (steps - SHORT)
-        for short, long in zip(times[SHORT], times[LONG], strict=True)
+        short + max(long - short, 0.0) / (many - few) * (steps - few)
+        for short, long in zip(*times, strict=True)
     )
-    return warm, plain
+    return max(warm, 0.0), max(plain, 0.0)
+
+
+def engine_of(experiment: Experiment, data: Any) -> str:
+    """The engine that the whole experiment would get: asked when it begins, and not let go on."""
+    from fedpews.running import Watcher, run
+
+    def begin(_: object, done: int, engine: str, *more: object) -> None:
+        raise _Began(engine)
+
+    try:
+        run(experiment, clients=data, watcher=Watcher(begin=begin))
+    except _Began as began:
+        return "compiled" if began.engine.startswith("compiled") else "eager"
+    raise AssertionError("a run begins")
+
+
+class _Began(Exception):
+    def __init__(self, engine: str) -> None:
+        super().__init__(engine)
+        self.engine = engine
 
 
 def _kind(experiment: Experiment) -> Experiment:
     """What decides a round's time: not λ, rates, targets or how many rounds there are."""
-    changes = {"rounds": 6, "target_accuracy": 0.99, "train.lr": 0.001, "train.lr_milestones": []}
+    changes: dict[str, Any] = {
+        "rounds": 100,
+        "target_accuracy": 0.99,
+        "train.lr": 0.001,
+        "train.lr_milestones": [],
+    }
     if experiment.warmup_kind != "none":
-        changes["warmup.rounds"] = 3
+        changes["warmup.rounds"] = 50
     if experiment.warmup_kind in ("learned", "auto"):
         changes["warmup.diversity"] = 1.0
     values = override(experiment.to_dict(), changes)
