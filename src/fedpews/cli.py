@@ -67,8 +67,8 @@ def run(
 ) -> None:
     """Train with one method or several, and show how they did.
 
-    Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint. Kill it at any
-    moment: with --resume it goes on to the same numbers.
+    Every run writes a folder: config.toml, rounds.jsonl, summary.json, report.html, the models and a checkpoint.
+    Kill it at any moment: with --resume it goes on to the same numbers.
     """
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
     for experiment, place in runs:
@@ -123,12 +123,15 @@ def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool,
                 again = f", from round {done + 1}" if done else ""
                 err.print(f"{experiment.method_label}: {engine}{again}", soft_wrap=True)
 
+        def stopping() -> None:
+            err.print("finishing this round, then saving; Ctrl-C again stops at once", soft_wrap=True)
+
         run_experiment(
             experiment,
             out=folder,
             resume=resume,
             data_dir=data_dir,
-            watcher=Watcher(begin=begin, round=bar.round),
+            watcher=Watcher(begin=begin, round=bar.round, stopping=stopping),
         )
 
 

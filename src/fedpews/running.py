@@ -47,6 +47,7 @@ class Watcher:
     begin: Callable[[Experiment, int, str], None] = lambda experiment, done, engine: None
     round: Callable[[Sequence[Record]], None] = lambda records: None
     models: Callable[[int, Mapping[int, Tree]], None] | None = None  # round, each seed's global model
+    stopping: Callable[[], None] = lambda: None  # Ctrl-C was heard; the round is being finished
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _run(
     made, why = (
         _make_engine(experiment, net, data) if elsewhere is None else (elsewhere.engine(net, data), "")
     )
-    with closing(made) as engine, _stop_signal() as stop:
+    with closing(made) as engine, _stop_signal(watcher.stopping) as stop:
         runner = RoundRunner(net, method, data, engine, memories, _rules(experiment), states)
         watcher.begin(experiment, done, f"{engine.name} engine" + (f", {why}" if why else ""))
         for round in range(done + 1, experiment.rounds + 1):
@@ -351,12 +352,15 @@ def _finish(
 ) -> None:
     import json
 
+    from fedpews.report.html import write_report
+
     for seed, tree in params.items():
         folder.write_tensors(f"model-{seed}.safetensors", tree)
         if neurons[seed]:
             masks = {f"client-{client}": mask.to(torch.uint8) for client, mask in neurons[seed].items()}
             folder.write_tensors(f"masks-{seed}.safetensors", masks)
     folder.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
+    write_report([folder.path], folder.path / "report.html")
 
 
 def _hash_data(data: Federation) -> str:
@@ -369,7 +373,7 @@ def _hash_data(data: Federation) -> str:
 
 
 @contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
+def _stop_signal(heard: Callable[[], None]) -> Iterator[threading.Event]:
     """Set by the first Ctrl-C (or SIGTERM), so that the round is finished and saved; a second one stops at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -380,6 +384,7 @@ def _stop_signal() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        heard()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
