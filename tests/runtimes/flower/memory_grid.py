@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,6 +22,7 @@ class MemoryGrid:
     def __init__(self) -> None:
         self.nodes: dict[int, Handler] = {}
         self.sent: list[Message] = []
+        self.answered: list[Message] = []
         self._replies: dict[str, Message | Exception] = {}
         self._ids = itertools.count(1)
 
@@ -35,11 +37,13 @@ class MemoryGrid:
             self.sent.append(message)
             ids.append(name)
             try:
-                reply = self.nodes[message.metadata.dst_node_id](message)
+                received = copy.deepcopy(message)  # over a network everybody gets a copy
+                reply = self.nodes[message.metadata.dst_node_id](received)
             except Exception as error:  # noqa: BLE001 - as flwr-clientapp does it
                 reply = Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
             if reply is not None:
                 self._replies[name] = reply
+                self.answered.append(reply)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
