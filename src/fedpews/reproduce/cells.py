@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from fedpews.results import Record, Rounds, read_rounds
 if TYPE_CHECKING:
     from fedpews.running import Watcher
 
-MakeWatcher = Callable[[Experiment], "Watcher"]
+MakeWatcher = Callable[[Experiment], AbstractContextManager["Watcher"]]
+"""Who looks on while an experiment runs, for as long as it does."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ def run_cell(root: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher |
 def _run(folder: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher | None) -> None:
     from fedpews.running import Watcher, run
 
-    watcher = watch(cell.experiment) if watch else Watcher()
-    if cell.probe == "activations":
-        from fedpews.reproduce.activations import watch_activations
+    with watch(cell.experiment) if watch else nullcontext(Watcher()) as watcher:
+        if cell.probe == "activations":
+            from fedpews.reproduce.activations import watch_activations
 
-        watcher = watch_activations(watcher, cell.experiment, folder, data_dir)
-    elif cell.probe is not None:
-        raise ConfigError(f"there is no probe {cell.probe!r}; there is activations")
-    run(cell.experiment, out=folder, resume=True, data_dir=data_dir, watcher=watcher)
+            watcher = watch_activations(watcher, cell.experiment, folder, data_dir)
+        elif cell.probe is not None:
+            raise ConfigError(f"there is no probe {cell.probe!r}; there is activations")
+        run(cell.experiment, out=folder, resume=True, data_dir=data_dir, watcher=watcher)
 
 
 def _folders(root: Path, cell: Cell) -> list[Path]:

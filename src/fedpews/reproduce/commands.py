@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,8 +79,9 @@ def reproduce(
         tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
         watch=lambda experiment: _watcher(experiment, quiet),
     )
-    for outcome in outcomes:
-        _show(outcome, (pages or folder) / f"{outcome.study.name}.md")
+    with _goes_on():
+        for outcome in outcomes:
+            _show(outcome, (pages or folder) / f"{outcome.study.name}.md")
 
 
 def plan(
@@ -148,14 +150,15 @@ def sweep(
 
     scale = _scale(False, None, set_, None)
     study = make_sweep(config, dict(parse_grid(text) for text in grid or []), _seeds(seeds))
-    outcome = run_study(
-        study,
-        folder,
-        scale,
-        data_dir=data_dir,
-        tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
-        watch=lambda experiment: _watcher(experiment, quiet),
-    )
+    with _goes_on():
+        outcome = run_study(
+            study,
+            folder,
+            scale,
+            data_dir=data_dir,
+            tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
+            watch=lambda experiment: _watcher(experiment, quiet),
+        )
     _show(outcome, write_page(outcome, folder, data_dir))
     best = max(outcome.table, key=lambda place: _mean(outcome.readings["final", *place].values()))
     if outcome.table[best].runs:
@@ -217,22 +220,27 @@ def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
     out.print(grid)
 
 
-def _watcher(experiment: Experiment, quiet: bool) -> Watcher:
+@contextmanager
+def _watcher(experiment: Experiment, quiet: bool) -> Iterator[Watcher]:
     from fedpews.report.progress import ProgressBar
     from fedpews.running import Watcher
 
-    bar = ProgressBar(experiment.method_label, err, quiet)
+    with ProgressBar(experiment.method_label, err, quiet) as bar:
 
-    def begin(_: Any, done: int, engine: str) -> None:
-        bar.__enter__()
-        bar.begin(experiment.rounds, done)
+        def begin(_: Any, done: int, *engine: str) -> None:
+            bar.begin(experiment.rounds, done)
 
-    def after(records: Sequence[Any]) -> None:
-        bar.round(records)
-        if records[0]["round"] == experiment.rounds:
-            bar.__exit__(None, None, None)
+        yield Watcher(begin=begin, round=bar.round)
 
-    return Watcher(begin=begin, round=after)
+
+@contextmanager
+def _goes_on() -> Iterator[None]:
+    """A stopped study goes on with the same command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped; what is finished is kept, the same command goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def _scale(quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None) -> Scale:
