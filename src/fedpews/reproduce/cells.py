@@ -93,7 +93,16 @@ def _run(folder: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher | N
 
 
 def _folders(root: Path, cell: Cell) -> list[Path]:
-    return sorted(path.parent for path in (root / "runs" / cell.name).glob("*/config.toml"))
+    """The run folders of a cell; what else lies at its place is left alone."""
+    places = sorted(path.parent for path in (root / "runs" / cell.name).glob("*/config.toml"))
+    return [place for place in places if _is_run_of(place, cell)]
+
+
+def _is_run_of(folder: Path, cell: Cell) -> bool:
+    try:
+        return cell.is_run_by(Experiment.load(folder / "config.toml"))
+    except ConfigError:  # of another version
+        return False
 
 
 def _with_activations(folder: Path, records: list[Record]) -> list[Record]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -137,11 +139,23 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Where its runs are kept. The same experiment has the same name in every study, whatever trains it."""
-        one = self.experiment.model_copy(update={"seeds": [0], "runtime": RuntimeTable()})
+        """Where its runs are kept: the same place for the same experiment in every study.
+
+        Only what is not a default counts, so that a key that a later version adds moves nothing.
+        """
+        chosen = _bare(self.experiment).model_dump(exclude_defaults=True)
+        digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
         kind = f"-{self.probe}" if self.probe else ""
-        data = one.data.name.replace("/", "-").replace(":", "-")
-        return f"{data}-{one.method_label}{kind}-{one.fingerprint()[:10]}"
+        data = self.experiment.data.name.replace("/", "-").replace(":", "-")
+        return f"{data}-{self.experiment.method_label}{kind}-{digest}"
+
+    def is_run_by(self, experiment: Experiment) -> bool:
+        """Whether a run of that experiment is a run of this cell, whatever its seeds and whatever trained it."""
+        return _bare(canonical(experiment)).fingerprint() == _bare(self.experiment).fingerprint()
+
+
+def _bare(experiment: Experiment) -> Experiment:
+    return experiment.model_copy(update={"seeds": [0], "runtime": RuntimeTable()})
 
 
 def load_study(name: str) -> Study:
