@@ -58,10 +58,10 @@ def check_method(
 
 
 def small_network() -> Network:
-    """Three inputs, two hidden layers of four, three classes; always with the same weights."""
+    """Three inputs, two hidden layers of four, three classes; always the same weights, and no neuron is dead."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layers = [nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)]
+        layers = [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)]
     return Network(nn.Sequential(*layers), torch.zeros(1, 3))
 
 

@@ -1,0 +1,222 @@
+"""Laws that hold for every method, each of which can be false."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedpews.methods import METHODS, make, takes_warmup
+from fedpews.methods.contract import Method
+from fedpews.methods.fedavg import FedAvg
+from fedpews.methods.fednova import FedNova
+from fedpews.methods.fedprox import FedProx
+from fedpews.methods.fedrolex import FedRolex
+from fedpews.methods.fjord import FjORD
+from fedpews.methods.heterofl import HeteroFL
+from fedpews.methods.ist import IST
+from fedpews.methods.moon import Moon
+from fedpews.methods.scaffold import Scaffold
+from fedpews.running import run
+from fedpews.testing import (
+    Playground,
+    Samples,
+    Whole,
+    check_laws,
+    check_method,
+    check_same,
+    small_clients,
+    small_network,
+)
+from fedpews.warmup import Fixed, Learned, with_warmup
+
+BASES = [name for name in METHODS if takes_warmup(name)]
+OTHERS = [name for name in METHODS if not takes_warmup(name)]
+
+
+def ground(method: Method, clients: Sequence[Samples] | None = None) -> Playground:
+    return Playground(method, small_network(), small_clients() if clients is None else clients)
+
+
+def check_close(a: Playground, b: Playground, rounds: int = 3) -> None:
+    for one, other in zip(a.play(rounds).params, b.play(rounds).params, strict=True):
+        for name, value in one.items():
+            assert torch.allclose(value, other[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_method_keeps_the_contract(name: str) -> None:
+    check_method(make(name))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_base_optimiser_keeps_the_contract_bare(name: str) -> None:
+    check_laws(ground(make(name)))
+
+
+@pytest.mark.parametrize(
+    "masks", [Learned(), Learned(share="masks"), Fixed()], ids=["learned", "masks", "fixed"]
+)
+@pytest.mark.parametrize("name", BASES)
+def test_every_base_optimiser_keeps_the_contract_in_a_warmup(name: str, masks: Learned | Fixed) -> None:
+    check_laws(ground(with_warmup(make(name), 2, masks)))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_zero_warmup_rounds_equal_the_bare_method(name: str) -> None:
+    bare, wrapped = ground(make(name)), ground(with_warmup(make(name), 0))
+    check_same(bare.partly(3), wrapped.partly(3), "no warmup is a warmup", deep=False)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_all_ones_masks_equal_the_bare_method(name: str) -> None:
+    bare, whole = ground(make(name)), ground(Whole(make(name)))
+    check_same(bare.partly(3), whole.partly(3), "open masks mask", deep=False)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_warmup_is_not_the_bare_method(name: str) -> None:
+    with pytest.raises(AssertionError, match="differ"):
+        check_same(
+            ground(make(name)).play(1), ground(with_warmup(make(name), 1)).play(1), "differ", deep=False
+        )
+
+
+@pytest.mark.parametrize("name", ["scaffold", "moon"])
+def test_client_memory_survives_the_end_of_the_warmup(name: str) -> None:
+    """After the switch the method goes on with what it learnt in the warmup: forgetting it changes the model."""
+    whole = ground(with_warmup(make(name), 2, Fixed()))
+    forgetful = replace(
+        whole, keep=lambda nest: nest if "warmup" in nest else {"inner": _blank(nest["inner"])}
+    )
+    with pytest.raises(AssertionError, match="differ"):
+        check_same(whole.play(3), forgetful.play(3), "differ", deep=False)
+
+
+def _blank(memory: dict[str, object]) -> dict[str, object]:
+    return {k: _blank(v) if isinstance(v, dict) else torch.zeros_like(v) for k, v in memory.items()}  # type: ignore[call-overload]
+
+
+def test_fedprox_without_strength_is_fedavg() -> None:
+    check_same(ground(FedProx(mu=0.0)).partly(3), ground(FedAvg()).partly(3), "", deep=False)
+
+
+def test_fednova_with_equal_steps_is_fedavg() -> None:
+    equal = [(x[:8], y[:8]) for x, y in small_clients()]
+    check_close(ground(FedNova(), equal), ground(FedAvg(), equal))
+    with pytest.raises(AssertionError):  # with unequal steps it is not
+        check_close(
+            ground(FedNova(), [equal[0], (equal[1][0][:4], equal[1][1][:4])]),
+            ground(FedAvg(), [equal[0], (equal[1][0][:4], equal[1][1][:4])]),
+        )
+
+
+@pytest.mark.parametrize("masks", [Learned(), Fixed()], ids=["learned", "fixed"])
+def test_fednova_with_equal_steps_is_fedavg_in_a_warmup_too(masks: Learned | Fixed) -> None:
+    equal = [(x[:8], y[:8]) for x, y in small_clients()]
+    check_close(
+        ground(with_warmup(FedNova(), 2, masks), equal), ground(with_warmup(FedAvg(), 2, masks), equal)
+    )
+
+
+def test_scaffold_is_fedavg_in_its_first_round_only() -> None:
+    check_same(ground(Scaffold()).play(1), ground(FedAvg()).play(1), "", deep=False)
+    with pytest.raises(AssertionError, match="differ"):
+        check_same(ground(Scaffold()).play(2), ground(FedAvg()).play(2), "differ", deep=False)
+
+
+def test_scaffold_with_one_client_is_local_sgd() -> None:
+    alone = small_clients(1)
+    check_close(ground(Scaffold(), alone), ground(FedAvg(), alone))
+
+
+@pytest.mark.parametrize(
+    "method", [FjORD(tiers=(1.0,)), HeteroFL(widths=(1.0,)), FedRolex(widths=(1.0,)), Moon(mu=0.0)]
+)
+def test_at_full_width_or_no_strength_it_is_fedavg(method: Method) -> None:
+    check_same(ground(method).partly(3), ground(FedAvg()).partly(3), "", deep=False)
+
+
+def test_fedrolex_at_full_width_is_heterofl_at_full_width() -> None:
+    a, b = FedRolex(widths=(1.0,)), HeteroFL(widths=(1.0,))
+    check_same(ground(a).partly(3), ground(b).partly(3), "")
+
+
+def test_ist_with_one_client_is_local_sgd() -> None:
+    alone = small_clients(1)
+    check_same(ground(IST(), alone).play(3), ground(FedAvg(), alone).play(3), "", deep=False)
+
+
+@pytest.mark.parametrize("name", [*BASES, "lotteryfl", "fedweit"])
+def test_it_does_not_matter_which_client_is_called_first(name: str) -> None:
+    clients = small_clients()
+    method = make(name)
+    check_close(ground(method, clients), ground(method, clients[::-1]))
+
+
+def data(count: int = 3) -> tuple[list[Samples], Samples]:
+    clients = [(torch.cat([x] * 3), torch.cat([y] * 3)) for x, y in small_clients(count)]
+    return clients, (torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]))
+
+
+SETTINGS = {"seeds": [0, 1], "participation": 0.67, "train": {"lr": 0.1, "batch_size": 4}}
+ALL = [*METHODS, *(f"{base}+{kind}" for base in BASES for kind in ("pews", "pews-fixed"))]
+
+
+def settings(name: str, rounds: int, **more: object) -> dict[str, object]:
+    warmup = {"warmup": {"rounds": 2}} if "pews" in name else {}
+    return {"method": name, "rounds": rounds, **SETTINGS, **warmup, **more}
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_number_of_workers_changes_nothing(name: str) -> None:
+    clients, test = data()
+    one, two = (
+        run(
+            model=model,
+            clients=clients,
+            test=test,
+            **settings(name, 3, runtime={"workers": n, "engine": "eager"}),
+        )
+        for n in (1, 2)
+    )
+    for a, b in zip(one.rounds, two.rounds, strict=True):
+        assert {k: v for k, v in a.items() if k != "seconds"} == {
+            k: v for k, v in b.items() if k != "seconds"
+        }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_run_that_stops_and_goes_on_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
+    clients, test = data()
+
+    class Stop(Exception):
+        pass
+
+    def stop(records: object) -> None:
+        if records[0]["round"] == 3:  # type: ignore[index]
+            raise Stop
+
+    from fedpews.running import Watcher
+
+    given = {"model": model, "clients": clients, "test": test}
+    options = settings(name, 4, runtime={"engine": "eager", "checkpoint_every": 2})
+    with pytest.raises(Stop):
+        run(**given, out=tmp_path / "run", watcher=Watcher(round=stop), **options)
+    resumed = run(**given, out=tmp_path / "run", resume=True, **options)
+    straight = run(**given, **options)
+    for seed, params in straight.params.items():
+        for tensor in params:
+            assert torch.equal(params[tensor], resumed.params[seed][tensor]), tensor
+    for a, b in zip(straight.rounds, resumed.rounds, strict=True):
+        assert {k: v for k, v in a.items() if k != "seconds"} == {
+            k: v for k, v in b.items() if k != "seconds"
+        }
