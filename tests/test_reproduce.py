@@ -207,6 +207,16 @@ def test_layer_sums_are_what_the_next_layer_reads() -> None:
     assert sums.tolist() == [5.0, 1.0]  # relu(x), relu(−x) summed over 2, 3, −1
 
 
+def test_a_closed_part_neither_fires_nor_feeds_the_next_layer() -> None:
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())))
+    ones = {name: torch.ones(2, 2) for name, _ in model.named_parameters()}
+
+    first, second = layer_sums(model, ones, torch.tensor([[1.0, 2.0]]), part=(0, 2))
+
+    assert first.tolist() == [3.0, 0.0]
+    assert second.tolist() == [3.0, 0.0]  # 3 + 0, not 3 + 3
+
+
 def test_own_share_is_the_part_of_the_activation_in_a_clients_own_half() -> None:
     first, second = [torch.tensor([3.0, 1.0])], [torch.tensor([1.0, 1.0])]
 

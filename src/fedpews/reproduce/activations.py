@@ -26,8 +26,9 @@ def watch_activations(
 ) -> Watcher:
     """The watcher, which also writes ``activations.jsonl``: a line per seed and round.
 
-    The unmasked global model sees a batch of each client's data, the same one in every round. A line holds
-    ``activations``, (clients, layers, neurons) sums over the batch, and ``own_share``.
+    The global model sees a batch of each client's data, the same one in every round; while fixed masks last, only
+    the client's own part of it does. A line holds ``activations``, (clients, layers, neurons) sums over the batch,
+    and ``own_share``.
     """
     table = experiment.data.model_dump(exclude_none=True)
     federation = data.load(table.pop("name"), data_dir=data_dir, **table)
@@ -42,11 +43,16 @@ def watch_activations(
         generator = torch.Generator().manual_seed(fold(experiment.data.seed, client, "activations"))
         batches.append(federation.x[rows[torch.randperm(len(rows), generator=generator)[:BATCH]]])
 
+    masked = experiment.warmup_rounds if experiment.warmup_kind == "fixed" else 0
+
     def write(round: int, params: Mapping[int, Mapping[str, Tensor]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "activations.jsonl").open("a") as file:
             for seed, tree in params.items():
-                sums = [layer_sums(model, tree, batch) for batch in batches]
+                sums = [
+                    layer_sums(model, tree, batch, (client, len(batches)) if round <= masked else None)
+                    for client, batch in enumerate(batches)
+                ]
                 line = {
                     "seed": seed,
                     "round": round,
@@ -58,11 +64,26 @@ def watch_activations(
     return replace(watcher, models=write)
 
 
-def layer_sums(model: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> list[Tensor]:
-    """What each fully connected layer after the first reads, summed over the batch: (neurons,) per hidden layer."""
+def layer_sums(
+    model: nn.Module, params: Mapping[str, Tensor], x: Tensor, part: tuple[int, int] | None = None
+) -> list[Tensor]:
+    """What each fully connected layer after the first reads, summed over the batch: (neurons,) per hidden layer.
+
+    With ``part`` (client, clients) only that client's contiguous part of every layer is open.
+    """
     seen: list[Tensor] = []
+
+    def look(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        values = inputs[0]
+        if part is not None:
+            open_ = torch.zeros(values.shape[1])
+            open_[own_part(values.shape[1], *part)] = 1
+            values = values * open_
+        seen.append(values)
+        return (values,)
+
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)][1:]
-    hooks = [layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
     try:
         with torch.no_grad():
             functional_call(model, dict(params), (x,))
@@ -70,6 +91,11 @@ def layer_sums(model: nn.Module, params: Mapping[str, Tensor], x: Tensor) -> lis
         for hook in hooks:
             hook.remove()
     return [values.sum(0) for values in seen]
+
+
+def own_part(size: int, client: int, clients: int) -> slice:
+    """A client's neurons when a layer is cut into equal contiguous parts."""
+    return slice(round(client * size / clients), round((client + 1) * size / clients))
 
 
 def own_share(sums: list[list[Tensor]]) -> float:
@@ -80,9 +106,9 @@ def own_share(sums: list[list[Tensor]]) -> float:
     shares = []
     for client, layers in enumerate(sums):
         for layer in layers:
-            edges = [round(part * len(layer) / len(sums)) for part in (client, client + 1)]
             total = float(layer.sum())
-            shares.append(float(layer[edges[0] : edges[1]].sum()) / total if total else 1 / len(sums))
+            own = float(layer[own_part(len(layer), client, len(sums))].sum())
+            shares.append(own / total if total else 1 / len(sums))
     return sum(shares) / len(shares)
 
 
