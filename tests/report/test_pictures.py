@@ -86,7 +86,7 @@ def test_a_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
 
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
 
-    assert page.count("<svg") == 9  # accuracy, 2 losses, 2 clients, 3 of masks, bytes
+    assert page.count("<svg") == 10  # accuracy, 2 losses, 2 of clients, 3 of masks, owners, bytes
     assert "http" not in page.replace("http://www.w3.org", "")  # XML names, never fetched
     assert (
         '<tr class="differs"><td><code>method.name</code></td><td>fedavg</td><td>fedavg+pews</td></tr>'

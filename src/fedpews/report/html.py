@@ -52,6 +52,7 @@ def make_report(runs: Sequence[Run]) -> str:
         *(_clients(run) for run in runs),
         "<h2>Masks</h2>",
         _masks(records),
+        *(_owners(run) for run in runs),
         "<h2>Bytes</h2>",
         _svg(7.5, 3.4, lambda axes: _plot_bytes(axes, records)),
         "<h2>Settings</h2>",
@@ -108,6 +109,25 @@ def _masks(records: Mapping[str, Sequence[Record]]) -> str:
     return "".join(_svg(7.5, 2.6, plot(key)) for key in words)
 
 
+def _owners(run: Run) -> str:
+    """Who owned which neurons at the end of the warmup, in the first seed that has masks."""
+    files = sorted(run.path.glob("masks-*.safetensors"))
+    if not files:
+        return ""
+    from safetensors.numpy import load_file
+
+    masks = load_file(files[0])
+    clients = sorted(masks, key=lambda name: int(name.rpartition("-")[2]))
+
+    def plot(axes: Any) -> None:
+        axes.imshow([masks[name] for name in clients], aspect="auto", cmap="Blues", vmin=0, vmax=1.4)
+        seed = files[0].stem.removeprefix("masks-")
+        axes.set(xlabel="hidden neuron, layer by layer", ylabel="client")
+        axes.set_title(f"{run.label}: owned in the last warmup round (seed {seed})")
+
+    return _svg(7.5, min(6.0, 1.4 + 0.2 * len(clients)), plot)
+
+
 def _plot_bytes(axes: Any, records: Mapping[str, Sequence[Record]]) -> None:
     for index, (label, run) in enumerate(records.items()):
         for key, style in (("bytes_up", "-"), ("bytes_down", "--")):
@@ -154,7 +174,8 @@ def _svg(width: float, height: float, plot: Callable[[Any], None]) -> str:
     figure = new_figure(width, height)
     axes = figure.subplots()
     plot(axes)
-    axes.legend(fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedpews"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
