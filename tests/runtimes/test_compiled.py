@@ -48,8 +48,8 @@ class Interpreted:
     def run(self, steps: int, sheet: Sheet, inputs: Sequence[Tensor]) -> None:
         x, y, *rest = inputs
         state, constants = rest[: len(rest) - self.constants], rest[len(rest) - self.constants :]
-        for _ in range(steps):
-            self.step(*sheet.tensors(), x, y, state, constants)
+        for step in range(steps):
+            self.step(*sheet.at(step), x, y, state, constants)
 
 
 @pytest.fixture

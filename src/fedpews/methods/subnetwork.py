@@ -34,8 +34,11 @@ def step_subnetwork(
     Args:
         gates: (neurons,) what each neuron's output is multiplied by; 0 closes it.
     """
-    moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
     mask = net.graph.expand(gates != 0)
+    if _pays_to_cut(net, local, batch, gates):
+        kept, loss = _step_cut(client, net, local, batch, noise, lr, gates != 0)
+        return kept | ({"taken": trees.add(local["taken"], mask)} if "taken" in local else {}), loss
+    moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
     kept = {
         key: trees.where(mask, value, local[key])
         if isinstance(value, dict) and value is not local[key]
@@ -45,6 +48,47 @@ def step_subnetwork(
     if "taken" in local:
         kept["taken"] = trees.add(local["taken"], mask)
     return kept, loss
+
+
+CUT_FROM = 4e8
+"""Floating-point operations of a step from which the smaller kernels repay the copies (about 10 ms)."""
+
+
+def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool:
+    """Whether to train the physically smaller network, which is the same step with smaller kernels."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # traced: no shape may depend on the gates
+        return False
+    if 3 * len(batch.y) * net.flops < CUT_FROM or not net.can_be_cut:
+        return False
+    fits = all(isinstance(value, dict) for value in local.values()) and all(
+        value[name].shape == net.shapes.get(name)
+        for key, value in local.items()
+        if key != "taken"
+        for name in value
+        if name in net.graph.axes
+    )
+    is_mask = bool(((gates == 0) | (gates == 1)).all())
+    has_all_layers = all(bool(gates[a.start : a.start + a.size].any()) for a in net.graph.layers)
+    return fits and is_mask and has_all_layers
+
+
+def _step_cut(
+    client: Client,
+    net: Network,
+    local: Nest,
+    batch: Batch,
+    noise: Tensor,
+    lr: float | Tensor,
+    neurons: Tensor,
+) -> tuple[Nest, Tensor]:
+    """One step of the network that has only these neurons, its results put back where they belong."""
+    whole = {key: value for key, value in local.items() if key != "taken"}
+    part = {key: net.graph.slice(tree, neurons) for key, tree in whole.items()}
+    moved, loss = client.step(net, part, batch, noise, lr)
+    return {
+        key: whole[key] if tree is part[key] else net.graph.scatter(whole[key], tree, neurons)
+        for key, tree in moved.items()
+    }, loss
 
 
 @dataclass(frozen=True)

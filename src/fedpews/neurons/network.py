@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
 from fedpews.neurons.channels import is_norm
@@ -198,6 +199,33 @@ class Network:
         if self._gates is not None:
             features = self.graph.gate_inputs(f"{self.classifier}.weight", features, self._gates)
         return features.flatten(1), outputs, buffers
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations of one sample's forward pass."""
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            self.predict(self.initial(), self.example[:1])
+        return int(counter.get_total_flops())
+
+    @cached_property
+    def can_be_cut(self) -> bool:
+        """Whether the module runs with the tensors of a smaller network, and computes what gates would.
+
+        A model that reshapes to fixed sizes, or has a LayerNorm, does not: so we try it out.
+        """
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
+        neurons = torch.zeros(self.graph.size, dtype=torch.bool)
+        for layer in self.graph.layers:  # every other one, and never none
+            neurons[layer.start : layer.start + layer.size : 2] = True
+        params = self.initial()
+        try:
+            with torch.no_grad():
+                cut = self.predict(self.graph.slice(params, neurons), x)
+                gated = self.gated(neurons.to(x)).predict(params, x)
+        except (RuntimeError, ValueError):
+            return False
+        return cut.shape == gated.shape and torch.allclose(cut, gated, rtol=1e-3, atol=1e-5)
 
     @cached_property
     def _fed(self) -> dict[str, str]:

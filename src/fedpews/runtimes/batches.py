@@ -22,12 +22,24 @@ def draw_batches(samples: int, schedule: Schedule, seed: int) -> list[Tensor]:
     >>> [len(batch) for batch in draw_batches(5, Schedule(batch_size=2), seed=0)]
     [2, 2, 1]
     """
+    order, sizes = draw_order(samples, schedule, seed)
+    return list(order.split(sizes))
+
+
+def draw_order(samples: int, schedule: Schedule, seed: int) -> tuple[Tensor, list[int]]:
+    """The same as one tensor, batch after batch, and the sizes of the batches.
+
+    >>> draw_order(5, Schedule(batch_size=2), seed=0)[1]
+    [2, 2, 1]
+    """
     generator = torch.Generator().manual_seed(seed)
-    wanted = schedule.steps or (schedule.epochs or 1) * -(-samples // schedule.batch_size)
-    batches: list[Tensor] = []
-    while len(batches) < wanted:
-        batches += torch.randperm(samples, generator=generator).split(schedule.batch_size)
-    return batches[:wanted]
+    full, rest = divmod(samples, schedule.batch_size)
+    epoch = [schedule.batch_size] * full + [rest] * (rest > 0)
+    wanted = schedule.steps or (schedule.epochs or 1) * len(epoch)
+    epochs = -(-wanted // len(epoch))
+    sizes = (epoch * epochs)[:wanted]
+    order = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])
+    return order[: sum(sizes)], sizes
 
 
 def draw_noise(rows: int, size: int, seed: int) -> Tensor:

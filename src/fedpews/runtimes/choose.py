@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import math
 
-import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews.data.federation import Federation
 from fedpews.neurons.network import Network
@@ -92,9 +90,7 @@ def lanes_for(jobs: int) -> int:
 
 def step_seconds(net: Network, batch_size: int) -> tuple[float, float]:
     """The modelled time of one client's step, eager and compiled."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        net.predict(net.initial(), net.example[:1])
-    kernels = 3 * batch_size * counter.get_total_flops() / FLOPS  # forward, and twice that backward
+    kernels = 3 * batch_size * net.flops / FLOPS  # forward, and twice that backward
     slower = SLOWER_CONVOLUTIONS if has_convolutions(net) else 1.0
     tensors = len(net.trainable)
     return kernels + EAGER_OVERHEAD * tensors, slower * kernels + COMPILED_OVERHEAD * tensors

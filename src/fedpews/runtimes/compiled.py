@@ -103,7 +103,7 @@ class CompiledEngine(Engine):
         groups = []
         for compiled in self._programs:
             members = [i for i, kind in kinds.items() if kind is compiled]
-            members.sort(key=lambda i: -len(turns[i].batches))
+            members.sort(key=lambda i: -len(turns[i].sizes))
             groups += [(compiled, members[i : i + self.lanes]) for i in range(0, len(members), self.lanes)]
         return groups
 
@@ -124,10 +124,10 @@ class CompiledEngine(Engine):
         for known in self._programs:
             if known.half == half and known.program.spec == spec and known.shapes == shapes:
                 return known
-        first = turn.batches[0]
+        first = turn.order[: turn.sizes[0]]
         check_padding(self.net, half, turn.local, data.x[first], data.y[first], turn.noise[0], turn.job.lr)
         program = trace_step(self.net, half, turn.local, self.lanes, size, data.x, data.y)
-        sheet = Sheet.blank(3, self.lanes, size, turn.noise.shape[1])
+        sheet = Sheet.blank(1, self.lanes, size, turn.noise.shape[1])
         stacked = [torch.stack([leaf] * self.lanes) for leaf in leaves]
         native = load(program, sheet, data.x, data.y, stacked, self.workers)
         self._programs.append(Compiled(half, shapes, program, native))
@@ -136,8 +136,10 @@ class CompiledEngine(Engine):
     def _run(self, compiled: Compiled, turns: list[Turn]) -> list[Done]:
         """All steps of a group of lanes."""
         program = compiled.program
-        steps = max(len(turn.batches) for turn in turns)
+        steps = max(len(turn.sizes) for turn in turns)
         sheet = Sheet.blank(steps, self.lanes, self.schedule.batch_size, turns[0].noise.shape[1])
+        if len({len(turn.sizes) for turn in turns}) > 1 or len(turns) < self.lanes:
+            sheet.noise.zero_()  # steps that are not taken still compute
         for i, turn in enumerate(turns):
             fill_lane(sheet, i, turn)
         # idle lanes repeat a state, read sample 0 with weight 0, and so take no step
@@ -146,17 +148,23 @@ class CompiledEngine(Engine):
         compiled.native.run(steps, sheet, [self.data.x, self.data.y, *state, *program.constants])
         locals_ = [tree_unflatten([leaf[i] for leaf in state], program.spec) for i in range(len(turns))]
         return [
-            end(self.net, self.data, turn, local, sheet.losses[: len(turn.batches), i])
+            end(self.net, self.data, turn, local, sheet.losses[: len(turn.sizes), i])
             for i, (turn, local) in enumerate(zip(turns, locals_, strict=True))
         ]
 
 
 def fill_lane(sheet: Sheet, i: int, turn: Turn) -> None:
     """Write a client's batches and numbers on the sheet; the rest of a batch, and of the steps, has weight 0."""
-    steps, sizes = len(turn.batches), [len(batch) for batch in turn.batches]
-    sheet.rows[:, i] = turn.batches[0][0]  # padding reads one of the client's own samples
+    steps, (_, _, size) = len(turn.sizes), sheet.rows.shape
     sheet.lr[i] = turn.job.lr
     sheet.noise[:steps, i] = turn.noise[:-1]
-    present = torch.arange(sheet.rows.shape[2]) < torch.tensor(sizes)[:, None]  # (steps, batch)
-    sheet.weight[:steps, i] = present.to(sheet.weight.dtype)
-    sheet.rows[:steps, i][present] = torch.cat(turn.batches)
+    if len(turn.order) == steps * size:
+        sheet.rows[:steps, i] = turn.order.view(steps, size)
+        sheet.weight[:steps, i] = 1
+    else:
+        present = torch.arange(size) < torch.tensor(turn.sizes)[:, None]  # (steps, batch)
+        sheet.rows[:steps, i].masked_fill_(
+            ~present, turn.order[0]
+        )  # padding reads a sample of the client's own
+        sheet.rows[:steps, i].masked_scatter_(present, turn.order)
+        sheet.weight[:steps, i] = present.to(sheet.weight.dtype)

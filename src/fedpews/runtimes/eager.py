@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from fedpews.data.federation import Federation
 from fedpews.neurons.network import Batch, Network
@@ -29,6 +31,8 @@ class EagerEngine(Engine):
     def __init__(self, net: Network, data: Federation, schedule: Schedule, workers: int) -> None:
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
+        modules = net.module(net.initial()).modules()
+        self._has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in modules)
         self._pool = ThreadPoolExecutor(
             self.workers, "client", initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -46,9 +50,16 @@ class EagerEngine(Engine):
         turn = begin(self.net, self.data, self.schedule, job)
         if self.net.is_stochastic:
             torch.manual_seed(client_seed(job.seed, job.download.round, job.client, "torch"))
-        local, losses = turn.local, []
-        for rows, noise in zip(turn.batches, turn.noise[:-1], strict=True):
-            batch = Batch(self.data.x[rows], self.data.y[rows])
+        local, losses = tree_map_only(Tensor, self._lay_out, turn.local), []
+        for rows, noise in zip(turn.order.split(turn.sizes), turn.noise[:-1], strict=True):
+            batch = Batch(self._lay_out(self.data.x[rows]), self.data.y[rows])
             local, loss = job.half.step(self.net, local, batch, noise, job.lr)
             losses.append(loss)
+        local = tree_map_only(Tensor, Tensor.contiguous, local)
         return end(self.net, self.data, turn, local, torch.stack(losses))
+
+    def _lay_out(self, tensor: Tensor) -> Tensor:
+        """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""
+        if self._has_convolutions and tensor.dim() == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor

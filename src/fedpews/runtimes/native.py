@@ -32,16 +32,41 @@ LOOP = """
 #include <stdint.h>
 typedef int32_t (*run_model)(void*, void**, size_t, void**, size_t, void*, void*);
 typedef int32_t (*copy_handle)(void*, void**);
-int32_t take_steps(run_model run, copy_handle copy, void* model, void** tensors, size_t count, int64_t steps) {
-  void* given[count]; /* a run takes its handles over, so every step needs new ones to the same tensors */
+typedef int32_t (*view_tensor)(void*, int64_t, const int64_t*, const int64_t*, int64_t, void**);
+struct slice { int64_t dims, sizes[2], strides[2], stride; }; /* of a tensor whose first dimension is the step */
+
+int32_t take_steps(run_model run, copy_handle copy, view_tensor view, void* model, void** tensors, size_t count,
+                   const struct slice* slices, size_t by_step, int64_t steps) {
+  void* given[count]; /* a run takes its handles over, so every step needs new ones */
   for (int64_t step = 0; step < steps; ++step) {
-    for (size_t i = 0; i < count; ++i)
+    for (size_t i = 0; i < by_step; ++i) {
+      const struct slice* s = slices + i;
+      if (view(tensors[i], s->dims, s->sizes, s->strides, step * s->stride, &given[i])) return 1;
+    }
+    for (size_t i = by_step; i < count; ++i)
       if (copy(tensors[i], &given[i])) return 1;
     if (run(model, given, count, NULL, 0, NULL, NULL)) return 2;
   }
   return 0;
 }
 """
+
+
+class Slice(ctypes.Structure):
+    """One step of a tensor that has one entry per step, as the loop wants it described."""
+
+    _fields_ = (
+        ("dims", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * 2),
+        ("strides", ctypes.c_int64 * 2),
+        ("stride", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Slice:
+        (_, *sizes), (stride, *strides) = tensor.shape, tensor.stride()
+        pair = ctypes.c_int64 * 2
+        return cls(len(sizes), pair(*sizes), pair(*strides), stride)
 
 
 class Native:
@@ -57,18 +82,22 @@ class Native:
             raise OSError(f"{library} cannot be opened")
 
     def run(self, steps: int, sheet: Sheet, inputs: Sequence[Tensor]) -> None:
-        """Take so many steps from where the sheet is; ``inputs`` are x, y, the state and the constants.
+        """Take the first steps of a sheet; ``inputs`` are x, y, the state and the constants.
 
-        State and sheet change in place.
+        The state and the sheet's losses change in place.
         """
-        tensors = [*sheet.tensors(), *inputs]
+        tensors = [*sheet.by_step, sheet.lr, *inputs]
+        slices = (Slice * len(sheet.by_step))(*map(Slice.of, sheet.by_step))
         with _handles(self._torch, tensors) as handles:
             failed = self._loop.take_steps(
                 self._model.AOTInductorModelContainerRun,
                 self._torch.aoti_torch_new_tensor_handle,
+                self._torch.aoti_torch__reinterpret_tensor,
                 self._container,
                 handles,
                 ctypes.c_size_t(len(tensors)),
+                slices,
+                ctypes.c_size_t(len(slices)),
                 ctypes.c_int64(steps),
             )
         if failed:
@@ -200,17 +229,10 @@ def _compile(
     """The shared object of a program."""
     from torch._inductor import aot_compile, config
 
-    steps, samples = torch.export.Dim("steps", min=2), torch.export.Dim("samples", min=2)
-    by_step, by_sample = {0: steps}, {0: samples}
-    sheet = (None, by_step, by_step, by_step, by_step, None)
-    shapes = (*sheet, by_sample, by_sample, [None] * len(state), [None] * len(program.constants))
-    arguments = (
-        *(tensor.clone() for tensor in example.tensors()),
-        x,
-        y,
-        [leaf.clone() for leaf in state],
-        [*program.constants],
-    )
+    samples = {0: torch.export.Dim("samples", min=2)}
+    shapes = (*[None] * 5, samples, samples, [None] * len(state), [None] * len(program.constants))
+    sheet = [tensor.clone() for tensor in example.at(0)]
+    arguments = (*sheet, x, y, [leaf.clone() for leaf in state], [*program.constants])
     output = str(scratch / "model.so")
     # torch warns about its own internals while it compiles
     with warnings.catch_warnings(), config.patch({**SETTINGS, "aot_inductor.output_path": output}):

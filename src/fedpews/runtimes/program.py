@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -24,7 +25,6 @@ class CannotCompile(Exception):
 class Sheet:
     """A lane group's whole round, laid out before its first step. A padded sample or step has weight 0."""
 
-    at: Tensor  # () int64: the step to take next
     rows: Tensor  # (steps, lanes, batch) int64, rows of the resident data
     weight: Tensor  # (steps, lanes, batch)
     noise: Tensor  # (steps, lanes, numbers)
@@ -33,19 +33,21 @@ class Sheet:
 
     @classmethod
     def blank(cls, steps: int, lanes: int, batch_size: int, numbers: int) -> Sheet:
-        # one more than there is: torch.export takes a dimension of 1 for a constant
-        rows = max(steps, 2)
         return cls(
-            at=torch.zeros((), dtype=torch.int64),
-            rows=torch.zeros(rows, lanes, batch_size, dtype=torch.int64),
-            weight=torch.zeros(rows, lanes, batch_size),
-            noise=torch.zeros(rows, lanes, numbers),
-            losses=torch.zeros(rows, lanes),
+            rows=torch.zeros(steps, lanes, batch_size, dtype=torch.int64),
+            weight=torch.zeros(steps, lanes, batch_size),
+            noise=torch.empty(steps, lanes, numbers),
+            losses=torch.empty(steps, lanes),
             lr=torch.zeros(lanes),
         )
 
-    def tensors(self) -> list[Tensor]:
-        return [self.at, self.rows, self.weight, self.noise, self.losses, self.lr]
+    @property
+    def by_step(self) -> list[Tensor]:
+        return [self.rows, self.weight, self.noise, self.losses]
+
+    def at(self, step: int) -> list[Tensor]:
+        """What one step reads and writes."""
+        return [*(values[step] for values in self.by_step), self.lr]
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Program:
 
 
 class Step(nn.Module):
-    """The program as a module to export: looks up its step on the sheet and writes the results back."""
+    """The program as a module to export: it writes the results back to where they came from."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -82,7 +84,6 @@ class Step(nn.Module):
 
     def forward(
         self,
-        at: Tensor,
         rows: Tensor,
         weight: Tensor,
         noise: Tensor,
@@ -93,14 +94,11 @@ class Step(nn.Module):
         state: Sequence[Tensor],
         constants: Sequence[Tensor],
     ) -> tuple[()]:
-        here = at.reshape(1)
-        now = [values.index_select(0, here)[0] for values in (rows, weight, noise)]
-        *moved, loss = self.graph(*now, lr, x, y, *state, *constants)
+        *moved, loss = self.graph(rows, weight, noise, lr, x, y, *state, *constants)
         changed = [leaf for leaf, changes in zip(state, self.changes, strict=True) if changes]
         for leaf, value in zip(changed, moved, strict=True):
             leaf.copy_(value)
-        losses.index_copy_(0, here, loss[None])
-        at.add_(1)
+        losses.copy_(loss)
         return ()
 
 
@@ -131,17 +129,19 @@ def trace_step(
         moved, loss = every(rows, weight, noise, lr, x, y, state)
         return [*moved, loss]
 
-    sheet = Sheet.blank(2, lanes, batch_size, half.noise_size(net))
+    rows, weight, noise, _, lr = Sheet.blank(1, lanes, batch_size, half.noise_size(net)).at(0)
     stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
-    example = (sheet.rows[0], torch.ones_like(sheet.weight[0]), sheet.noise[0], sheet.lr)
     try:
-        graph = make_fx(all_lanes)(*example, x[:2], y[:2], *stacked)
+        graph = make_fx(all_lanes)(rows, weight, noise.zero_(), lr, x[:2], y[:2], *stacked)
     except CannotCompile:
         raise
     except Exception as error:  # whatever stops a foreign module or method from being traced
         raise CannotCompile(f"its step cannot be traced: {_first_line(error)}") from error
     changes = _drop_unchanged(graph, len(leaves))
-    return Program(graph, _lift_constants(graph), changes, spec, lanes)
+    constants = _lift_constants(graph)
+    # the two passes of a warmup step have their first layer in common
+    graph = fx.GraphModule(graph, fx_graph_cse(graph.graph))
+    return Program(graph, constants, changes, spec, lanes)
 
 
 def check_padding(

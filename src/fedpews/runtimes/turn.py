@@ -12,7 +12,7 @@ from fedpews.data.federation import Federation
 from fedpews.errors import RunFailed
 from fedpews.methods.contract import Nest, Work
 from fedpews.neurons.network import Network
-from fedpews.runtimes.batches import client_seed, draw_batches, draw_noise
+from fedpews.runtimes.batches import client_seed, draw_noise, draw_order
 from fedpews.runtimes.evaluate import CHUNK
 from fedpews.runtimes.job import Done, Job, Schedule
 from fedpews.trees import Tree
@@ -24,7 +24,8 @@ class Turn:
 
     job: Job
     local: Nest
-    batches: list[Tensor]  # per step: rows of the resident data
+    order: Tensor  # rows of the resident data, batch after batch
+    sizes: list[int]  # of each step's batch
     noise: Tensor  # (steps + 1, numbers)
 
 
@@ -32,22 +33,21 @@ def begin(net: Network, data: Federation, schedule: Schedule, job: Job) -> Turn:
     """Start a client: its batches, its random numbers and its local state."""
     rows = data.clients[job.client]
     names = (job.seed, job.download.round, job.client)
-    batches = draw_batches(len(rows), schedule, client_seed(*names, "batches"))
-    noise = draw_noise(len(batches) + 1, job.half.noise_size(net), client_seed(*names, "noise"))
+    order, sizes = draw_order(len(rows), schedule, client_seed(*names, "batches"))
+    noise = draw_noise(len(sizes) + 1, job.half.noise_size(net), client_seed(*names, "noise"))
     memory = job.memory
     probe = job.half.probe(net, job.download, memory)
     if probe is not None:
         memory = job.half.probed(net, job.download, memory, accuracy_on(net, probe, data, rows))
     local = job.half.start(net, job.download, memory)
-    order = rows[torch.cat(batches)]
-    return Turn(job, local, list(order.split([len(batch) for batch in batches])), noise.to(data.x.device))
+    return Turn(job, local, rows[order], sizes, noise.to(data.x.device))
 
 
 def end(net: Network, data: Federation, turn: Turn, local: Nest, losses: Tensor) -> Done:
     """Finish a client after its last step; ``losses`` has one entry per step."""
     job = turn.job
     samples = len(data.clients[job.client])
-    work = Work(job.client, samples, len(turn.batches), job.lr, _mean(job, losses), turn.noise[-1])
+    work = Work(job.client, samples, len(turn.sizes), job.lr, _mean(job, losses), turn.noise[-1])
     memory, upload = job.half.finish(net, job.download, local, work)
     return Done(job.seed, job.client, memory, upload)
 
