@@ -15,6 +15,9 @@ HELLO = "hello"
 ASK_SECONDS = 120.0
 """How long a node may take to say which site it is; it starts a process for it."""
 
+AGAIN_SECONDS = 60.0
+"""A node that did not say which site it is gets asked again after this time."""
+
 POLL_SECONDS = 1.0
 
 
@@ -24,11 +27,13 @@ class Roster:
     def __init__(self, grid: Grid, total: int, say: Callable[[str], None]) -> None:
         self._grid, self._total, self._say = grid, total, say
         self._site: dict[int, int | None] = {}  # node -> site; None is a node that is of no use
+        self._again: dict[int, float] = {}  # node -> when to ask it again
 
     def online(self) -> dict[int, int]:
         """The node of every site that is connected now."""
         nodes = sorted(self._grid.get_node_ids())
-        self._ask([node for node in nodes if node not in self._site])
+        now = time.monotonic()
+        self._ask([node for node in nodes if node not in self._site and self._again.get(node, now) <= now])
         found: dict[int, int] = {}
         for node in nodes:
             site = self._site.get(node)
@@ -64,7 +69,8 @@ class Roster:
             reply = answers.get(node)
             if isinstance(reply, Message):
                 self._site[node] = self._read(node, reply)
-            else:  # asked again next time
+            else:
+                self._again[node] = time.monotonic() + AGAIN_SECONDS
                 self._say(f"node {node} does not say which site it is: {reply or 'no answer'}")
 
     def _read(self, node: int, reply: Message) -> int | None:
