@@ -2,6 +2,7 @@
 
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Client, Cohort, Download, Method, Upload, Work
+from fedpews.methods.local import with_local
 from fedpews.methods.registry import (
     METHODS,
     SERVERS,
@@ -29,4 +30,5 @@ __all__ = [
     "method_class",
     "takes_server",
     "takes_warmup",
+    "with_local",
 ]
