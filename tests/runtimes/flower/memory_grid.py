@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedpews.flower import build_site
 from fedpews.runtimes.flower.apps import make_client_app
 
 Handler = Callable[[Message], Message | None]
+
+
+def over_the_wire(message: Message) -> Message:
+    """The message as it comes out at the other end: taken apart into Flower's objects and put together again."""
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    received = inflate_object_from_contents(message.object_id, parts)
+    received.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return received  # type: ignore[no-any-return]
 
 
 class MemoryGrid:
@@ -23,7 +32,7 @@ class MemoryGrid:
         self.nodes: dict[int, Handler] = {}
         self.sent: list[Message] = []
         self.answered: list[Message] = []
-        self._replies: dict[str, Message | Exception] = {}
+        self._replies: dict[str, Message] = {}
         self._ids = itertools.count(1)
 
     def get_node_ids(self) -> list[int]:
@@ -37,17 +46,16 @@ class MemoryGrid:
             self.sent.append(message)
             ids.append(name)
             try:
-                received = copy.deepcopy(message)  # over a network everybody gets a copy
-                reply = self.nodes[message.metadata.dst_node_id](received)
+                reply = self.nodes[message.metadata.dst_node_id](over_the_wire(message))
             except Exception as error:  # noqa: BLE001 - as flwr-clientapp does it
                 reply = Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
             if reply is not None:
-                self._replies[name] = reply
-                self.answered.append(reply)
+                self._replies[name] = over_the_wire(reply)
+                self.answered.append(self._replies[name])
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self._replies.pop(name) for name in message_ids if name in self._replies]  # type: ignore[misc]
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
