@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedpews.cli import app
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.reproduce import cells as cells_module
 from fedpews.reproduce.activations import layer_sums, own_share
@@ -283,6 +283,21 @@ def test_missing_data_and_a_failing_run_leave_the_others_alone(
     assert statuses["fedavg", "good"] == statuses["pews", "good"] == "done"
     page = write_page(outcome, tmp_path).read_text()
     assert "data missing" in page
+
+
+def test_an_interruption_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr(cells_module, "_run", stop)
+    command = ["reproduce", "table1", "--quick", "--out", str(tmp_path)]
+
+    with pytest.raises(Interrupted):
+        run_study(study(), tmp_path)
+    answer = CliRunner().invoke(app, command)
+
+    assert answer.exit_code == 130
+    assert "the same command goes on" in answer.output
 
 
 def test_equal_experiments_are_the_same_cell() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpews.errors import ConfigError, DataMissing, FedpewsError
+from fedpews.errors import ConfigError, DataMissing, FedpewsError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.reproduce.study import Cell, with_seeds
 from fedpews.results import Record, Rounds, read_rounds
@@ -72,6 +72,8 @@ def run_cell(root: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher |
         if found.missing:
             name = "seeds-" + "-".join(map(str, found.missing))
             _run(root / "runs" / cell.name / name, with_seeds(cell, found.missing), data_dir, watch)
+    except Interrupted:
+        raise
     except DataMissing as error:
         return read_cell(root, cell, "data missing", str(error))
     except (FedpewsError, RuntimeError, OSError) as error:

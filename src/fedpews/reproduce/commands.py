@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from fedpews.experiment import Experiment
@@ -238,7 +238,7 @@ def _goes_on() -> Iterator[None]:
     """A stopped study goes on with the same command."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (Interrupted, KeyboardInterrupt):
         err.print("stopped; what is finished is kept, the same command goes on from here", soft_wrap=True)
         raise typer.Exit(130) from None
 
