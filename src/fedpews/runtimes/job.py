@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpews.methods.contract import Client, Download, Nest, Upload
@@ -54,6 +54,14 @@ class Engine(ABC):
     @abstractmethod
     def evaluate(self, models: Sequence[Tree]) -> list[Score]:
         """Each model on the whole test set."""
+
+    def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
+        """The clients that keep a memory where only the engine can reach it."""
+        return ()
+
+    def judge_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
+        """How good these clients find their own models, each on the classes it has."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

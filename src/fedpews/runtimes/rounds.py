@@ -150,21 +150,22 @@ class Rounds:
         clients = range(len(self.data)) if len(self.data) <= SHOWN_CLIENTS else cohort.clients
         kept = {client: self.memories.get(seed, client) for client in clients}
         known = {client: memory for client, memory in kept.items() if memory is not None}
-        if not known:  # among real sites, memories are not here
-            return {}
+        chosen = tuple(known) or self.engine.remembering(seed, clients)  # among real sites, memories are there
         state = self.states[seed]
-        after = replace(cohort, round=cohort.round + 1, clients=tuple(known))
-        half = self.method.client(self.method.phase(state, after.round))
-        downloads = self.method.downloads(self.net, state, after)
-        models = [
-            half.personal(self.net, download, memory)
-            for download, memory in zip(downloads, known.values(), strict=True)
-        ]
-        counts = self.data.counts()
-        found = {
-            client: score.client_accuracy(counts[client : client + 1])[0]
-            for client, score in zip(known, self.engine.evaluate(models), strict=True)
-        }
+        after = replace(cohort, round=cohort.round + 1, clients=chosen)
+        downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
+        if known:
+            half = self.method.client(self.method.phase(state, after.round))
+            models = [half.personal(self.net, downloads[client], memory) for client, memory in known.items()]
+            counts = self.data.counts()
+            found = {
+                client: score.client_accuracy(counts[client : client + 1])[0]
+                for client, score in zip(known, self.engine.evaluate(models), strict=True)
+            }
+        else:
+            found = self.engine.judge_personal(seed, downloads)
+        if not found:
+            return {}
         record: dict[str, Any] = {"personal_accuracy": sum(found.values()) / len(found)}
         if len(self.data) <= SHOWN_CLIENTS:
             record["client_personal_accuracy"] = [found.get(client) for client in clients]
