@@ -29,6 +29,8 @@ METHODS = [
     "ist",
     "fedpm",
     "heterofl",
+    "lotteryfl",
+    "fedweit",
 ]
 
 

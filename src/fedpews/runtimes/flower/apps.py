@@ -51,6 +51,14 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
         }
         return Message(RecordDict(records), reply_to=message)
 
+    @app.evaluate("personal")  # type: ignore[untyped-decorator]
+    def judge_personal(message: Message, context: Context) -> Message:
+        from fedpews.runtimes.flower.messages import read_task
+
+        site = build(site_number(context.node_config), context.node_config)
+        found = ConfigRecord({"accuracy": site.judge_personal(read_task(message.content))})
+        return Message(RecordDict({"personal": found}), reply_to=message)
+
     return app
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType
@@ -80,6 +80,31 @@ class FlowerEngine(Engine):
         if self.local is not None:
             return self.local.evaluate(models)
         return self._evaluate_at_sites(models)
+
+    def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
+        return tuple(client for client in clients if self.ledger.accepted(seed, client))
+
+    def judge_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
+        """Each site makes its own model of its memory and this download, and says how good it is."""
+        nodes, encoded, messages = self.roster.online(), {}, {}
+        for site, download in downloads.items():
+            if site in nodes:
+                if id(download) not in encoded:
+                    encoded[id(download)] = encode_download(self.net, download)
+                part = Part(seed, encoded[id(download)], self.ledger.accepted(seed, site))
+                content = task_content(Task(self.run, self._round, 0.0, (part,)))
+                kind = f"{MessageType.EVALUATE}.personal"
+                messages[site] = Message(content, nodes[site], kind, ttl=self.tolerance.round_seconds)
+        found = {}
+        for site, reply in sorted(deliver(self.grid, messages, self.tolerance.round_seconds).items()):
+            record = None if isinstance(reply, str) else reply.content.get("personal")
+            accuracy = record.get("accuracy") if isinstance(record, ConfigRecord) else None
+            if isinstance(accuracy, float) and 0 <= accuracy <= 1:
+                found[site] = accuracy
+            else:
+                why = reply if isinstance(reply, str) else f"{accuracy!r:.40} is no accuracy"
+                self.journal.say(f"round {self._round}: site {site} did not judge its own model: {why}")
+        return found
 
     def close(self) -> None:
         if self.local is not None:
