@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedpews.methods import METHODS, make, takes_warmup
-from fedpews.methods.contract import Method
+from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fednova import FedNova
 from fedpews.methods.fedprox import FedProx
@@ -22,6 +22,7 @@ from fedpews.methods.ist import IST
 from fedpews.methods.moon import Moon
 from fedpews.methods.scaffold import Scaffold
 from fedpews.running import run
+from fedpews.runtimes.program import check_padding, trace_step
 from fedpews.testing import (
     Playground,
     Samples,
@@ -220,3 +221,23 @@ def test_a_run_that_stops_and_goes_on_is_the_same_to_the_bit(name: str, tmp_path
         assert {k: v for k, v in a.items() if k != "seconds"} == {
             k: v for k, v in b.items() if k != "seconds"
         }
+
+
+@pytest.mark.parametrize(
+    "name", [*METHODS, *(f"{base}+{kind}" for base in BASES for kind in ("pews", "pews-fixed"))]
+)
+def test_every_step_can_be_compiled(name: str) -> None:
+    """Traced for two clients at once, and padding a batch changes nothing, as the compiled engine needs it."""
+    base, _, warmup = name.partition("+")
+    method = make(base)
+    if warmup:
+        method = with_warmup(method, 3, Learned() if warmup == "pews" else Fixed())
+    place = ground(method)
+    net, (x, y) = place.net, (torch.cat(parts) for parts in zip(*place.clients, strict=True))
+    state = method.init(net, net.initial(), 3)
+    half = method.client(method.phase(state, 1))
+    download = method.downloads(net, state, Cohort(1, (0, 1, 2), 3, seed=0))[0]
+    local, _, noise = place.begin(half, 0, download, None)
+    check_padding(net, half, local, x, y, noise[0], 0.1)
+    program = trace_step(net, half, local, 2, 4, x, y)
+    assert any(program.changes)
