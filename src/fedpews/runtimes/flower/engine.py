@@ -67,7 +67,7 @@ class FlowerEngine(Engine):
                 break
         else:
             raise TooFewSites(
-                f"round {self._round} got {_count(done)} good uploads of {_count(jobs)} asked for in "
+                f"round {self._round} got {len(done)} good uploads of {len(jobs)} asked for in "
                 f"{self.tolerance.attempts} attempts (flower.min_sites = {self.tolerance.min_sites}, "
                 f"flower.max_failures = {self.tolerance.max_failures}); {attempt.describe()}. "
                 "The rounds before are saved: go on with --resume."
@@ -231,7 +231,3 @@ def read_scores(reply: Message, models: int) -> list[tuple[int, int, float]]:
             )
         scores.append((right, seen, loss))
     return scores
-
-
-def _count(keys: Sequence[Job] | dict[Key, Done]) -> int:
-    return len(keys)
