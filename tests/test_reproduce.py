@@ -34,6 +34,7 @@ from fedpews.reproduce.study import (
     cells,
     load_study,
     scaled,
+    used,
 )
 from fedpews.reproduce.sweep import make_sweep, parse_grid
 from fedpews.reproduce.verdicts import judge
@@ -46,6 +47,12 @@ TINY = {
     "warmup": {"rounds": 1},
     "runtime": {"engine": "eager"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_html(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of single runs have tests of their own, and take most of a tiny run's time."""
+    monkeypatch.setattr("fedpews.report.html.write_report", lambda folders, path: path)
 
 
 def study(**changes: Any) -> Study:
@@ -89,10 +96,10 @@ def test_a_claim_holds_when_more_paired_seeds_are_for_it_than_against() -> None:
     [
         ([100.0, 90.0], [120.0, 130.0], "holds", "30.0 rounds less"),  # (20 + 40) / 2
         ([100.0, 90.0], [math.inf, math.inf], "holds", "only it arrives"),
-        ([100.0, 90.0], [120.0, math.inf], "holds", "20.0 rounds less; only it arrives in 1"),
+        ([100.0, 90.0], [120.0, math.inf], "holds", "20.0 rounds less; only it arrives in 1 seed"),
         ([math.inf, math.inf], [math.inf, math.inf], "tied", "neither arrives"),
         ([120.0, 90.0], [100.0, 110.0], "tied", "0.0 rounds less"),
-        ([math.inf, 150.0], [100.0, 110.0], "does not hold", "40.0 rounds more; only the other in 1"),
+        ([math.inf, 150.0], [100.0, 110.0], "does not hold", "40.0 rounds more; only the other in 1 seed"),
     ],
 )
 def test_fewer_rounds_are_better_and_never_arriving_is_worst(
@@ -337,6 +344,8 @@ def test_a_stand_in_replaces_a_data_set_and_is_said() -> None:
 
     assert {cell.experiment.data.name for cell in cells(study(), scale)} == {"synthetic-3.2k"}
     assert scale.describe(study()) == ["synthetic-3.2k stands in for synthetic-32k"]
+    assert used(study(), scale) == scale
+    assert used(study(), Scale(stand_in={"cifar-mnist": "mnist"})).stand_in is None
 
 
 def test_the_page_shows_both_numbers_and_the_index_sums_the_claims(tmp_path: Path) -> None:

@@ -31,3 +31,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDPEWS_OFFLINE", "1")
     monkeypatch.delenv("FEDPEWS_DATA", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_html(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of single runs have tests of their own, and take most of a tiny run's time."""
+    monkeypatch.setattr("fedpews.report.html.write_report", lambda folders, path: path)

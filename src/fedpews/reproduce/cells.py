@@ -76,8 +76,10 @@ def run_cell(root: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher |
         raise
     except DataMissing as error:
         return read_cell(root, cell, "data missing", str(error))
-    except (FedpewsError, RuntimeError, OSError) as error:
-        return read_cell(root, cell, "failed", str(error) or type(error).__name__)
+    except FedpewsError as error:
+        return read_cell(root, cell, "failed", str(error))
+    except Exception as error:  # noqa: BLE001 - days of other cells may wait behind this one
+        return read_cell(root, cell, "failed", f"{type(error).__name__}: {error}")
     return read_cell(root, cell)
 
 

@@ -111,7 +111,9 @@ def write_index(folder: Path) -> Path:
         "# The paper's results, as measured here",
         "",
         "Written by `fedpews reproduce`; every number comes from run folders that the command made. "
-        "Methods are compared seed by seed, because seeds differ far more than methods.",
+        "Methods are compared seed by seed, because seeds differ far more than methods: a claim holds where more "
+        "seeds are for it than against it. *Scaled down* means fewer rounds, fewer images or a narrower network "
+        "than the paper's; the page of the item says which. `fedpews plan NAME` tells how long an item takes.",
         "",
         "## Claims",
         "",
@@ -211,15 +213,25 @@ def _summed(fact: Mapping[str, Any]) -> list[list[str]]:
                 _joined([verdict["paper"] for verdict in places]),
                 _joined([verdict["ours"] for verdict in ran]),
                 f"{sum(v['wins'] for v in ran)} of {sum(v['pairs'] for v in ran)}" if ran else "",
-                outcome + (f" ({len(places) - len(ran)} not run)" if ran and len(ran) < len(places) else ""),
+                outcome + _reserve(fact, len(places) - len(ran)) * bool(ran),
                 f"`{fact['command']}`",
             ]
         )
     return rows
 
 
+def _reserve(fact: Mapping[str, Any], not_run: int) -> str:
+    """What a verdict in the index does not say by itself."""
+    told = ["scaled down"] if any("stands in" not in sentence for sentence in fact["scale"]) else []
+    told += ["other data"] if any("stands in" in sentence for sentence in fact["scale"]) else []
+    told += [f"{not_run} not run"] if not_run else []
+    return f" ({', '.join(told)})" if told else ""
+
+
 def _joined(parts: Sequence[str]) -> str:
     parts = [part for part in parts if part]
+    if len(set(parts)) == 1:
+        return parts[0]
     return " / ".join(parts) if len(parts) <= 4 else f"{parts[0]} / … / {parts[-1]} (see its page)"
 
 

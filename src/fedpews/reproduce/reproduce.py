@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedpews.reproduce.cells import MakeWatcher, read_cell, run_cell
 from fedpews.reproduce.page import Outcome, conclude, write_page
-from fedpews.reproduce.study import Cell, Scale, Study, cells, load_study, scaled, studies
+from fedpews.reproduce.study import Cell, Scale, Study, cells, load_study, scaled, studies, used
 
 
 def reproduce(
@@ -28,7 +28,8 @@ def reproduce(
     scale = scale or Scale()
     for one in list(studies()) if name == "all" else [name]:
         study = scaled(load_study(one), scale)
-        outcome = run_study(study, root, scale, data_dir=data_dir, run=run, tell=tell, watch=watch)
+        own = used(study, scale)
+        outcome = run_study(study, root, own, data_dir=data_dir, run=run, tell=tell, watch=watch)
         write_page(outcome, pages or root, data_dir)
         yield outcome
 

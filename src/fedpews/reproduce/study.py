@@ -49,6 +49,7 @@ class Claim(_Table):
     within: float = 1.0
     low: float = float("-inf")
     high: float = float("inf")
+    paper: str = Field("", description="the paper's number, where its table has none")
 
 
 class Figure(_Table):
@@ -186,6 +187,15 @@ def studies() -> dict[str, Any]:
     found = {name.removeprefix(FOLDER): file for name, file in recipes().items() if name.startswith(FOLDER)}
     order = {name: tomllib.loads(file.read_text()).get("order", 99) for name, file in found.items()}
     return {name: found[name] for name in sorted(found, key=lambda name: (order[name], name))}
+
+
+def used(study: Study, scale: Scale) -> Scale:
+    """The scale without the stand-ins for data that the study does not ask for."""
+    if not scale.stand_in:
+        return scale
+    asked = {cell.experiment.data.name for cell in cells(study, replace(scale, stand_in=None))}
+    kept = {name: other for name, other in scale.stand_in.items() if name in asked}
+    return replace(scale, stand_in=kept or None)
 
 
 def scaled(study: Study, scale: Scale) -> Study:

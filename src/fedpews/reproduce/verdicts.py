@@ -68,7 +68,7 @@ def _better(study: Study, claim: Claim, row: str, column: str, readings: Reading
     )
     outcome = _outcome(wins > losses, pairs) if wins != losses or not pairs else "tied"
     where = _where(study, claim, row, column)
-    return Verdict(claim.text, where, paper, _gain(pairs, measure), wins, len(pairs), outcome)
+    return Verdict(claim.text, where, paper or claim.paper, _gain(pairs, measure), wins, len(pairs), outcome)
 
 
 def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
@@ -94,14 +94,15 @@ def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings:
     wins = sum(a > b for a, b in pairs)
     ours = " → ".join(_signed(fmean(part), measure) for part in zip(*pairs, strict=True)) if pairs else ""
     where = f"{study.row_label(row)}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
-    return Verdict(claim.text, where, "", ours, wins, len(pairs), _outcome(2 * wins > len(pairs), pairs))
+    outcome = _outcome(2 * wins > len(pairs), pairs)
+    return Verdict(claim.text, where, claim.paper, ours, wins, len(pairs), outcome)
 
 
 def _between(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
     values = [v for v in readings.get((claim.measure, row, column), {}).values() if not math.isnan(v)]
     mean = fmean(values) if values else math.nan
     digits = MEASURES[claim.measure].digits
-    paper = study.paper_number(claim.measure, row, column) or f"{claim.low:g} to {claim.high:g}"
+    paper = study.paper_number(claim.measure, row, column) or claim.paper
     where = f"{study.row_label(row)}, {study.column_label(column)}"
     return Verdict(
         claim.text,
@@ -136,16 +137,17 @@ def _gain(pairs: list[tuple[float, float]], measure: Measure) -> str:
     known = [_difference(a, b, measure) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     text = [_signed(fmean(known), measure)] if known else []
     if any(math.isinf(b) and math.isfinite(a) for a, b in pairs):
-        text.append("only it arrives" if not known else f"only it arrives in {_lone(pairs, 1)}")
+        text.append("only it arrives" if not known else f"only it arrives in {_seeds(pairs, 1)}")
     if any(math.isinf(a) and math.isfinite(b) for a, b in pairs):
-        text.append("only the other arrives" if not known else f"only the other in {_lone(pairs, 0)}")
+        text.append("only the other arrives" if not known else f"only the other in {_seeds(pairs, 0)}")
     if not text and pairs:
         text.append("neither arrives")
     return "; ".join(text)
 
 
-def _lone(pairs: list[tuple[float, float]], side: int) -> int:
-    return sum(math.isinf(pair[side]) and math.isfinite(pair[1 - side]) for pair in pairs)
+def _seeds(pairs: list[tuple[float, float]], never: int) -> str:
+    count = sum(math.isinf(pair[never]) and math.isfinite(pair[1 - never]) for pair in pairs)
+    return f"{count} seed" + "s" * (count > 1)
 
 
 def _signed(gain: float, measure: Measure) -> str:
