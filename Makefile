@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test check format bench docs clean
+.PHONY: setup demo test check format bench bench-peers docs clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,15 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# our engines against a plain PyTorch loop and the floor of bare kernels, on one core and on two
+bench: setup
+	$(BIN)/python benchmarks/speed.py
+
+# Flower's simulation and pfl-research, in an environment of their own; `make bench` then measures them too
+bench-peers:
+	test -x benchmarks/.peers/bin/python || $(PYTHON) -m venv benchmarks/.peers
+	benchmarks/.peers/bin/python -m pip install --quiet -c constraints.txt -e . "flwr[simulation]==1.41.0" pfl
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache
