@@ -18,7 +18,7 @@ from fedpews.results import read_rounds
 from fedpews.runtimes.flower.processes import descendants
 
 CONFIG = """
-rounds = 3
+rounds = 2
 seeds = [0, 1]
 [data]
 name = "synthetic-3.2k"
@@ -30,7 +30,7 @@ batch_size = 16
 [method]
 name = "scaffold+pews"
 [warmup]
-rounds = 2
+rounds = 1
 [runtime]
 engine = "eager"
 """
@@ -91,7 +91,7 @@ def test_a_deployment_whose_superlink_is_killed_resumes_to_the_numbers_of_one_pr
     text, _ = first.communicate(timeout=LONGEST)
     assert first.returncode == 5
     assert "--resume" in text
-    assert 1 <= rounds_done(out) < 3
+    assert rounds_done(out) == 1
 
     again = start(config, out, "--resume")
     text, _ = again.communicate(timeout=LONGEST)
