@@ -84,9 +84,9 @@ EXPECTED = {
         ("stem + blocks.0.conv2", 8),
         ("blocks.0.conv1", 8),
         ("blocks.1.conv1", 16),
-        ("blocks.1.conv2 + blocks.1.skip.0", 16),
+        ("blocks.1.conv2 + blocks.1.skip.1", 16),
         ("blocks.2.conv1", 32),
-        ("blocks.2.conv2 + blocks.2.skip.0", 32),
+        ("blocks.2.conv2 + blocks.2.skip.1", 32),
     ],
     "vit": [(f"blocks.{n}.up", 128) for n in range(4)],
 }
@@ -216,3 +216,29 @@ def test_every_model_is_described_in_one_line() -> None:
     described = dict(describe_models())
     assert list(described) == list(MODELS)
     assert all(text.endswith(".") and len(text) < 110 for text in described.values())
+
+
+def test_the_shortcut_is_a_strided_convolution() -> None:
+    block = build("resnet", (3, 15, 15), 4, {}).blocks[1]
+    x = torch.randn(2, 16, 15, 15)
+    pool, conv, _ = block.skip
+    expected = torch.nn.functional.conv2d(x, conv.weight, stride=2)
+    torch.testing.assert_close(conv(pool(x)), expected)
+
+
+def test_a_strided_1x1_convolution_on_few_channels_trains_as_in_plain_torch() -> None:
+    """Laid out channels last, its gradient writes past its workspace: wrong numbers, a hang or a crash."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 1, stride=2), nn.Flatten(), nn.LazyLinear(4)
+    )
+    x, y = torch.randn(6, 3, 32, 32), torch.arange(6) % 4
+    model(x)
+    result = fedpews.run(
+        fedpews.Experiment(rounds=1, method={"name": "fedavg"}, train={"lr": 0.1, "batch_size": 6}),
+        model=model, clients=[(x, y)], test=(x, y), runtime={"engine": "eager"},
+    )  # fmt: skip
+    nn.functional.cross_entropy(model(x), y).backward()
+    for name, value in model.named_parameters():
+        assert value.grad is not None
+        torch.testing.assert_close(result.params[0][name], value - 0.1 * value.grad, rtol=1e-4, atol=1e-6)

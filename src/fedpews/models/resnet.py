@@ -66,9 +66,9 @@ class Block(nn.Module):
         self.conv2, self.norm2 = _conv(outputs, outputs), _norm(outputs, groups)
         self.skip: nn.Module = nn.Identity()
         if inputs != outputs:
-            self.skip = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(outputs, groups)
-            )
+            # every second pixel, then the 1×1 convolution: a strided one without its faulty kernel (see EagerEngine)
+            conv = nn.Conv2d(inputs, outputs, 1, bias=False)
+            self.skip = nn.Sequential(nn.MaxPool2d(1, stride), conv, _norm(outputs, groups))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(self.conv1(x)).relu()

@@ -31,8 +31,7 @@ class EagerEngine(Engine):
     def __init__(self, net: Network, data: Federation, schedule: Schedule, workers: int) -> None:
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
-        modules = net.module(net.initial()).modules()
-        self._has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in modules)
+        self._channels_last = prefers_channels_last(net.module(net.initial()))
         self._pool = ThreadPoolExecutor(
             self.workers, "client", initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -60,6 +59,17 @@ class EagerEngine(Engine):
 
     def _lay_out(self, tensor: Tensor) -> Tensor:
         """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""
-        if self._has_convolutions and tensor.dim() == 4:
+        if self._channels_last and tensor.dim() == 4:
             return tensor.contiguous(memory_format=torch.channels_last)
         return tensor
+
+
+def prefers_channels_last(module: nn.Module) -> bool:
+    """Whether a module has convolutions, and none that is faulty in that order.
+
+    The gradient of a strided 1×1 convolution on few channels (a masked network may have few) then writes past
+    its workspace, with wrong numbers, a hang or a crash: uxlfoundation/oneDNN#6035.
+    """
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    faulty = any(max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
+    return bool(convolutions) and not faulty
