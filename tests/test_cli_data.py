@@ -51,7 +51,7 @@ def bare_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     """No network, cache or settings; wide enough that no line is broken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("FEDPEWS_OFFLINE", "1")
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("fedpews.cli.out._width", 200)
     monkeypatch.delenv("FEDPEWS_DATA", raising=False)
 
 
