@@ -45,12 +45,16 @@ def synthetic(clients: int, size: int | None = None) -> Federation:
     )
 
 
+TESTS = 96
+"""To 512 training samples, as CIFAR-MNIST has 20,000 to 110,000."""
+
+
 def images(clients: int = 2, each: int = 256) -> Federation:
     """Noise in the shape of CIFAR-MNIST: convolutions take as long for it."""
     generator = torch.Generator().manual_seed(0)
     total = clients * each
-    x = torch.randn(total + 256, 3, 32, 32, generator=generator)
-    y = torch.randint(0, 20, (total + 256,), generator=generator)
+    x = torch.randn(total + TESTS, 3, 32, 32, generator=generator)
+    y = torch.randint(0, 20, (total + TESTS,), generator=generator)
     return build(x[:total], y[:total], torch.arange(total).split(each), x[total:], y[total:], 20)
 
 

@@ -51,6 +51,8 @@ class Score:
 def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Score:
     """The score on ``CHUNK`` test samples from ``first`` on."""
     x, y = data.test_x[first : first + CHUNK], data.test_y[first : first + CHUNK]
+    if x.dim() == 4:  # images: channels last is the order in which convolutions copy nothing
+        x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         outputs = net.predict(params, x)
         loss = float(net.sample_loss(outputs, y).double().sum())
