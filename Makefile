@@ -1,12 +1,12 @@
 # make demo   see FedPeWS win on the synthetic data (sets up first)
-# make test   all tests
+# make test   the tests (make test-slow: those that take minutes each, too)
 # make check  lint, format and types
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test check format bench bench-peers docs clean
+.PHONY: setup demo test test-slow check format bench bench-peers docs clean
 
 setup: $(VENV)/.ready
 
@@ -21,6 +21,9 @@ demo: setup
 	$(BIN)/fedpews compare runs/demo --plot runs/demo/curves.png
 
 test: setup
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-slow: setup
 	$(BIN)/python -m pytest -q -n 2
 
 check: setup
