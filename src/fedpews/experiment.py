@@ -121,12 +121,15 @@ class RuntimeTable(_Table):
 class FlowerTable(_Table):
     min_sites: Count = Field(2, description="good uploads that a round needs; a smaller cohort needs all")
     max_failures: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        None, description="more failed sites than this in a round, and they are asked again; by default any number"
+        None,
+        description="more failed sites than this in a round, and they are asked again; by default any number",
     )
     attempts: Count = Field(3, description="how often a round is tried before the run stops")
     round_seconds: Positive = Field(3600.0, description="time limit of a round")
     join_seconds: NotNegative = Field(120.0, description="at the start, how long to wait for all sites")
-    wait_seconds: NotNegative = Field(600.0, description="how long to wait for min_sites before the run stops")
+    wait_seconds: NotNegative = Field(
+        600.0, description="how long to wait for min_sites before the run stops"
+    )
     max_norm: Positive | None = Field(None, description="refuse an upload whose change is larger than this")
     max_samples: Count = Field(10**9, description="refuse an upload that claims more samples")
     lost_memory: Literal["refuse", "restart"] = Field(

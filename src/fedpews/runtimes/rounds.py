@@ -150,7 +150,9 @@ class Rounds:
         clients = range(len(self.data)) if len(self.data) <= SHOWN_CLIENTS else cohort.clients
         kept = {client: self.memories.get(seed, client) for client in clients}
         known = {client: memory for client, memory in kept.items() if memory is not None}
-        chosen = tuple(known) or self.engine.remembering(seed, clients)  # among real sites, memories are there
+        chosen = tuple(known) or self.engine.remembering(
+            seed, clients
+        )  # among real sites, memories are there
         state = self.states[seed]
         after = replace(cohort, round=cohort.round + 1, clients=chosen)
         downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
