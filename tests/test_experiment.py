@@ -54,6 +54,7 @@ def test_the_warmup_of_table_1_has_the_papers_length(rounds: int, fraction: floa
         ("scaffold+pews-fixed", ("scaffold", None, "pews-fixed"), "fixed"),
         ("fedadam+pews-auto", ("fedavg", "fedadam", "pews-auto"), "auto"),
         ("moon+fedyogi", ("moon", "fedyogi", None), "none"),
+        ("fedprox+pews+fedbn", ("fedprox", None, "pews"), "learned"),
     ],
 )
 def test_method_names_compose_with_plus(name: str, parts: object, kind: str) -> None:

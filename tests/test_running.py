@@ -249,3 +249,28 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(whole: Path, tmp_path: Pat
     assert again.returncode == 0, errors
     assert f"from round {done // 2 + 1}" in errors
     assert rounds_of(folder) == rounds_of(whole)
+
+
+def test_fedbn_keeps_norm_layers_at_the_client_around_any_warmup() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+    result = fedpews.run(model=model, clients=CLIENTS, test=(X, Y), method="fedavg+pews+fedbn", **FAST)
+    assert result.summary["method"] == "fedavg+pews+fedbn"
+    assert torch.equal(result.params[0]["1.weight"], torch.ones(8))  # never averaged: as the model came
+    assert not torch.equal(result.params[0]["0.bias"], torch.zeros(8))
+    assert all("personal_accuracy" in record for record in result.rounds)
+    assert set(result.neurons[0]) == {0, 1}
+
+
+def test_a_model_may_be_a_name() -> None:
+    result = fedpews.run(model="mlp", clients=CLIENTS, test=(X, Y), method="fedavg", **FAST)
+    assert result.experiment.model.name == "mlp"
+
+
+def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"model": small, "clients": CLIENTS, "test": (X, Y), "method": "fedavg", "out": tmp_path}
+    fedpews.run(**given, **FAST)
+    monkeypatch.setattr("fedpews.running.STATE_LAYOUT", "2")
+    with pytest.raises(CheckpointError, match="another version"):
+        fedpews.run(**given, **FAST, resume=True)

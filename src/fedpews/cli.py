@@ -195,6 +195,8 @@ def _methods() -> Iterator[tuple[str, str]]:
     yield "+ pews", "FedPeWS: a warmup in which each client learns which neurons are its own"
     yield "+ pews-fixed", "FedPeWS-Fixed: the server gives every client a fixed part of each layer"
     yield "+ pews-auto", "FedPeWS-Auto: learned masks, no tuning; the warmup ends by itself"
+    yield "", ""
+    yield "+ fedbn", "FedBN: norm layers stay at each client"
 
 
 def _data() -> Iterator[tuple[str, str]]:

@@ -27,6 +27,9 @@ Kind = Literal["none", "learned", "fixed", "auto"]
 WARMUPS: dict[str, Kind] = {"pews": "learned", "pews-fixed": "fixed", "pews-auto": "auto"}
 """What may follow a method's name, and the kind of warmup it stands for."""
 
+LOCAL_NORMS = "fedbn"
+"""What may follow too: norm layers that stay at each client."""
+
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -207,12 +210,19 @@ class Experiment(_Table):
                 server = part
             elif part in WARMUPS and warmup is None:
                 warmup = part
+            elif part == LOCAL_NORMS and self.method.name.lower().count(LOCAL_NORMS) == 1:
+                continue
             else:
-                near = _nearest(part, [*METHODS, *SERVERS, *WARMUPS])
+                near = _nearest(part, [*METHODS, *SERVERS, *WARMUPS, LOCAL_NORMS])
                 raise ValueError(
                     f"method.name {self.method.name!r}: {part!r} is unknown or out of place{near}"
                 )
         return base or "fedavg", server, warmup
+
+    @property
+    def local_norms(self) -> bool:
+        """Whether norm layers stay at each client (FedBN)."""
+        return LOCAL_NORMS in self.method.name.lower().split("+")
 
     @property
     def warmup_kind(self) -> Kind:
@@ -237,7 +247,8 @@ class Experiment(_Table):
         base, server, _ = self.parts
         warmup = {kind: name for name, kind in WARMUPS.items()}.get(self.warmup_kind)
         named = [base] if server is None or base != "fedavg" else []
-        return "+".join([*named, *filter(None, (server, warmup))])
+        local = LOCAL_NORMS if self.local_norms else None
+        return "+".join([*named, *filter(None, (server, warmup, local))])
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)

@@ -21,7 +21,8 @@ from fedpews.data.federation import Federation, Samples, from_clients
 from fedpews.errors import CheckpointError, ConfigError, Interrupted
 from fedpews.experiment import Experiment, override
 from fedpews.methods.contract import Method
-from fedpews.methods.registry import make, make_server, takes_warmup
+from fedpews.methods.local import with_local
+from fedpews.methods.registry import make, make_server
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.results import Checkpoint, MemoryStore, Record, Rounds, RunFolder, Store, summarize
@@ -31,13 +32,17 @@ from fedpews.runtimes.rounds import Rounds as RoundRunner
 from fedpews.runtimes.rounds import Rules, cohort_size
 from fedpews.seeds import fold
 from fedpews.trees import Tree
-from fedpews.warmup import Fixed, Learned, Warmup, with_warmup
+from fedpews.warmup import Fixed, Learned, with_warmup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AUTO_DIVERSITY, AUTO_LOSS = 2.0, 0.03
 """FedPeWS-Auto: λ, and the part of round 1's training loss at which the warmup ends."""
+
+
+STATE_LAYOUT = "1"
+"""Of what methods keep; raised when a method's state or memory changes shape, so that no run goes on wrongly."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Result:
 def run(
     experiment: Experiment | str | Path | None = None,
     *,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
     clients: Sequence[Samples] | Federation | None = None,
     test: Samples | None = None,
     graph: NeuronGraph | None = None,
@@ -99,7 +104,7 @@ def run(
 
     Args:
         experiment: a recipe's name, a TOML file or an ``Experiment``; by default all defaults.
-        model: your own module (every seed starts from its weights) or a function that makes one.
+        model: your own module (every seed starts from its weights), a function that makes one, or a name.
         clients: your own data: a list of ``(x, y)`` tensors or torch Datasets, one per client.
         test: the test set that goes with ``clients``.
         graph: the neurons of a model that cannot be traced.
@@ -112,6 +117,8 @@ def run(
     >>> len(result.rounds)
     2
     """
+    if isinstance(model, str | Mapping):
+        settings["model"], model = {"name": model} if isinstance(model, str) else model, None
     experiment = _settle(experiment, settings)
     watcher = watcher or Watcher()
     if (clients is None) != (test is None) and not isinstance(clients, Federation):
@@ -119,7 +126,7 @@ def run(
     data = load_data(experiment, clients, test, data_dir)
     net, starts = build_model(experiment, model, graph, data)
     method = build_method(experiment)
-    fingerprint = {"config": experiment.fingerprint(), "data": _hash_data(data)}
+    fingerprint = {"config": experiment.fingerprint(), "data": _hash_data(data), "layout": STATE_LAYOUT}
     if out is None:
         return _run(experiment, data, net, starts, method, None, None, fingerprint, watcher, elsewhere)
     with closing(RunFolder(Path(out))) as folder:
@@ -180,10 +187,7 @@ def _run(
                 )
                 raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {kept}")
     params = {seed: method.params(state) for seed, state in runner.states.items()}
-    neurons = {
-        seed: method.neurons(state) if isinstance(method, Warmup) else {}
-        for seed, state in runner.states.items()
-    }
+    neurons = {seed: method.last_owned(state) for seed, state in runner.states.items()}
     summary = summarize(records, experiment.method_label, experiment.target_accuracy)
     if folder is not None:
         _finish(folder, summary, params, neurons)
@@ -203,14 +207,13 @@ def build_method(experiment: Experiment) -> Method:
         if value:
             options[name] = value
     method = make(base, server, **options)
-    kind = experiment.warmup_kind
-    if kind == "none":
-        return method
-    if not takes_warmup(base):
-        raise ConfigError(
-            f"{base} deals its own subnetworks, so it takes no warmup; drop the +pews from method.name"
-        )
-    table = experiment.warmup
+    if experiment.warmup_kind != "none":
+        method = _warm_up(experiment, method)
+    return with_local(method) if experiment.local_norms else method
+
+
+def _warm_up(experiment: Experiment, method: Method) -> Method:
+    table, kind = experiment.warmup, experiment.warmup_kind
     masks: Learned | Fixed
     if kind == "fixed":
         masks = Fixed(None if table.shares is None else tuple(table.shares))
@@ -326,6 +329,10 @@ def _reopen(
             f"{folder.path} holds another experiment: {_difference(earlier, experiment)}. Give another --out."
         )
     checkpoint = folder.load_checkpoint()
+    if checkpoint is not None and checkpoint.about.get("layout") != STATE_LAYOUT:
+        raise CheckpointError(
+            f"{folder.path} was begun by another version of fedpews; finish it with that one, or give another --out."
+        )
     if checkpoint is not None and checkpoint.about != dict(fingerprint):
         raise CheckpointError(f"{folder.path} was run on other data than is here now. Give another --out.")
     return checkpoint

@@ -161,6 +161,10 @@ class Method(ABC):
     def params(self, state: Nest) -> Tree:
         """The global model."""
 
+    def last_owned(self, state: Nest) -> dict[int, Tensor]:
+        """The neurons each client last owned, for methods that know: client -> (neurons,) bool."""
+        return {}
+
     @abstractmethod
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         """What each client of the cohort gets, in the cohort's order."""

@@ -58,6 +58,9 @@ class Local(Method):
     def params(self, state: Nest) -> Tree:
         return self.inner.params(state)
 
+    def last_owned(self, state: Nest) -> dict[int, Tensor]:
+        return self.inner.last_owned(state)
+
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
         sent: dict[int, Download] = {}

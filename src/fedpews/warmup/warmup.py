@@ -92,7 +92,7 @@ class Warmup(Method):
     def params(self, state: Nest) -> Tree:
         return self.inner.params(state["inner"])
 
-    def neurons(self, state: Nest) -> dict[int, Tensor]:
+    def last_owned(self, state: Nest) -> dict[int, Tensor]:
         """The neurons each client owned in its last warmup round."""
         warmup = state["warmup"]
         return {
