@@ -222,7 +222,7 @@ def test_a_client_not_heard_of_counts_with_one_half_in_the_mean() -> None:
     state = method.update(net, state, [upload], Average((1.0,), (None,)))
     # three of four at 1/2, one at (1, 0, 1/2): (2.5, 1.5, 2)/4
     torch.testing.assert_close(method.mean_theta(state), torch.tensor([0.625, 0.375, 0.5]))
-    assert {client: owned.tolist() for client, owned in method.neurons(state).items()} == {
+    assert {client: owned.tolist() for client, owned in method.last_owned(state).items()} == {
         2: [True, False, True]
     }
     again = method.update(net, state, [replace(upload, round=2)], Average((1.0,), (None,)))
