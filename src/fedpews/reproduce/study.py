@@ -119,8 +119,9 @@ class Scale:
         """What is not as in the study, for the page."""
         told = []
         if self.quick:
+            less = _settings(flatten(study.quick.set))
             told.append(
-                f"scaled down (--quick): {_settings(flatten(study.quick.set)) or 'fewer cells or seeds'}"
+                f"scaled down (--quick): {less}" if less else "scaled down (--quick): fewer cells and seeds"
             )
         changed = {key: value for key, value in (self.set or {}).items() if not key.startswith("runtime.")}
         if changed:
