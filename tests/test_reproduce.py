@@ -128,10 +128,10 @@ def test_near_asks_for_a_small_mean_difference() -> None:
 def test_shrinks_compares_the_gain_in_the_first_column_with_the_last() -> None:
     claim = Claim(text="shrinks", kind="shrinks", rows=["pews"], than="fedavg")
     readings = {
-        ("final", "pews", "a"): {0: 75.0},
-        ("final", "fedavg", "a"): {0: 70.0},
-        ("final", "pews", "b"): {0: 81.0},
-        ("final", "fedavg", "b"): {0: 80.0},
+        ("final", "pews", "a"): {0: 75.0, 1: 75.0},
+        ("final", "fedavg", "a"): {0: 70.0, 1: 70.0},
+        ("final", "pews", "b"): {0: 81.0, 1: 81.0},
+        ("final", "fedavg", "b"): {0: 80.0, 1: 80.0},
     }
 
     (verdict,) = judge(study(claims=[claim]), readings)
@@ -156,7 +156,7 @@ def test_a_row_with_one_column_is_compared_in_every_column() -> None:
 
     verdicts = judge(study(rows=rows, paper={}), readings)
 
-    assert [verdict.outcome for verdict in verdicts] == ["holds", "does not hold"]
+    assert [verdict.outcome for verdict in verdicts] == ["one seed for it", "one seed against it"]
 
 
 # ---- measures, by hand

@@ -196,16 +196,7 @@ def _summed(fact: Mapping[str, Any]) -> list[list[str]]:
     for text in dict.fromkeys(verdict["claim"] for verdict in fact["verdicts"]):
         places = [verdict for verdict in fact["verdicts"] if verdict["claim"] == text]
         ran = [verdict for verdict in places if verdict["outcome"] != "not run"]
-        good = sum(verdict["outcome"] == "holds" for verdict in ran)
-        outcome = (
-            "not run"
-            if not ran
-            else "**holds**"
-            if good == len(ran)
-            else "**does not hold**"
-            if not good
-            else f"holds in {good} of {len(ran)} places"
-        )
+        outcome = _together(ran)
         rows.append(
             [
                 text,
@@ -218,6 +209,19 @@ def _summed(fact: Mapping[str, Any]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _together(ran: Sequence[Mapping[str, Any]]) -> str:
+    """One outcome for a claim out of those of its places."""
+    outcomes = [verdict["outcome"] for verdict in ran]
+    if not outcomes:
+        return "not run"
+    if any(outcome.startswith("one seed") for outcome in outcomes):
+        return f"undecided: one seed, for it in {outcomes.count('one seed for it')} of {len(outcomes)} places"
+    good = outcomes.count("holds")
+    if good == len(outcomes):
+        return "**holds**"
+    return f"holds in {good} of {len(outcomes)} places" if good else "**does not hold**"
 
 
 def _reserve(fact: Mapping[str, Any], not_run: int) -> str:

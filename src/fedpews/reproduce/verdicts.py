@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -24,7 +24,9 @@ class Verdict:
     ours: str
     wins: int  # seeds in which it is so
     pairs: int  # seeds looked at
-    outcome: str  # holds, does not hold, tied, not run
+    outcome: (
+        str  # holds, does not hold, tied, not run; with a single seed: one seed for it, one seed against it
+    )
 
     @property
     def holds(self) -> bool:
@@ -111,12 +113,15 @@ def _between(study: Study, claim: Claim, row: str, column: str, readings: Readin
         f"{mean:.{digits}f}" if values else "",
         sum(claim.low <= value <= claim.high for value in values),
         len(values),
-        _outcome(claim.low <= mean <= claim.high, values),
+        "not run" if not values else "holds" if claim.low <= mean <= claim.high else "does not hold",
     )
 
 
-def _outcome(holds: bool, evidence: object) -> str:
-    return "not run" if not evidence else "holds" if holds else "does not hold"
+def _outcome(holds: bool, pairs: Sequence[object]) -> str:
+    """One seed decides nothing, so it is told and not judged."""
+    if len(pairs) == 1:
+        return f"one seed {'for' if holds else 'against'} it"
+    return "not run" if not pairs else "holds" if holds else "does not hold"
 
 
 def _difference(a: float, b: float, measure: Measure) -> float:
