@@ -1,10 +1,10 @@
 """Measure every method on the synthetic data, and write the table in docs/methods.md.
 
-    python benchmarks/methods_table.py            # measures what is missing, then writes the table
+    python benchmarks/methods_table.py            # measures what is missing; the table grows with every cell
     python benchmarks/methods_table.py --quick    # 5 rounds of one seed, to see that all methods run; prints only
 
-Each cell is kept in a file of its own under --out, so that the command can be stopped and started again.
-Expected time: about an hour on two cores.
+Each cell is kept in a file of its own beside this one, so that the command can be stopped and started again, and
+the table has its data with it. Expected time: about 40 minutes on two free cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CELLS = Path(__file__).parent / "methods_table"
 DOC = Path(__file__).parent.parent / "docs" / "methods.md"
+MISSING = "not measured yet"
 BEGIN, END = "<!-- table: python benchmarks/methods_table.py -->", "<!-- end of table -->"
 
 
@@ -88,15 +90,24 @@ def draw(cells: dict[tuple[str, int], dict[str, Any]]) -> str:
     heads += [f"accuracy, N = {clients}" for clients in FEDERATIONS]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in ROWS:
-        first, bare = cells[row.name, 2], cells["fedavg", 2]
         facts = [row.label, _tick(row.shared), row.level, _tick(row.learns_mask), _tick(row.learns_params)]
-        facts += [f"{first[way] / bare[way]:.2f}×" for way in ("up", "down")]
+        first, bare = cells.get((row.name, 2)), cells["fedavg", 2]
+        facts += [f"{first[way] / bare[way]:.2f}×" if first else MISSING for way in ("up", "down")]
         for clients in FEDERATIONS:
-            cell = cells[row.name, clients]
+            cell = cells.get((row.name, clients))
+            if cell is None:
+                facts.append(MISSING)
+                continue
             own = f", own models {_percent(cell['personal'])}" if cell["personal"] else ""
             facts.append(f"{_percent(cell['accuracy'])}{own}")
         lines.append(f"| {' | '.join(facts)} |")
     return "\n".join(lines)
+
+
+def write(cells: dict[tuple[str, int], dict[str, Any]]) -> None:
+    """Put the table, as far as it is measured, in its page."""
+    before, _, rest = DOC.read_text().partition(BEGIN)
+    DOC.write_text(f"{before}{BEGIN}\n{draw(cells)}\n{END}{rest.partition(END)[2]}")
 
 
 def _tick(true: bool) -> str:
@@ -110,7 +121,7 @@ def _percent(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/methods-table"))
+    parser.add_argument("--out", type=Path, default=CELLS)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
@@ -124,12 +135,10 @@ def main() -> None:
                 kept.write_text(json.dumps(measure(row, clients, rounds, seeds)))
             cells[row.name, clients] = json.loads(kept.read_text())
             print(f"{row.label}, N = {clients}: {_percent(cells[row.name, clients]['accuracy'])}", flush=True)
-    table = draw(cells)
+            if not given.quick:
+                write(cells)
     if given.quick:
-        print(table)
-        return
-    before, _, rest = DOC.read_text().partition(BEGIN)
-    DOC.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+        print(draw(cells))
 
 
 if __name__ == "__main__":
