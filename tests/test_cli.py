@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedpews.cli import main
+from command_line import fedpews
 from fedpews.errors import ConfigError
 
 TINY = ["--rounds", "2", "--seeds", "0", "--set", "train.batch_size=400", "--set", "runtime.engine=eager"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def fedpews(*arguments: str) -> Ended:
-    """The command in this process: starting a new one costs seconds of imports each time."""
-    out, err = io.StringIO(), io.StringIO()
-    code: object = 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["fedpews", *arguments])
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    return Ended(int(str(code or 0)), out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +18,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "both"
     methods = ["--method", "fedavg", "--method", "fedavg+pews"]
     done = fedpews("run", "synthetic-3.2k", *methods, *TINY, "--out", str(folder))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert "fedavg+pews" in done.stdout
     return folder
 
@@ -69,7 +45,7 @@ def test_bad_input_is_one_or_two_lines_and_exit_2(
     arguments: list[str], code: int, words: list[str], tmp_path: Path
 ) -> None:
     done = fedpews("run", "synthetic-3.2k", "--out", str(tmp_path / "run"), "--rounds", "5", *arguments)
-    assert done.returncode == code, done.stderr
+    assert done.code == code, done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert all(word in done.stderr for word in words), done.stderr
@@ -91,14 +67,14 @@ def test_bad_data_is_refused_clearly(x: np.ndarray, y: np.ndarray, word: str, tm
     np.savez(tmp_path / "data" / "test.npz", **good)
     name = ["--set", f"data.name=folder:{tmp_path / 'data'}", "--set", "data.partition=given"]
     done = fedpews("run", "synthetic-3.2k", *name, *TINY, "--out", str(tmp_path / "run"))
-    assert done.returncode == 2, done.stderr
+    assert done.code == 2, done.stderr
     assert word in done.stderr.lower()
     assert len(done.stderr.strip().splitlines()) <= 2
 
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
     done = fedpews("run", "synthetic-32")
-    assert done.returncode == 2
+    assert done.code == 2
     assert "synthetic-32k" in done.stderr
 
 
@@ -109,7 +85,7 @@ def test_debug_lets_the_error_through_with_its_traceback() -> None:
 
 def test_a_run_does_not_overwrite_an_earlier_one(two_runs: Path) -> None:
     done = fedpews("run", "synthetic-3.2k", "--method", "fedavg", *TINY, "--out", str(two_runs / "fedavg"))
-    assert done.returncode == 2
+    assert done.code == 2
     assert "--resume" in done.stderr
 
 
@@ -118,39 +94,39 @@ def test_resuming_a_finished_run_shows_its_result(two_runs: Path) -> None:
     done = fedpews(
         "run", "synthetic-3.2k", "--method", "fedavg", *TINY, "--out", str(two_runs / "fedavg"), "--resume"
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert (two_runs / "fedavg" / "rounds.jsonl").read_bytes() == before
 
 
 def test_resuming_with_other_settings_is_exit_4(two_runs: Path) -> None:
     changed = [*TINY, "--set", "train.lr=0.5", "--out", str(two_runs / "fedavg"), "--resume"]
     done = fedpews("run", "synthetic-3.2k", "--method", "fedavg", *changed)
-    assert done.returncode == 4, done.stderr
+    assert done.code == 4, done.stderr
     assert "train.lr is 0.01 there and 0.5 here" in done.stderr
 
 
 def test_a_run_that_breaks_down_is_exit_5(tmp_path: Path) -> None:
     done = fedpews("run", "synthetic-3.2k", *TINY, "--set", "train.lr=1e20", "--out", str(tmp_path / "run"))
-    assert done.returncode == 5, done.stderr
+    assert done.code == 5, done.stderr
 
 
 def test_compare_finds_runs_below_a_folder_and_draws_them(two_runs: Path, tmp_path: Path) -> None:
     done = fedpews("compare", str(two_runs), "--plot", str(tmp_path / "curves.png"))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert "of 1 seeds" in " ".join(done.stdout.split())
     assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
 def test_compare_says_when_a_folder_holds_no_run(tmp_path: Path) -> None:
     done = fedpews("compare", str(tmp_path))
-    assert done.returncode == 2
+    assert done.code == 2
     assert "holds no run" in done.stderr
 
 
 @pytest.mark.parametrize("what", ["methods", "data", "models", "recipes", "keys"])
 def test_list_shows_what_there_is(what: str) -> None:
     done = fedpews("list", what)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 2
 
 

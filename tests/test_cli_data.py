@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
 import runpy
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedpews.cli import main
+from command_line import fedpews
 from fedpews.data import SOURCES
 
 sys.path.insert(0, str(Path(__file__).parent / "data"))
@@ -26,32 +23,12 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "data.md").read_text()
 
 
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    stdout: str
-    stderr: str
-
-
-def fedpews(*arguments: str) -> Ended:
-    """The command in this process: starting a new one costs seconds of imports each time."""
-    out, err = io.StringIO(), io.StringIO()
-    code: object = 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["fedpews", *arguments])
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    return Ended(int(str(code or 0)), out.getvalue(), err.getvalue())
-
-
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No network, cache or settings; wide enough that no line is broken."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("FEDPEWS_OFFLINE", "1")
-    monkeypatch.setattr("fedpews.cli.out._width", 200)
+    monkeypatch.setattr("fedpews.cli.console.out._width", 200)
     monkeypatch.delenv("FEDPEWS_DATA", raising=False)
 
 

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
+from fedpews.cli.console import err, out
+from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
 from fedpews.errors import ConfigError
 
 flower = typer.Typer(
     name="flower",
     help="The same experiments across real sites, with Flower as the network.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 
@@ -24,12 +26,9 @@ def new(
     config: Annotated[
         str | None, typer.Option(help="A recipe or TOML file to start from; by default data at the sites.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set train.lr=0.1.")
-    ] = None,
+    set_: Set = None,
 ) -> None:
     """Write a Flower app: the experiment, two lines for each half, and a README with every command."""
-    from fedpews.cli import out
     from fedpews.experiment import Experiment, override, parse_setting, read_config
     from fedpews.runtimes.flower.template import new_app, starter
 
@@ -45,7 +44,7 @@ def new(
 
 @flower.command()
 def up(
-    config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
+    config: Config,
     sites: Annotated[
         int | None, typer.Option(help="How many sites; one for each client of the data.")
     ] = None,
@@ -56,26 +55,20 @@ def up(
         ),
     ] = None,
     test: Annotated[Path | None, typer.Option(help="With it: the server's test set, an .npz file.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Method; several: one run each, compared.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds T.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Run folder (default: runs/CONFIG-METHOD).")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set train.lr=0.1.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")] = False,
+    method: Methods = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    folder: Out = None,
+    data_dir: DataDir = None,
+    set_: Set = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment on a SuperLink and SuperNodes on this machine, with TLS and authentication.
 
     The run's folder is that of `fedpews run`, and sites.jsonl says who answered in each round.
     """
-    from fedpews.cli import err, resolve_runs, show_runs
+    from fedpews.cli.commands import resolve_runs, show_runs
     from fedpews.loopback import up as run_up
     from fedpews.report.progress import ProgressBar
 

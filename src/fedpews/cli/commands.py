@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""Running and comparing: `fedpews run`, `list` and `compare`, and the command itself."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedpews.cli_data import data
-from fedpews.cli_flower import flower
+from fedpews.cli.console import err, out
+from fedpews.cli.data import data
+from fedpews.cli.flower import flower
+from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set, parse_seeds
+from fedpews.cli.studies import STUDIES
 from fedpews.errors import ConfigError, FedpewsError, Interrupted
-from fedpews.reproduce.commands import add_to
 
 app = typer.Typer(
     name="fedpews",
@@ -30,8 +31,6 @@ app = typer.Typer(
 )
 app.add_typer(data)
 app.add_typer(flower)
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 
 @app.callback()
@@ -44,26 +43,15 @@ def _settings(
 
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Method, such as fedavg, fedprox+pews, scaffold+pews-fixed. Several: one run each, compared."
-        ),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds T.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Run folder (default: runs/CONFIG-METHOD).")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set train.lr=0.1.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")] = False,
+    config: Config,
+    method: Methods = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    folder: Out = None,
+    data_dir: DataDir = None,
+    set_: Set = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train with one method or several, and show how they did.
 
@@ -91,7 +79,7 @@ def resolve_runs(
     if rounds is not None:
         changes["rounds"] = rounds
     if seeds is not None:
-        changes["seeds"] = _parse_seeds(seeds)
+        changes["seeds"] = parse_seeds(seeds)
     settings = dict(parse_setting(text) for text in set_ or [])
     name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
     experiments = [
@@ -238,13 +226,6 @@ def _keys() -> Iterator[tuple[str, str]]:
     yield from known_keys().items()
 
 
-def _parse_seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--seeds {text!r}: give whole numbers such as 0,1,2") from error
-
-
 def _folder(given: Path | None, config: str, label: str, count: int) -> Path:
     if given is None:
         return Path("runs") / f"{config}-{label}"
@@ -264,7 +245,8 @@ def _explained(debug: bool) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-add_to(app)
+for command in STUDIES:
+    app.command()(command)
 
 
 def main() -> None:

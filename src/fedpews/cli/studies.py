@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedpews.cli.console import err, out
+from fedpews.cli.options import DataDir, Quiet, Seeds, parse_seeds
 from fedpews.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -22,12 +23,7 @@ if TYPE_CHECKING:
     from fedpews.reproduce.verdicts import Verdict
     from fedpews.running import Watcher
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
-
 Out = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")]
-Seeds = Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
 Set = Annotated[
     list[str] | None,
@@ -37,13 +33,6 @@ StandIn = Annotated[
     list[str] | None,
     typer.Option(metavar="DATA=OTHER", help="Use another data set where one is asked for; said on the page."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Make these commands part of the command line."""
-    for command in (reproduce, plan, sweep, report):
-        app.command()(command)
 
 
 def reproduce(
@@ -149,7 +138,9 @@ def sweep(
     from fedpews.reproduce.sweep import make_sweep, parse_grid
 
     scale = _scale(False, None, set_, None)
-    study = make_sweep(config, dict(parse_grid(text) for text in grid or []), _seeds(seeds))
+    study = make_sweep(
+        config, dict(parse_grid(text) for text in grid or []), None if seeds is None else parse_seeds(seeds)
+    )
     with _goes_on():
         outcome = run_study(
             study,
@@ -253,22 +244,12 @@ def _scale(quick: bool, seeds: str | None, settings: list[str] | None, stand_in:
         if not equals or not name or not other:
             raise ConfigError(f"--stand-in {text!r}: give it as DATA=OTHER")
         others[name] = other
-    chosen = _seeds(seeds)
     return Scale(
         quick,
-        None if chosen is None else tuple(chosen),
+        None if seeds is None else tuple(parse_seeds(seeds)),
         dict(parse_setting(text) for text in settings or []) or None,
         others or None,
     )
-
-
-def _seeds(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--seeds {text!r}: give whole numbers such as 0,1,2") from error
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -278,3 +259,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+STUDIES = (reproduce, plan, sweep, report)
+"""The commands of this file."""

@@ -11,6 +11,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fedpews.cli.console import out
+from fedpews.cli.options import DataDir
 from fedpews.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,13 +21,11 @@ if TYPE_CHECKING:
 SHOWN = 30
 """Up to so many clients, each has a line of its own."""
 
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")]
-
 data = typer.Typer(
     name="data",
     help="Which data sets are here, fetch others, and how one is split.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 
@@ -37,7 +37,6 @@ def status(
     ] = False,
 ) -> None:
     """Which data sets are here, and where. Nothing is downloaded."""
-    from fedpews.cli import out
     from fedpews.data import files
 
     out.print(_table(files.status(data_dir, check=check)))
@@ -54,7 +53,6 @@ def get(
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets, unless they are here: into --data-dir, else into the cache."""
-    from fedpews.cli import out
     from fedpews.data import files
 
     out.print(_table(files.get(names, data_dir)))
@@ -73,7 +71,6 @@ def show(
     ] = None,
 ) -> None:
     """Who holds what: each client's samples and classes, as a run with this configuration would deal them."""
-    from fedpews.cli import out
     from fedpews.data import load
     from fedpews.experiment import Experiment, parse_setting
 
