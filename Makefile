@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow check format bench bench-peers docs clean
+.PHONY: setup demo test test-slow check format bench bench-peers clean
 
 setup: $(VENV)/.ready
 
