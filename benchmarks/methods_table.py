@@ -45,7 +45,7 @@ ROWS = (
     Row("fedrolex", "FedRolex", True, "neuron", False),
     Row("fjord", "FjORD", True, "neuron", False),
     Row("fedpm", "FedPM", True, "weight", True, False),
-    Row("lotteryfl", "LotteryFL", False, "weight", True),
+    Row("lotteryfl", "LotteryFL", False, "weight", False),  # pruned, not learned
     Row("fedweit", "FedWeIT", False, "neuron", True),
     Row("fedavg+pews-fixed", "FedPeWS-Fixed", True, "neuron", False),
     Row("fedavg+pews", "FedPeWS", True, "neuron", True),
