@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from fedpews.data.federation import Federation
 from fedpews.neurons.network import Batch, Network
+from fedpews.runtimes.allocator import keep_freed_memory
 from fedpews.runtimes.batches import client_seed
 from fedpews.runtimes.evaluate import Score, score_models
 from fedpews.runtimes.job import Done, Engine, Job, Schedule
@@ -32,6 +33,8 @@ class EagerEngine(Engine):
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
         self._channels_last = prefers_channels_last(net.module(net.initial()))
+        if self._channels_last:
+            keep_freed_memory()
         self._pool = ThreadPoolExecutor(
             self.workers, "client", initializer=torch.set_num_threads, initargs=(1,)
         )
