@@ -1,29 +1,26 @@
-"""Seconds a round of other frameworks on our workloads: ``peers.py flower|pfl WORKLOAD CORES``.
+"""Other frameworks on our workloads, as contenders of speed.py: ``peers.py flower|pfl WORKLOAD CORES``.
 
-Runs in the environment that `make bench-peers` makes. Start-up is left out: rounds are timed one by one, the
-first is dropped, and what counts is the median times the number of seeds.
+Runs in the environment that `make bench-peers` makes. Start-up is left out. They run one seed, so what they
+report is that times the number of seeds.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
-from itertools import pairwise
-from statistics import median
 
 import torch
 from plain_loop import PlainCNN, train_client
 from torch.utils.data import DataLoader, TensorDataset
+from turns import Turns
 from workloads import WORKLOADS, Workload
 
-ROUNDS = 4
+ROUNDS = 10**6
+"""More than anybody will ask for."""
 
 
 def model_of(workload: Workload) -> torch.nn.Module:
     torch.manual_seed(0)
-    return PlainCNN() if workload.name == "B" else workload.model()
+    return PlainCNN() if workload.is_image else workload.model()
 
 
 def accuracy(model: torch.nn.Module, data) -> float:
@@ -32,7 +29,7 @@ def accuracy(model: torch.nn.Module, data) -> float:
         return sum(int((model(x).argmax(1) == y).sum()) for x, y in tests) / len(data.test_y)
 
 
-def flower(workload: Workload, cores: int) -> list[float]:
+def flower(workload: Workload, cores: int, turns: Turns) -> None:
     """Flower's simulation: a ClientApp on Ray actors of one core each, averaged by its FedAvg."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -41,7 +38,6 @@ def flower(workload: Workload, cores: int) -> list[float]:
     from flwr.simulation import run_simulation
 
     data, name = workload.data(), workload.name
-    ends: list[float] = []
     client, server = ClientApp(), ServerApp()
     kept: dict[str, object] = {}
 
@@ -64,7 +60,9 @@ def flower(workload: Workload, cores: int) -> list[float]:
         model = model_of(workload)
         model.load_state_dict(arrays.to_torch_state_dict())
         found = accuracy(model, data)
-        ends.append(time.perf_counter())
+        if round > 0:  # what it calls round 0 is the start
+            turns.done(len(workload.seeds))
+        turns.wait()
         return MetricRecord({"accuracy": found})
 
     @server.main()
@@ -77,10 +75,9 @@ def flower(workload: Workload, cores: int) -> list[float]:
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     backend = {"client_resources": resources, "init_args": {"num_cpus": cores}}
     run_simulation(server, client, num_supernodes=len(data), backend_config=backend)
-    return [b - a for a, b in pairwise(ends)]
 
 
-def pfl(workload: Workload, cores: int) -> list[float]:
+def pfl(workload: Workload, cores: int, turns: Turns) -> None:
     """Apple's pfl-research: its simulated backend, one process."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -118,12 +115,12 @@ def pfl(workload: Workload, cores: int) -> list[float]:
 
     users = FederatedDataset(user, get_user_sampler("random", list(range(len(data)))))
     backend = SimulatedBackend(training_data=users, val_data=users)
-    ends: list[float] = []
 
     class Clock(TrainingProcessCallback):
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
             accuracy(module.eval(), data)
-            ends.append(time.perf_counter())
+            turns.done(len(workload.seeds))
+            turns.wait()
             return False, aggregate_metrics.__class__()
 
     settings = NNAlgorithmParams(
@@ -137,6 +134,7 @@ def pfl(workload: Workload, cores: int) -> list[float]:
         local_num_epochs=1,
         local_batch_size=workload.schedule.batch_size,
     )
+    turns.wait()
     FederatedAveraging().run(
         backend=backend,
         model=model,
@@ -145,15 +143,11 @@ def pfl(workload: Workload, cores: int) -> list[float]:
         model_eval_params=NNEvalHyperParams(local_batch_size=256),
         callbacks=[Clock()],
     )
-    return [b - a for a, b in pairwise(ends)]
 
 
 def main() -> None:
     peer, name, cores = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]))
-    workload = WORKLOADS[name]
-    rounds = {"flower": flower, "pfl": pfl}[peer](workload, cores)
-    print(json.dumps({"seconds": median(rounds[1:]) * len(workload.seeds), "rounds": rounds}))
+    {"flower": flower, "pfl": pfl}[peer](WORKLOADS[name], cores, Turns())
 
 
 if __name__ == "__main__":

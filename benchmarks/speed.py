@@ -1,11 +1,12 @@
 """How fast a round is: a plain PyTorch loop, our engines, other frameworks, and the floor of bare kernels.
 
-    make bench                                  # everything, on one core and on two
-    python benchmarks/speed.py A2 --cores 1     # one workload
+    make bench                          # everything, on one core and on two: a quarter of an hour
+    python benchmarks/speed.py B        # one workload
 
-Contenders take turns, one round each, so that a busy machine slows all of them; what counts are the ratios
-within a turn, of which the median and the quartiles are reported. Other frameworks are measured when
-`make bench-peers` has installed them.
+Every contender is a process of its own, as it would be in use, and all of them wait while one of them runs a
+round. They take turns, so that a busy machine slows all alike; what counts are the ratios within a turn, of
+which the median and the quartiles are reported. Other frameworks are measured when `make bench-peers` has
+installed them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median, quantiles
 
 import floor
 import plain_loop
 import torch
+from turns import Contender, Turns
 from workloads import WORKLOADS, Workload
 
 from fedpews.methods.contract import Method, Nest
@@ -38,6 +39,7 @@ from fedpews.warmup import with_warmup
 
 HERE = Path(__file__).parent
 PEERS = HERE / ".peers" / "bin" / "python"
+PEER_NAMES = {"flower": "Flower simulation", "pfl": "pfl-research"}
 
 
 class Memories(dict[tuple[int, int], Nest]):
@@ -48,7 +50,36 @@ class Memories(dict[tuple[int, int], Nest]):
         self[seed, client] = memory
 
 
-def our_round(workload: Workload, net: Network, data, engine: Engine, method: Method) -> Callable[[], None]:
+def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
+    """What runs one round of all seeds."""
+    data = workload.data()
+    torch.manual_seed(0)
+    net = Network(workload.model(), data.x[:1])
+    if name == "plain loop":
+        models = [plain_loop.PlainCNN() if workload.is_image else workload.model() for _ in workload.seeds]
+        size = workload.schedule.batch_size
+        return lambda: plain_loop.run_round(models, data, size, workload.lr, workload.cohort)
+    lanes = lanes_for(workload.jobs)
+    if name == "floor":
+        # on one core; several cores would at best share the kernels evenly
+        torch.set_num_threads(1)
+        steps = workload.steps(data) // cores
+        return (
+            (lambda: floor.cnn_steps(steps))
+            if workload.is_image
+            else lambda: floor.mlp_steps(steps // lanes, lanes)
+        )
+    kind, _, phase = name.partition(", ")
+    engine: Engine
+    if kind == "eager":
+        engine = EagerEngine(net, data, workload.schedule, cores)
+    else:
+        engine = CompiledEngine(net, data, workload.schedule, cores, lanes)
+    method = with_warmup(FedAvg(), 10**9) if phase == "warmup" else FedAvg()
+    return our_round(workload, net, data, engine, method)
+
+
+def our_round(workload: Workload, net: Network, data, engine: Engine, method: Method) -> Callable[[], object]:
     states = {seed: method.init(net, net.initial(), len(data)) for seed in workload.seeds}
     rules = Rules(participation=workload.cohort / len(data), lr=workload.lr)
     rounds = Rounds(net, method, data, engine, Memories(), rules, states)
@@ -56,111 +87,109 @@ def our_round(workload: Workload, net: Network, data, engine: Engine, method: Me
     return lambda: rounds.run(next(count))
 
 
-def contenders(workload: Workload, cores: int) -> dict[str, Callable[[], None]]:
-    """A name, and what runs one round of all seeds."""
-    data = workload.data()
-    torch.manual_seed(0)
-    net = Network(workload.model(), data.x[:1])
-    plain = [plain_loop.PlainCNN() if workload.name == "B" else workload.model() for _ in workload.seeds]
-    size, warmup = workload.schedule.batch_size, with_warmup(FedAvg(), 10**9)
-    eager = EagerEngine(net, data, workload.schedule, cores)
-    found: dict[str, Callable[[], None]] = {
-        "plain loop": lambda: plain_loop.run_round(plain, data, size, workload.lr, workload.cohort),
-        "eager": our_round(workload, net, data, eager, FedAvg()),
-        "eager, warmup": our_round(workload, net, data, eager, warmup),
-    }
-    if workload.name == "B":
-        found["floor"] = lambda: floor.cnn_steps(workload.steps(data))
-        return found
-    compiled = CompiledEngine(net, data, workload.schedule, cores, lanes_for(workload.jobs))
-    lanes = lanes_for(workload.jobs)
-    return found | {
-        "compiled": our_round(workload, net, data, compiled, FedAvg()),
-        "compiled, warmup": our_round(workload, net, data, compiled, warmup),
-        "floor": lambda: floor.mlp_steps(workload.steps(data) // lanes, lanes),
-    }
+def commands(workload: Workload, cores: int) -> Iterator[tuple[str, list[str]]]:
+    """Every contender's name and command."""
+    engines = ("eager",) if workload.is_image else ("eager", "compiled")
+    ours = [name for engine in engines for name in (engine, f"{engine}, warmup")]
+    for name in ("plain loop", *ours, "floor"):
+        yield name, [sys.executable, __file__, workload.name, "--cores", str(cores), "--contender", name]
+    if PEERS.exists():
+        for peer, name in PEER_NAMES.items():
+            yield name, [str(PEERS), str(HERE / "peers.py"), peer, workload.name, str(cores)]
 
 
-def peer_seconds(workload: Workload, cores: int) -> dict[str, float]:
-    """Seconds a round of the other frameworks, each in a process of its own."""
-    if not PEERS.exists():
-        return {}
-    found = {}
-    for peer in ("flower", "pfl"):
-        command = [str(PEERS), str(HERE / "peers.py"), peer, workload.name, str(cores)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            found[peer] = float(json.loads(done.stdout.splitlines()[-1])["seconds"])
-        else:
-            print(f"  {peer} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1][:150]}")
-    return found
-
-
-def measure(workload: Workload, cores: int, turns: int) -> dict[str, object]:
-    """Every contender's seconds a round, turn by turn."""
-    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]))
-    torch.set_num_threads(cores)
-    running = contenders(workload, cores)
-    for run in running.values():
-        run()  # compile, fill caches
-    seconds: dict[str, list[float]] = {name: [] for name in running}
-    for turn in range(turns):
-        order = list(running) if turn % 2 == 0 else list(running)[::-1]
-        for name in order:
-            if name == "floor":
-                torch.set_num_threads(
-                    1
-                )  # one core's kernels; on two cores two of them would run side by side
-            began = time.perf_counter()
-            running[name]()
-            seconds[name].append(time.perf_counter() - began)
-            torch.set_num_threads(cores)
-    for name, value in peer_seconds(workload, cores).items():
-        seconds[name] = [value]
-    steps = workload.steps(workload.data())
+def measure(workload: Workload, cores: tuple[int, ...], turns: int) -> dict:
+    """Every contender's seconds a round, turn by turn, on each number of cores."""
+    logs = Path(tempfile.mkdtemp(prefix="fedpews-bench-"))
+    running: dict[tuple[int, str], Contender] = {}
+    try:
+        for count in cores:
+            for name, command in commands(workload, count):
+                contender = Contender(command, count, logs / f"{name}-{count}.log".replace(" ", "-"))
+                running[count, name] = contender
+                if contender.run() is None or contender.run() is None:  # compile, fill caches
+                    contender.close()
+                    del running[count, name]
+                    print(f"  {name} on {count} core(s) did not run; see {logs}", file=sys.stderr)
+        seconds: dict[tuple[int, str], list[float]] = {key: [] for key in running}
+        for turn in range(turns):
+            for key in list(running) if turn % 2 == 0 else list(running)[::-1]:
+                taken = running[key].run()
+                if taken is None:
+                    raise SystemExit(f"{key} stopped; see {logs}")
+                seconds[key].append(taken)
+            print(f"  {workload.name}: turn {turn + 1} of {turns}", file=sys.stderr)
+    finally:
+        for contender in running.values():
+            contender.close()
     return {
         "workload": workload.name,
         "what": workload.what,
-        "cores": cores,
-        "steps": steps,
-        "seconds": seconds,
+        "steps": workload.steps(workload.data()),
+        "seconds": {
+            str(count): {name: values for (n, name), values in seconds.items() if n == count}
+            for count in cores
+        },
     }
 
 
-def ratios(result: dict, above: str, below: str) -> list[float]:
-    """How many times more seconds ``above`` takes than ``below``, within each turn."""
-    seconds = result["seconds"]
-    if above not in seconds or below not in seconds:
-        return []
-    a, b = seconds[above], seconds[below]
-    return [x / y for x, y in zip(a if len(a) == len(b) else [median(a)] * len(b), b, strict=False)]
-
-
-def show(result: dict) -> None:
-    seconds, steps = result["seconds"], result["steps"]
-    print(
-        f"\n{result['workload']}: {result['what']}; {result['cores']} core(s), {steps} client steps a round"
-    )
-    for name, values in seconds.items():
-        faster = ratios(result, "plain loop", name)
-        print(
-            f"  {name:18} {median(values) / steps * 1e6:9.1f} µs a step   {spread(faster)} × the plain loop"
-        )
-    for a, b in (
-        ("compiled, warmup", "compiled"),
-        ("eager, warmup", "eager"),
-        ("compiled", "floor"),
-        ("eager", "floor"),
-    ):
-        if found := ratios(result, a, b):
-            print(f"  {a} / {b}: {spread(found)}")
+def ratios(above: list[float], below: list[float]) -> list[float]:
+    """How many times more seconds ``above`` takes than ``below``, turn by turn."""
+    return [a / b for a, b in zip(above, below, strict=True)]
 
 
 def spread(values: list[float]) -> str:
     if len(values) < 2:
-        return f"{values[0]:6.2f}" if values else ""
-    low, middle, high = quantiles(values, n=4)
-    return f"{middle:6.2f} ({low:.2f} to {high:.2f})"
+        return f"{values[0]:.2f}"
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+
+
+def page(machine: dict, results: list[dict]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "# Speed, as measured",
+        "",
+        "Written by `make bench`. Ratios within a turn: the median over turns and, in brackets, the quartiles. "
+        f"A machine of {machine['cores']} cores ({machine['cpu']}), torch {machine['torch']}, Python "
+        f"{machine['python']}.",
+        "",
+        "![Speed against the plain loop](results.png)",
+    ]
+    for result in results:
+        turns = len(next(iter(next(iter(result["seconds"].values())).values())))
+        lines += [
+            "",
+            f"## {result['workload']}: {result['what']}",
+            "",
+            f"{result['steps']:,} client steps a round, {turns} turns.",
+            "",
+            "| cores | contender | µs a client step | times the plain loop's speed |",
+            "|---|---|---|---|",
+        ]
+        for cores, seconds in result["seconds"].items():
+            for name, values in seconds.items():
+                step = median(values) / result["steps"] * 1e6
+                lines.append(
+                    f"| {cores} | {name} | {step:,.1f} | {spread(ratios(seconds['plain loop'], values))} |"
+                )
+        lines += ["", "| ratio of seconds | " + " | ".join(f"{c} core(s)" for c in result["seconds"]) + " |"]
+        lines.append("|---" * (1 + len(result["seconds"])) + "|")
+        pairs = [
+            ("compiled, warmup", "compiled"),
+            ("eager, warmup", "eager"),
+            ("compiled", "floor"),
+            ("eager", "floor"),
+        ]
+        for a, b in pairs:
+            if all(a in s and b in s for s in result["seconds"].values()):
+                cells = [spread(ratios(s[a], s[b])) for s in result["seconds"].values()]
+                lines.append(f"| {a} / {b} | " + " | ".join(cells) + " |")
+        if {"1", "2"} <= set(result["seconds"]):
+            one, two = result["seconds"]["1"], result["seconds"]["2"]
+            for name in (name for name in one if name in two and name != "floor"):
+                lines.append(f"| {name}, one core / two cores | | {spread(ratios(one[name], two[name]))} |")
+    return "\n".join(lines) + "\n"
 
 
 def plot(results: list[dict], path: Path) -> None:
@@ -169,56 +198,55 @@ def plot(results: list[dict], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 3.6), squeeze=False)
+    figure, axes = pyplot.subplots(1, len(results), figsize=(4.4 * len(results), 4), squeeze=False)
     for axis, result in zip(axes[0], results, strict=True):
-        names = [name for name in result["seconds"] if name != "plain loop"]
-        parts = [ratios(result, "plain loop", name) for name in names]
-        axis.barh(names, [median(part) for part in parts], color="#4878a8")
+        height = 0.8 / len(result["seconds"])
+        for place, (cores, seconds) in enumerate(result["seconds"].items()):
+            names = [name for name in seconds if name != "plain loop"]
+            parts = [ratios(seconds["plain loop"], seconds[name]) for name in names]
+            at = [row + place * height for row in range(len(names))]
+            axis.barh(at, [median(part) for part in parts], height, label=f"{cores} core(s)")
+        axis.set_yticks([row + height / 2 for row in range(len(names))], names)
+        axis.invert_yaxis()
         axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_title(f"{result['workload']}, {result['cores']} core(s)", fontsize=10)
+        axis.set_title(f"{result['workload']}: {result['what']}", fontsize=8)
         axis.set_xlabel("times the plain loop's speed")
+        axis.legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
+
+
+def about_this_machine() -> dict:
+    cpus = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in cpus if line.startswith("model name")]
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": f"{models[0] if models else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_before": os.getloadavg()[0],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="|".join(WORKLOADS))
-    parser.add_argument("--cores", type=int, choices=(1, 2), help="default: one, then two")
+    parser.add_argument("--cores", type=int, action="append", help="default: one and two")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.child:
-        print(json.dumps(measure(WORKLOADS[given.workloads[0]], given.cores, given.turns)))
-        return
-    results = []
+    cores = tuple(given.cores or (1, 2))
+    if given.contender:
+        torch.set_num_threads(cores[0])
+        Turns().serve(a_round(given.contender, WORKLOADS[given.workloads[0]], cores[0]))
+    machine, results = about_this_machine(), []
     for name in given.workloads:
-        for cores in (given.cores,) if given.cores else (1, 2):
-            # a process for each, because the number of cores is fixed when torch starts
-            command = [
-                sys.executable,
-                __file__,
-                name,
-                "--child",
-                "--cores",
-                str(cores),
-                "--turns",
-                str(given.turns),
-            ]
-            environment = os.environ | {"OMP_NUM_THREADS": str(cores)}
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-            results.append(json.loads(done.stdout.splitlines()[-1]))
-            show(results[-1])
-            machine = {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "cpu": torch.backends.cpu.get_cpu_capability(),
-                "load": os.getloadavg()[0],
-            }
-            given.out.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+        results.append(measure(WORKLOADS[name], cores, given.turns))
+        given.out.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+    given.out.with_suffix(".md").write_text(page(machine, results))
     plot(results, given.out.with_suffix(".png"))
-    print(f"\n{given.out}, {given.out.with_suffix('.png')}")
+    print(page(machine, results))
 
 
 if __name__ == "__main__":

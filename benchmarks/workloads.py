@@ -27,6 +27,10 @@ class Workload:
     seeds: tuple[int, ...] = (0, 1, 2)
 
     @property
+    def is_image(self) -> bool:
+        return self.model is CNN
+
+    @property
     def jobs(self) -> int:
         return self.cohort * len(self.seeds)
 
@@ -45,11 +49,11 @@ def synthetic(clients: int, size: int | None = None) -> Federation:
     )
 
 
-TESTS = 96
-"""To 512 training samples, as CIFAR-MNIST has 20,000 to 110,000."""
+TESTS = 480
+"""To 2,560 training samples, as CIFAR-MNIST has 20,000 to 110,000."""
 
 
-def images(clients: int = 2, each: int = 256) -> Federation:
+def images(clients: int = 2, each: int = 1280) -> Federation:
     """Noise in the shape of CIFAR-MNIST: convolutions take as long for it."""
     generator = torch.Generator().manual_seed(0)
     total = clients * each

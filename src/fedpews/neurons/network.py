@@ -292,7 +292,9 @@ class Network:
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
         counters = {name: module.get_buffer(name).clone() for name in self._counters} if training else {}
         with gating:
-            outputs = functional_call(module, values | buffers | counters, (x,), tie_weights=self._ties_weights)
+            outputs = functional_call(
+                module, values | buffers | counters, (x,), tie_weights=self._ties_weights
+            )
         return outputs, buffers
 
     def _module(self, *, training: bool) -> nn.Module:

@@ -1,0 +1,76 @@
+"""Contenders that take turns: each is a process that runs one round whenever it is asked to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Turns:
+    """The contender's side. One line in is one round to run; one line out is how many seconds it took.
+
+    Everything else that is printed goes to standard error, so that a chatty framework cannot be misread.
+    """
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._began = 0.0
+
+    def wait(self) -> None:
+        """Until the next round is asked for. When nobody will ask any more, the process ends."""
+        if not sys.stdin.readline():
+            os._exit(0)  # from whichever thread a framework calls us in
+        self._began = time.perf_counter()
+
+    def done(self, times: int = 1) -> None:
+        """The round is over; ``times`` counts for contenders that run one seed where others run several."""
+        print((time.perf_counter() - self._began) * times, file=self._answers, flush=True)
+
+    def serve(self, run: Callable[[], object]) -> None:
+        while True:
+            self.wait()
+            run()
+            self.done()
+
+
+class Contender:
+    """The asking side: a process on so many cores."""
+
+    def __init__(self, command: list[str], cores: int, log: Path) -> None:
+        chosen = sorted(os.sched_getaffinity(0))[:cores]
+        self._log = log.open("w")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(cores)},
+            preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+        )
+
+    def run(self) -> float | None:
+        """Seconds of one round, or None when the process is gone."""
+        try:
+            print(file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            return None
+        answer = self._process.stdout.readline()
+        return float(answer) if answer else None
+
+    def close(self) -> None:
+        if self._process.stdin and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass  # it is gone, and nobody reads what was left to say
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._log.close()
