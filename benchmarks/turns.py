@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -65,10 +66,8 @@ class Contender:
 
     def close(self) -> None:
         if self._process.stdin and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it is gone, and reads nothing more
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass  # it is gone, and nobody reads what was left to say
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:

@@ -171,6 +171,7 @@ def records(accuracies: list[float], warm: int = 1) -> list[dict[str, Any]]:
             "seconds": 3.0 if t <= warm else 2.0,
             "phase": "warmup" if t <= warm else "train",
             "density": 0.4,
+            **({"client_density": [0.3, 0.5]} if t <= warm else {}),
             "bytes_up": 50 if t <= warm else 100,
         }
         for t, accuracy in enumerate(accuracies, 1)
@@ -188,6 +189,9 @@ def test_measures_of_a_run() -> None:
 
     assert read["final"] == pytest.approx(70)
     assert read["best"] == pytest.approx(90)
+    assert read["late"] == pytest.approx(70)  # a tenth of five rounds is the last one
+    assert MEASURES["late"].read(records([0.0] * 18 + [0.4, 0.6]), 0.75) == pytest.approx(50)
+    assert read["first_share"] == pytest.approx(37.5)  # 0.3 / (0.3 + 0.5)
     assert read["rounds"] == 3
     assert read["seconds"] == 8  # 3 + 3 + 2
     assert read["omega"] == 1.5  # 3 / 2

@@ -25,11 +25,12 @@ ROOMS = {
     "errors": set(),
     "seeds": set(),
     "trees": set(),
+    "own_code": set(),
     "neurons": {"trees"},
-    "methods": {"trees", "seeds", "neurons"},
+    "methods": {"trees", "seeds", "neurons", "own_code"},
     "warmup": {"methods", "neurons", "trees", "seeds"},
-    "models": set(),
-    "data": {"seeds"},
+    "models": {"own_code"},
+    "data": {"seeds", "own_code"},
     "runtimes": {"methods", "neurons", "warmup", "data", "trees", "seeds", "results"},
     "results": set(),
     "recipes": set(),
@@ -76,7 +77,7 @@ ROOMS = {
     },
 }
 
-LIGHT = {"errors": set(), "seeds": set(), "trees": {"torch"}}
+LIGHT = {"errors": set(), "seeds": set(), "own_code": set(), "trees": {"torch"}}
 """Rooms that may only use the standard library, and these."""
 
 

@@ -137,8 +137,9 @@ def test_the_run_folder_has_what_it_promises(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
     assert {
         "seed", "round", "phase", "accuracy", "loss", "train_loss", "client_accuracy", "bytes_up", "bytes_down",
-        "density", "coverage", "overlap", "seconds",
+        "density", "client_density", "coverage", "overlap", "seconds",
     } <= set(record)  # fmt: skip
+    assert record["density"] == pytest.approx(sum(record["client_density"]) / len(CLIENTS))
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["method"] == "fedavg+pews"
     assert summary["final_accuracy"]["by_seed"] == [
@@ -167,7 +168,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    from fedpews.results import RunFolder
+    from fedpews.results.folder import RunFolder
 
     held = RunFolder(tmp_path)
     with pytest.raises(ConfigError, match="in use by another run"):

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import fedpews
-from fedpews import results
 from fedpews.data import build, load
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Upload
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
-from fedpews.results import MemoryStore
+from fedpews.results import memories
+from fedpews.results.files import leaves
+from fedpews.results.memories import MemoryStore
 from fedpews.runtimes.rounds import Rules, choose_cohort
 from fedpews.warmup import Warmup, with_warmup
 
@@ -110,7 +111,7 @@ def test_a_client_that_stays_away_costs_no_bytes_and_changes_nothing() -> None:
 def test_what_is_too_much_for_ram_goes_to_disk_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "HELD_BYTES", 3 * 16)  # three memories of four numbers
+    monkeypatch.setattr(memories, "HELD_BYTES", 3 * 16)  # three memories of four numbers
     store = MemoryStore(tmp_path / "clients")
     for client in range(10):
         store.put(0, client, memory(client))
@@ -123,7 +124,7 @@ def test_what_is_too_much_for_ram_goes_to_disk_and_comes_back(
 def test_files_of_the_last_checkpoint_outlive_what_follows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "HELD_BYTES", 16)
+    monkeypatch.setattr(memories, "HELD_BYTES", 16)
     folder = tmp_path / "clients"
     store = MemoryStore(folder)
     for client in range(4):
@@ -167,7 +168,7 @@ def test_an_empty_memory_is_none_at_once(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_the_overflow_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "HELD_BYTES", 16)
+    monkeypatch.setattr(memories, "HELD_BYTES", 16)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = MemoryStore(None)
     store.put(0, 0, memory(5))
@@ -192,7 +193,7 @@ def test_numbers_do_not_depend_on_how_much_ram_memories_get(
         train={"steps": 2, "batch_size": 4}, runtime={"engine": "eager"},
     )  # fmt: skip
     plenty = fedpews.run(experiment, clients=data)
-    monkeypatch.setattr(results, "HELD_BYTES", 0)
+    monkeypatch.setattr(memories, "HELD_BYTES", 0)
     for out in (None, tmp_path / "run"):
         again = fedpews.run(experiment, clients=data, out=out)
         assert again.rounds.column("loss") == plenty.rounds.column("loss")
@@ -205,7 +206,7 @@ def test_the_warmups_state_is_a_few_tensors_however_many_clients_there_are() -> 
     )
     net = Network(model, torch.zeros(1, 5))
     state = with_warmup(FedAvg(), rounds=3).init(net, net.initial(), 10_000)
-    sizes = [leaf.numel() * leaf.element_size() for _, leaf in results.leaves(state["warmup"])]
+    sizes = [leaf.numel() * leaf.element_size() for _, leaf in leaves(state["warmup"])]
     assert len(sizes) == 5
     assert sum(sizes) == 10_000 * (14 * 4 + 14 + 1) + 1 + 4  # and: is it over, the first loss
 

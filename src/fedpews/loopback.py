@@ -14,7 +14,7 @@ from typing import Any
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower import AT_SITES, ERROR
-from fedpews.results import Record, read_rounds
+from fedpews.results.records import Record, read_rounds
 
 POLL_SECONDS = 0.5
 

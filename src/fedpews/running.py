@@ -25,7 +25,9 @@ from fedpews.methods.local import with_local
 from fedpews.methods.registry import make, make_server
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
-from fedpews.results import Checkpoint, MemoryStore, Record, Rounds, RunFolder, Store, summarize
+from fedpews.results.folder import Checkpoint, RunFolder
+from fedpews.results.memories import MemoryStore, Store
+from fedpews.results.records import Record, Rounds, summarize
 from fedpews.runtimes.choose import choose_engine
 from fedpews.runtimes.job import Engine, Schedule
 from fedpews.runtimes.rounds import Rounds as RoundRunner

@@ -21,7 +21,7 @@ from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upl
 from fedpews.methods.subnetwork import DealtClient
 from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
 from fedpews.neurons.network import Batch, Network
-from fedpews.results import leaves, read_nest, write_nest
+from fedpews.results.files import leaves, read_nest, write_nest
 from fedpews.seeds import fold
 from fedpews.trees import Tree
 from fedpews.warmup import Fixed, Learned, with_warmup

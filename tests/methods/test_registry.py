@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,18 @@ def test_lists_and_whole_numbers_become_what_the_method_wants() -> None:
 
 def test_a_method_can_be_named_by_its_module() -> None:
     assert make("fedpews.methods.fedprox:FedProx", mu=0.5).mu == 0.5  # type: ignore[attr-defined]
+
+
+def test_a_method_can_be_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedpews.methods.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    strength: float = 0.5\n"
+    )
+
+    assert make(f"{tmp_path}/mine.py:Mine", strength=2.0).strength == 2.0
 
 
 def test_fedpm_takes_no_server_optimiser() -> None:

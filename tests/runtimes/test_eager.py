@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from contextlib import closing
 
 import pytest
@@ -14,6 +15,7 @@ from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.registry import METHODS, make, takes_warmup
 from fedpews.neurons import Hidden, NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.runtimes.allocator import keep_freed_memory
 from fedpews.runtimes.eager import EagerEngine
 from fedpews.runtimes.job import Done, Job, Schedule
 from fedpews.warmup import Fixed, Learned, with_warmup
@@ -93,3 +95,7 @@ def test_a_model_with_fixed_sizes_is_not_cut() -> None:
     graph = NeuronGraph.by_hand(Fixed(), [Hidden("first", read_by=["second"])])
     assert not Network(Fixed(), torch.zeros(1, 2, 6, 6), graph=graph).can_be_cut
     assert network().can_be_cut
+
+
+def test_keeping_freed_memory_is_arranged_where_the_c_library_is_glibc() -> None:
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

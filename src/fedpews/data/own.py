@@ -23,14 +23,10 @@ returns ``(clients, test)`` as `from_clients` takes them, or a `Federation`.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,6 +34,7 @@ from fedpews.data.federation import Federation, build, from_clients
 from fedpews.data.folder import read_folder
 from fedpews.data.pool import Pool
 from fedpews.errors import ConfigError, FedpewsError
+from fedpews.own_code import load_module, working_directory_first
 
 
 def load(name: str, seed: int = 0) -> Pool:
@@ -65,8 +62,8 @@ def load(name: str, seed: int = 0) -> Pool:
 
 def _call(name: str, seed: int) -> Federation:
     where, _, what = name.rpartition(":")
-    with _working_directory_first(), _blamed_on(name):
-        function = getattr(_module(where), what, None)
+    with working_directory_first(), _blamed_on(name):
+        function = getattr(load_module(where), what, None)
         if not callable(function):
             raise ConfigError(f"data {name!r}: {where!r} has no function {what!r}.")
         takes_seed = "seed" in inspect.signature(function).parameters
@@ -80,29 +77,6 @@ def _call(name: str, seed: int) -> Federation:
             f"it returned {type(made).__name__}."
         )
     return from_clients(made[0], made[1], name=name)
-
-
-def _module(where: str) -> Any:
-    if not where.endswith(".py"):
-        return importlib.import_module(where)
-    spec = importlib.util.spec_from_file_location(f"own_{Path(where).stem}", where)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{where!r} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses in it look themselves up
-    spec.loader.exec_module(module)
-    return module
-
-
-@contextmanager
-def _working_directory_first() -> Iterator[None]:
-    """Find modules in the working directory, where an installed command does not look by itself."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 @contextmanager

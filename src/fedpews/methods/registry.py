@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 from typing import Any
 
@@ -11,6 +10,7 @@ from fedpews.errors import ConfigError
 from fedpews.methods.contract import Method
 from fedpews.methods.options import check, nearest
 from fedpews.methods.server import SGD, ServerOptimizer
+from fedpews.own_code import load_module
 
 METHODS: dict[str, str] = {
     "fedavg": "fedpews.methods.fedavg:FedAvg",
@@ -27,7 +27,7 @@ METHODS: dict[str, str] = {
     "fedrolex": "fedpews.methods.fedrolex:FedRolex",
 }
 """Name -> where its class is; nothing is imported before it is asked for. Add your own, or name it
-``module:Class`` wherever a method's name is expected."""
+``module:Class`` or ``path/to/file.py:Class`` wherever a method's name is expected."""
 
 SERVERS: dict[str, str] = {
     "fedavgm": "fedpews.methods.server:Momentum",
@@ -88,11 +88,11 @@ def describe(name: str) -> str:
 
 def _find(name: str, places: dict[str, str], what: str) -> type[Any]:
     place = places.get(name, name)
-    module, _, attribute = place.partition(":")
-    if not attribute:
+    module, colon, attribute = place.rpartition(":")
+    if not colon:
         raise ConfigError(f"there is no {what} {name!r}; {nearest(name, places)}")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = getattr(load_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the {what} {name!r} cannot be loaded: {error}") from error
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
+from fedpews.own_code import load_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,30 +78,12 @@ def _find(name: str) -> Any:
         hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(MODELS)}"
         raise ConfigError(f"there is no model {name!r}; {hint} (Your own: module:Class.)")
     try:
-        target = getattr(_module(place), attribute, None)
+        target = getattr(load_module(place), attribute, None)
     except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"model {name!r} cannot be loaded: {_line(error)}") from error
     if not callable(target):
         raise ConfigError(f"model {name!r}: {place!r} has no class or function {attribute!r}")
     return target
-
-
-def _module(place: str) -> Any:
-    """A module by its name, also one in the working directory, or a Python file by its path."""
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(f"own_{Path(place).stem}", place)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{place!r} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses in it look themselves up
-        spec.loader.exec_module(module)
-        return module
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        return importlib.import_module(place)
-    finally:
-        sys.path.remove(here)
 
 
 def _parameters(target: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -128,10 +129,11 @@ class Network:
 
     @cached_property
     def _ties_weights(self) -> bool:
-        """Whether one tensor has two names in the module. Looking for them at every call costs a tenth of a small step."""
-        tensors = (*self._template.named_parameters(remove_duplicate=False),)
-        tensors += (*self._template.named_buffers(remove_duplicate=False),)
-        return len({id(tensor) for _, tensor in tensors}) < len(tensors)
+        """Whether one tensor has two names in the module. To look for them at every call slows small steps."""
+        parameters = self._template.named_parameters(remove_duplicate=False)
+        buffers = self._template.named_buffers(remove_duplicate=False)
+        names = [id(tensor) for _, tensor in chain(parameters, buffers)]
+        return len(set(names)) < len(names)
 
     @cached_property
     def is_stochastic(self) -> bool:

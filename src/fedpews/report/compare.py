@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError
-from fedpews.results import Record, read_rounds, rounds_to_target, summarize
+from fedpews.results.records import Record, read_rounds, rounds_to_target, summarize
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from fedpews.results import Record, Rounds
+from fedpews.results.records import Record, Rounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,8 @@ from typing import Any
 
 from fedpews.report.compare import COLUMNS, Run, find_runs, table, verdicts
 from fedpews.report.curves import curve, new_figure, plot_curves
-from fedpews.results import Record, write_atomically
+from fedpews.results.files import write_atomically
+from fedpews.results.records import Record
 
 SHOWN_CLIENTS = 12
 """Up to so many clients, each has its own line."""

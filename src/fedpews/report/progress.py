@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedpews.results import Record
+from fedpews.results.records import Record
 
 
 class ProgressBar:

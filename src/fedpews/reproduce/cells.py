@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedpews.errors import ConfigError, DataMissing, FedpewsError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.reproduce.study import Cell, with_seeds
-from fedpews.results import Record, Rounds, read_rounds
+from fedpews.results.records import Record, Rounds, read_rounds
 
 if TYPE_CHECKING:
     from fedpews.running import Watcher

@@ -14,7 +14,7 @@ from fedpews.report.split import plot_split
 from fedpews.reproduce.cells import Found
 from fedpews.reproduce.measures import MEASURES, printed
 from fedpews.reproduce.study import Study
-from fedpews.results import Record
+from fedpews.results.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

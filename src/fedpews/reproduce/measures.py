@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from fedpews.results import Record, rounds_to_target
+from fedpews.results.records import Record, rounds_to_target
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,17 @@ def _final(records: Sequence[Record], target: float) -> float:
 
 def _best(records: Sequence[Record], target: float) -> float:
     return 100 * max(float(record["accuracy"]) for record in records)
+
+
+def _late(records: Sequence[Record], target: float) -> float:
+    """Over the last tenth of the rounds: one round's accuracy goes up and down by more than methods differ."""
+    return 100 * fmean(float(record["accuracy"]) for record in records[-max(1, len(records) // 10) :])
+
+
+def _first_share(records: Sequence[Record], target: float) -> float:
+    """Of all that clients own at the end of the warmup, how much is the first client's."""
+    owned = [record["client_density"] for record in records if "client_density" in record]
+    return 100 * owned[-1][0] / sum(owned[-1]) if owned else math.nan
 
 
 def _rounds(records: Sequence[Record], target: float) -> float:
@@ -73,6 +84,8 @@ def _own_share(records: Sequence[Record], target: float) -> float:
 MEASURES: dict[str, Measure] = {
     "final": Measure("final accuracy %", _final, unit="points"),
     "best": Measure("best accuracy %", _best, unit="points"),
+    "late": Measure("mean accuracy of the last tenth of the rounds %", _late, unit="points"),
+    "first_share": Measure("the first client's part of the neurons owned %", _first_share, unit="points"),
     "rounds": Measure("rounds to the target", _rounds, higher_is_better=False, digits=1, unit="rounds"),
     "seconds": Measure("seconds to the target", _seconds, higher_is_better=False, digits=1, unit="s"),
     "omega": Measure("ω, a warmup round's time over a plain one's", _omega, higher_is_better=False),

@@ -138,7 +138,7 @@ class Rounds:
         sizes = {key: len(encode_download(self.net, download)) for key, download in shared.items()}
         record["bytes_up"] = sum(len(encode_upload(self.net, upload)) for upload in uploads)
         record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
-        return record | measure_ownership(uploads)
+        return record | measure_ownership(uploads, each=len(self.data) <= SHOWN_CLIENTS)
 
     def _judge_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
         """How good each client's own model is on the classes it has, for a method that gives clients their own.
@@ -174,11 +174,11 @@ class Rounds:
         return record
 
 
-def measure_ownership(uploads: Sequence[Upload]) -> dict[str, float]:
+def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str, Any]:
     """How much of the network a client owns, how much somebody owns, and how alike two clients' parts are.
 
     In hidden neurons, or in single weights for a method that owns those. Overlap is the mean over pairs of
-    |both| / |either|.
+    |both| / |either|. With ``each``, also how much every client of the cohort owns.
     """
     owned = [_owned(upload) for upload in uploads]
     if any(part is None for part in owned):
@@ -191,7 +191,8 @@ def measure_ownership(uploads: Sequence[Upload]) -> dict[str, float]:
         float(both[a, b] / either[a, b]) if either[a, b] else 0.0
         for a, b in itertools.combinations(range(len(masks)), 2)
     ]
-    return {
+    record = {"client_density": shares.tolist()} if each else {}
+    return record | {
         "density": float(shares.mean()),
         "coverage": float((masks.sum(0) > 0).double().mean()),
         "overlap": sum(pairs) / len(pairs) if pairs else 1.0,

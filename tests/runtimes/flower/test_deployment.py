@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedpews.results import read_rounds
+from fedpews.results.records import read_rounds
 from fedpews.runtimes.flower.processes import descendants
 
 CONFIG = """

@@ -14,7 +14,7 @@ from memory_grid import MemoryGrid, site_handler
 from fedpews.errors import CheckpointError
 from fedpews.experiment import Experiment
 from fedpews.flower import serve
-from fedpews.results import read_rounds
+from fedpews.results.records import read_rounds
 from fedpews.running import run
 from fedpews.runtimes.flower.messages import pack
 from fedpews.runtimes.flower.rules import Tolerance, TooFewSites

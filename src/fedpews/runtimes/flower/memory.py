@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.methods.contract import Nest
-from fedpews.results import leaves, read_nest, write_nest
+from fedpews.results.files import leaves, read_nest, write_nest
 
 
 class MemoryLost(FedpewsError):

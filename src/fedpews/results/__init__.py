@@ -1,0 +1,1 @@
+"""A run's records, and its folder on disk."""
