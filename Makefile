@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow check format bench bench-peers clean
+.PHONY: setup demo test test-slow check format bench bench-peers docs clean
 
 setup: $(VENV)/.ready
 
@@ -43,6 +43,10 @@ bench: setup
 bench-peers:
 	test -x benchmarks/.peers/bin/python || $(PYTHON) -m venv benchmarks/.peers
 	benchmarks/.peers/bin/python -m pip install --quiet -c constraints.txt -e . "flwr[simulation]==1.41.0" pfl
+
+# the measured parts of the README, after `fedpews reproduce ... --pages docs/results` or `make bench`
+docs: setup
+	$(BIN)/python docs/measured.py
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache

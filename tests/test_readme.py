@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -25,3 +26,11 @@ def test_every_file_the_readme_links_to_exists() -> None:
     missing = [link for link in links if not (README.parent / link).exists()]
     assert len(links) > 5
     assert not missing
+
+
+def test_the_measured_parts_are_those_of_the_results() -> None:
+    spec = importlib.util.spec_from_file_location("measured", README.parent / "docs" / "measured.py")
+    assert spec and spec.loader
+    measured = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measured)
+    assert measured.with_parts(README.read_text()) == README.read_text(), "run make docs"

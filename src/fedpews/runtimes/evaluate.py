@@ -15,8 +15,16 @@ from fedpews.data.federation import Federation
 from fedpews.neurons.network import Network
 from fedpews.trees import Tree
 
-CHUNK = 1000
-"""Test samples per pass. A constant, so that the numbers do not depend on the machine."""
+CHUNK, HEAVY_CHUNK = 1000, 250
+"""Test samples per pass. Constants, so that the numbers do not depend on the machine."""
+
+HEAVY = 10**6
+"""Operations a sample from which a network is heavy: more samples at once would only outgrow the caches."""
+
+
+def chunk_size(net: Network) -> int:
+    """How many samples to evaluate in one pass."""
+    return HEAVY_CHUNK if net.flops > HEAVY else CHUNK
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,9 @@ class Score:
 
 
 def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Score:
-    """The score on ``CHUNK`` test samples from ``first`` on."""
-    x, y = data.test_x[first : first + CHUNK], data.test_y[first : first + CHUNK]
+    """The score on one chunk of test samples, from ``first`` on."""
+    last = first + chunk_size(net)
+    x, y = data.test_x[first:last], data.test_y[first:last]
     if x.dim() == 4:  # images: channels last is the order in which convolutions copy nothing
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
@@ -66,7 +75,7 @@ def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Sco
 
 def score_models(net: Network, models: Sequence[Tree], data: Federation, pool: Executor) -> list[Score]:
     """Each model on the whole test set, chunk by chunk over the pool's threads."""
-    starts = range(0, len(data.test_y), CHUNK)
+    starts = range(0, len(data.test_y), chunk_size(net))
     parts = list(
         pool.map(
             lambda part: score_chunk(net, part[0], data, part[1]),

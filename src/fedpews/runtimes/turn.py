@@ -13,7 +13,7 @@ from fedpews.errors import RunFailed
 from fedpews.methods.contract import Nest, Work
 from fedpews.neurons.network import Network
 from fedpews.runtimes.batches import client_seed, draw_noise, draw_order
-from fedpews.runtimes.evaluate import CHUNK
+from fedpews.runtimes.evaluate import chunk_size
 from fedpews.runtimes.job import Done, Job, Schedule
 from fedpews.trees import Tree
 
@@ -57,7 +57,7 @@ def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> f
     with torch.no_grad():
         right = sum(
             int((net.predict(params, data.x[part]).argmax(1) == data.y[part]).sum())
-            for part in rows.split(CHUNK)
+            for part in rows.split(chunk_size(net))
         )
     return right / len(rows)
 
