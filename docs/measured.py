@@ -1,12 +1,11 @@
 """Put what was measured into the README: the claims' table of docs/results and the ratios of `make bench`.
 
-    make docs
+make docs
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from statistics import median
 
@@ -24,10 +23,11 @@ SHOWN = {
 def with_parts(readme: str) -> str:
     """The README with its measured parts written anew, each between two comments that name it."""
     for name, text in (("claims", claims()), ("speed", speed())):
-        begin, end = f"<!-- {name}: written by make docs -->", f"<!-- end of {name} -->"
-        part = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-        assert part.search(readme), f"the README has lost its {name} part"
-        readme = part.sub(lambda _, text=text: f"{begin}\n{text}\n{end}", readme)
+        begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->"
+        before, _, rest = readme.partition(begin)
+        _, found, after = rest.partition(end)
+        assert found, f"the README has lost its {name} part"
+        readme = f"{before}{begin}{text}\n{end}{after}"
     return readme
 
 

@@ -30,7 +30,8 @@ def test_every_file_the_readme_links_to_exists() -> None:
 
 def test_the_measured_parts_are_those_of_the_results() -> None:
     spec = importlib.util.spec_from_file_location("measured", README.parent / "docs" / "measured.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     measured = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(measured)
     assert measured.with_parts(README.read_text()) == README.read_text(), "run make docs"
