@@ -77,18 +77,34 @@ def study(**changes: Any) -> Study:
 # ---- verdicts, by hand
 
 
-def test_a_claim_holds_when_more_paired_seeds_are_for_it_than_against() -> None:
+@pytest.mark.parametrize(
+    ("gains", "by", "outcome"),
+    [
+        ([1.0, -1.0, 6.0, 2.0], 0.0, "holds"),  # 3 of 4, mean +2
+        ([1.0, -1.0, 6.0], 0.0, "unclear"),  # 2 of 3, mean +2
+        ([1.0, 1.0, -9.0], 0.0, "does not hold"),  # 2 of 3, but the mean is against it
+        ([1.0, 2.0, 3.0], 5.0, "does not hold"),  # all of them, but less than it speaks of
+        ([-1.0, -2.0], 0.0, "does not hold"),
+        ([1.0, -2.0], 0.0, "tied"),
+    ],
+)
+def test_a_claim_holds_when_three_quarters_of_the_paired_seeds_and_the_mean_are_for_it(
+    gains: list[float], by: float, outcome: str
+) -> None:
+    claim = Claim(text="higher", rows=["pews"], than="fedavg", columns=["a"], by=by)
     readings = {
-        ("final", "fedavg", "a"): {0: 70.0, 1: 80.0, 2: 60.0},
-        ("final", "pews", "a"): {0: 71.0, 1: 79.0, 2: 66.0, 3: 99.0},  # seed 3 has no partner
+        ("final", "fedavg", "a"): dict.fromkeys(range(len(gains)), 70.0),
+        ("final", "pews", "a"): {
+            **{seed: 70.0 + gain for seed, gain in enumerate(gains)},
+            99: 1.0,
+        },  # no partner
     }
 
-    first, second = judge(study(), readings)
+    (verdict,) = judge(study(claims=[claim]), readings)
 
-    assert (first.outcome, first.wins, first.pairs) == ("holds", 2, 3)
-    assert first.ours == "+2.00 points"  # (1 − 1 + 6) / 3
-    assert first.paper == "+5.00 points"  # 75 − 70
-    assert second.outcome == "not run"
+    assert verdict.outcome == outcome
+    assert verdict.pairs == len(gains)
+    assert verdict.paper == "+5.00 points"  # 75 − 70
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ class Line(_Table):
 class Claim(_Table):
     """A sentence of the paper that our runs can contradict.
 
-    better: each of ``rows`` beats ``than`` in the measure. near: it differs by at most ``within``.
+    better: each of ``rows`` beats ``than`` in the measure, in the mean ``by`` at least so much.
+    near: it differs by at most ``within``.
     shrinks: its gain over ``than`` is larger in the first of the columns than in the last.
     between: its measure lies from ``low`` to ``high``.
     """
@@ -46,6 +47,7 @@ class Claim(_Table):
     than: str | None = None
     measure: str = "final"
     columns: list[str] | None = None
+    by: float = 0.0
     within: float = 1.0
     low: float = float("-inf")
     high: float = float("inf")

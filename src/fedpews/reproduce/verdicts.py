@@ -24,9 +24,8 @@ class Verdict:
     ours: str
     wins: int  # seeds in which it is so
     pairs: int  # seeds looked at
-    outcome: (
-        str  # holds, does not hold, tied, not run; with a single seed: one seed for it, one seed against it
-    )
+    outcome: str
+    """holds, unclear, does not hold, tied, not run; with a single seed: one seed for it, one seed against it"""
 
     @property
     def holds(self) -> bool:
@@ -68,9 +67,26 @@ def _better(study: Study, claim: Claim, row: str, column: str, readings: Reading
         ],
         measure,
     )
-    outcome = _outcome(wins > losses, pairs) if wins != losses or not pairs else "tied"
+    outcome = _majority(wins, losses, _mean_gain(pairs, measure), claim.by, pairs)
     where = _where(study, claim, row, column)
     return Verdict(claim.text, where, paper or claim.paper, _gain(pairs, measure), wins, len(pairs), outcome)
+
+
+def _majority(wins: int, losses: int, gain: float, by: float, pairs: Sequence[object]) -> str:
+    """Holds when three quarters of the seeds that differ are for it, and so is the mean gain."""
+    holds = wins > losses and gain > 0 and gain >= by
+    if len(pairs) < 2:
+        return _outcome(holds, pairs)
+    if wins == losses and not by:
+        return "tied"
+    return "unclear" if holds and 4 * wins < 3 * (wins + losses) else _outcome(holds, pairs)
+
+
+def _mean_gain(pairs: list[tuple[float, float]], measure: Measure) -> float:
+    """Over the seeds in which both got there; where none did so, what the others say."""
+    gains = [_difference(a, b, measure) for a, b in pairs]
+    known = [gain for gain in gains if math.isfinite(gain)]
+    return fmean(known) if any(known) else max(gains, default=0.0)
 
 
 def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
