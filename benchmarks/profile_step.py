@@ -1,0 +1,76 @@
+"""Where the time of a client's step goes on the eager engine: ``profile_step.py [B|A2]``, one core.
+
+Prints every kind of kernel with its milliseconds a step, for a plain step and for a step of the warmup.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_map_only
+from workloads import WORKLOADS
+
+from fedpews.methods.contract import Method
+from fedpews.methods.fedavg import FedAvg
+from fedpews.neurons.network import Batch, Network
+from fedpews.runtimes.eager import EagerEngine
+from fedpews.runtimes.rounds import choose_cohort
+from fedpews.warmup import with_warmup
+
+STEPS = 10
+KINDS = {
+    "convolution_backward": "convolutions, backward",
+    "mkldnn_convolution": "convolutions, forward",
+    "max_pool2d_with_indices": "pooling, forward",
+    "max_pool2d_with_indices_backward": "pooling, backward",
+    "fill_": "pooling, backward",  # it clears what it scatters into
+    "addmm": "fully connected layers",
+    "mm": "fully connected layers",
+}
+
+
+def milliseconds(net: Network, method: Method, data, schedule, lr: float) -> dict[str, float]:
+    """Time a step by kind of kernel."""
+    engine = EagerEngine(net, data, schedule, 1)
+    state = method.init(net, net.initial(), len(data))
+    half = method.client(method.phase(state, 1))
+    download = method.downloads(net, state, choose_cohort(len(data), 1.0, 1, 0))[0]
+    local = tree_map_only(torch.Tensor, engine._lay_out, half.start(net, download, None))
+    rows = data.clients[0][: schedule.batch_size]
+    batch = Batch(engine._lay_out(data.x[rows]), data.y[rows])
+    noise = torch.rand(half.noise_size(net), generator=torch.Generator().manual_seed(0))
+    for _ in range(5):
+        local, _ = half.step(net, local, batch, noise, lr)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(STEPS):
+            local, _ = half.step(net, local, batch, noise, lr)
+    engine.close()
+    found: dict[str, float] = defaultdict(float)
+    for event in seen.key_averages():
+        kind = KINDS.get(event.key.removeprefix("aten::"), "everything else")
+        found[kind] += event.self_cpu_time_total / 1000 / STEPS
+    return dict(found)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    workload = WORKLOADS[sys.argv[1] if len(sys.argv) > 1 else "B"]
+    data = workload.data()
+    torch.manual_seed(0)
+    net = Network(workload.model(), data.x[:1])
+    plain, warm = (
+        milliseconds(net, method, data, workload.schedule, workload.lr)
+        for method in (FedAvg(), with_warmup(FedAvg(), 10**9))
+    )
+    print(f"{workload.what}; milliseconds a step on one core, profiler included")
+    print("| kernels | plain step | warmup step |\n|---|---|---|")
+    for kind in sorted({*plain, *warm}, key=lambda kind: -plain.get(kind, 0.0)):
+        print(f"| {kind} | {plain.get(kind, 0.0):.1f} | {warm.get(kind, 0.0):.1f} |")
+    print(f"| together | {sum(plain.values()):.1f} | {sum(warm.values()):.1f} |")
+
+
+if __name__ == "__main__":
+    main()
