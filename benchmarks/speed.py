@@ -1,7 +1,7 @@
 """How fast a round is: a plain PyTorch loop, our engines, other frameworks, and the floor of bare kernels.
 
     make bench                          # everything, on one core and on two: a quarter of an hour
-    python benchmarks/speed.py B        # one workload
+    python benchmarks/speed.py B        # one workload; the others' last results are kept
 
 Every contender is a process of its own, as it would be in use, and all of them wait while one of them runs a
 round. They take turns, so that a busy machine slows all alike; what counts are the ratios within a turn, of
@@ -240,12 +240,15 @@ def main() -> None:
     if given.contender:
         torch.set_num_threads(cores[0])
         Turns().serve(a_round(given.contender, WORKLOADS[given.workloads[0]], cores[0]))
-    machine, results = about_this_machine(), []
+    known = json.loads(given.out.read_text())["results"] if given.out.exists() else []
+    found = {result["workload"]: result for result in known}
+    machine = about_this_machine()
     for name in given.workloads:
-        results.append(measure(WORKLOADS[name], cores, given.turns))
+        found[name] = measure(WORKLOADS[name], cores, given.turns)
+        results = [found[name] for name in WORKLOADS if name in found]
         given.out.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
-    given.out.with_suffix(".md").write_text(page(machine, results))
-    plot(results, given.out.with_suffix(".png"))
+        given.out.with_suffix(".md").write_text(page(machine, results))
+        plot(results, given.out.with_suffix(".png"))
     print(page(machine, results))
 
 

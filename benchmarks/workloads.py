@@ -41,7 +41,8 @@ class Workload:
 
 
 def synthetic(clients: int, size: int | None = None) -> Federation:
-    data = data_room.load("synthetic-32k", clients=clients, partition="iid" if clients > 4 else None)
+    how = {2: "parity", 4: "class"}.get(clients, "iid")
+    data = data_room.load("synthetic-32k", clients=clients, partition=how)
     if size is None:
         return data
     return build(
