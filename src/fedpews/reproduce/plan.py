@@ -86,10 +86,11 @@ def round_seconds(experiment: Experiment, data_dir: Path | None = None) -> tuple
         )
     few, many = STEPS[engine]
     warm, plain = (
-        short + max(long - short, 0.0) / (many - few) * (steps - few)
+        # with fewer steps than probed, noise in the difference must not eat up the whole round
+        max(short + max(long - short, 0.0) / (many - few) * (steps - few), short * min(1.0, steps / few))
         for short, long in zip(*times, strict=True)
     )
-    return max(warm, 0.0), max(plain, 0.0)
+    return warm, plain
 
 
 def engine_of(experiment: Experiment, data: Any) -> str:
