@@ -37,6 +37,14 @@ def test_an_upload_comes_back_to_the_bit() -> None:
     assert _equal(decode_upload(net, encode_upload(net, sent)), sent)
 
 
+def test_a_loss_comes_back_to_the_bit_and_its_digits_cost_nothing() -> None:
+    net = small_network()
+    losses = [0.5, 1 / 3, 1e-300, 12345.678901234567]
+    messages = [encode_upload(net, replace(upload(net), loss=loss)) for loss in losses]
+    assert [decode_upload(net, message).loss for message in messages] == losses
+    assert len({len(message) for message in messages}) == 1
+
+
 def test_signs_of_zeros_infinities_and_nans_come_back_too() -> None:
     net = small_network()
     odd = {n: torch.zeros_like(v) for n, v in net.initial().items()}

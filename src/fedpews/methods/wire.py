@@ -2,13 +2,15 @@
 
 The layout is a safetensors file. A tree of parameters becomes one flat vector of the elements the client owns,
 in the tree's order; if it has so many zeros that it pays, only the others are sent, with a bit for each
-element. Booleans are packed eight to a byte; what is left goes in whole. Every value comes back to the bit.
+element. Booleans are packed eight to a byte; what is left goes in whole. Every value comes back to the bit, and
+no number's rounding changes a message's length, so all engines agree on it to the byte.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,8 @@ from fedpews.trees import Tree
 SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
 
+LOSS = struct.Struct(">d")
+
 
 class BadMessage(FedpewsError):
     """Bytes that are not an upload or a download of this network."""
@@ -33,7 +37,8 @@ class BadMessage(FedpewsError):
 
 def encode_upload(net: Network, upload: Upload) -> bytes:
     """An upload as it travels."""
-    about = {key: getattr(upload, key) for key in ("client", "round", "samples", "steps", "loss")}
+    about = {key: getattr(upload, key) for key in ("client", "round", "samples", "steps")}
+    about["loss"] = LOSS.pack(upload.loss).hex()
     return _encode(net, about, upload.params, upload.extra, upload.neurons, upload.mask)
 
 
@@ -46,15 +51,18 @@ def encode_download(net: Network, download: Download) -> bytes:
 def decode_upload(net: Network, data: bytes) -> Upload:
     """The inverse of ``encode_upload``; elements that were not sent are zero."""
     about, params, extra, neurons, mask = _decode(net, data)
-    numbers = {key: _number(about, key, int) for key in ("client", "round", "samples", "steps")}
-    loss = _number(about, "loss", float)
+    numbers = {key: _number(about, key) for key in ("client", "round", "samples", "steps")}
+    try:
+        (loss,) = LOSS.unpack(bytes.fromhex(about["loss"]))
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        raise BadMessage(f"loss must be {LOSS.size} bytes in hexadecimal: {error}") from error
     return Upload(**numbers, loss=loss, params=params, extra=extra, neurons=neurons, mask=mask)
 
 
 def decode_download(net: Network, data: bytes) -> Download:
     """The inverse of ``encode_download``; elements that were not sent are zero."""
     about, params, extra, neurons, _ = _decode(net, data)
-    round, total = (_number(about, key, int) for key in ("round", "total"))
+    round, total = (_number(about, key) for key in ("round", "total"))
     return Download(round, str(about.get("phase")), total, params, neurons, extra)
 
 
@@ -199,11 +207,11 @@ def _take(tensors: dict[str, Tensor], key: str) -> Tensor:
     return tensors.pop(key)
 
 
-def _number(about: Mapping[str, Any], key: str, kind: type) -> Any:
+def _number(about: Mapping[str, Any], key: str) -> int:
     value = about.get(key)
-    if not isinstance(value, (int, kind)) or isinstance(value, bool):
-        raise BadMessage(f"{key} must be a number, got {value!r:.40}")
-    return kind(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadMessage(f"{key} must be a whole number, got {value!r:.40}")
+    return value
 
 
 def _pack(bits: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.registry import make
-from fedpews.methods.wire import BadMessage, encode_upload
+from fedpews.methods.wire import LOSS, BadMessage, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.runtimes.flower.uploads import Limits, UploadCheck, sample_upload
 from fedpews.runtimes.job import Job
@@ -144,7 +144,9 @@ WRONG = {
     "samples": st.one_of(ODD_NUMBERS, st.integers(max_value=0), st.integers(min_value=1001), st.floats()),
     "steps": st.one_of(ODD_NUMBERS, st.integers(max_value=0), st.integers(min_value=1001), st.floats()),
     "loss": st.one_of(
-        st.none(), st.booleans(), st.text(max_size=5), st.sampled_from([math.nan, math.inf, -math.inf])
+        ODD_NUMBERS,
+        st.floats(),
+        st.sampled_from([math.nan, math.inf, -math.inf]).map(lambda x: LOSS.pack(x).hex()),
     ),
     "trees": st.one_of(ODD_NUMBERS, st.just({"params": 3}), st.just({"params": {"names": ["0.weight"]}})),
 }
