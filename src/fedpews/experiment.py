@@ -50,6 +50,10 @@ class DataTable(_Table):
     )
     train_per_class: Count | None = Field(None, description="take so many training samples of each class")
     test_per_class: Count | None = Field(None, description="take so many test samples of each class")
+    scaling: Literal["symmetric", "unit", "standard"] | None = Field(
+        None,
+        description="values of named images: in [-1, 1] (by default), in [0, 1], or of mean 0 and deviation 1",
+    )
     seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
 
 

@@ -83,6 +83,53 @@ def test_enlarging_keeps_a_flat_image_flat_and_an_image_upright(tmp_path: Path) 
     assert pool.sources.tolist() == [0, 0, 1]
 
 
+def test_unit_scaling_is_the_symmetric_one_moved_to_zero_and_one(tmp_path: Path) -> None:
+    write_medmnist(tmp_path, "bloodmnist", per_class=2)
+    plain, unit = (
+        load("bloodmnist", partition="class", data_dir=tmp_path, scaling=kind) for kind in (None, "unit")
+    )
+    torch.testing.assert_close(unit.x, (plain.x + 1) / 2)
+    torch.testing.assert_close(unit.test_x, (plain.test_x + 1) / 2)
+    assert torch.equal(
+        load("bloodmnist", partition="class", data_dir=tmp_path, scaling="symmetric").x, plain.x
+    )
+
+
+def test_standard_scaling_moves_each_source_by_its_own_training_images(tmp_path: Path) -> None:
+    names = ("pathmnist", "octmnist")
+    for name in names:
+        write_medmnist(tmp_path, name, per_class=3)
+    both = load("+".join(names), data_dir=tmp_path, scaling="standard", train_per_class=2)
+    for name, rows in zip(names, both.clients, strict=True):
+        spread, centre = torch.std_mean(both.x[rows], dim=(0, 2, 3))
+        torch.testing.assert_close(centre, torch.zeros(3), atol=1e-4, rtol=0)
+        torch.testing.assert_close(spread, torch.ones(3), atol=1e-4, rtol=0)
+        raw = load(name, partition="class", data_dir=tmp_path, train_per_class=2)
+        spread, centre = torch.std_mean(raw.x, dim=(0, 2, 3), keepdim=True)
+        of_source = both.test_x[both.test_y < 9] if name == "pathmnist" else both.test_x[both.test_y >= 9]
+        torch.testing.assert_close(of_source, ((raw.test_x - centre) / spread).expand_as(of_source))
+
+
+def test_a_flat_channel_stays_finite_when_standardised() -> None:
+    flat = np.full((2, 1, 28, 28), 51, np.uint8)
+    pool = combine(
+        "mnist",
+        [(SOURCES["mnist"], Images(flat, np.array([0, 1]), flat, np.array([0, 1])))],
+        scaling="standard",
+    )
+    torch.testing.assert_close(pool.x, torch.zeros(2, 1, 28, 28), atol=1e-3, rtol=0)
+
+
+def test_scaling_is_refused_where_there_are_no_named_images(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is for images"):
+        load("synthetic-3.2k", scaling="unit")
+    with pytest.raises(ConfigError, match="scaling are for named data sets"):
+        load(f"folder:{tmp_path}", scaling="unit")
+    write_medmnist(tmp_path, "octmnist")
+    with pytest.raises(ConfigError, match="symmetric, unit, standard; got 'odd'"):
+        load("octmnist", data_dir=tmp_path, scaling="odd")
+
+
 def test_what_is_drawn_depends_on_the_seed_alone(tmp_path: Path) -> None:
     write_mnist(tmp_path, per_class=20)
     one, same, other = (

@@ -1,4 +1,4 @@
-"""Several image sets as one: labels one after the other, the same channels and size, values in [-1, 1]."""
+"""Several image sets as one: labels one after the other, the same channels and size, one scale of values."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 
 CHUNK = 4096  # images converted at a time, so the peak is the result and little more
+SCALINGS = ("symmetric", "unit", "standard")
 
 
 def combine(
@@ -26,13 +27,18 @@ def combine(
     test_per_class: int | None = None,
     seed: int = 0,
     partition: str = "source",
+    scaling: str = "symmetric",
 ) -> Pool:
     """One pool from one or more sources.
 
     The first source keeps its labels, the next one's start where the first one's end, and so on. Grey images
     become RGB when any source is RGB; smaller images are enlarged (bilinear) to the largest.
     With ``train_per_class`` or ``test_per_class`` that many images of each class are drawn.
+    ``scaling`` is 'symmetric' for values in [-1, 1], 'unit' for [0, 1], or 'standard': each source's drawn training
+    images have mean 0 and deviation 1 in every channel, and its test images are moved likewise.
     """
+    if scaling not in SCALINGS:
+        raise ConfigError(f"scaling must be one of {', '.join(SCALINGS)}; got {scaling!r}.")
     shape = (
         max(source.shape[0] for source, _ in parts),
         max(source.shape[1] for source, _ in parts),
@@ -50,13 +56,14 @@ def combine(
         )
     offsets = np.cumsum([0, *(source.classes for source, _ in parts)])
     several = len(parts) > 1
+    x = _convert([(images.train_x, rows) for (_, images), rows in zip(parts, train, strict=True)], shape)
+    test_x = _convert([(images.test_x, rows) for (_, images), rows in zip(parts, test, strict=True)], shape)
+    _rescale(scaling, x.split([len(rows) for rows in train]), test_x.split([len(rows) for rows in test]))
     return Pool(
-        x=_convert([(images.train_x, rows) for (_, images), rows in zip(parts, train, strict=True)], shape),
+        x=x,
         y=_labels([images.train_y for _, images in parts], train, offsets),
         sources=torch.cat([torch.full((len(rows),), number) for number, rows in enumerate(train)]),
-        test_x=_convert(
-            [(images.test_x, rows) for (_, images), rows in zip(parts, test, strict=True)], shape
-        ),
+        test_x=test_x,
         test_y=_labels([images.test_y for _, images in parts], test, offsets),
         classes=int(offsets[-1]),
         name=name,
@@ -101,6 +108,20 @@ def _convert(
             out[at : at + len(chunk)] = x / 127.5 - 1  # one channel is copied to all three
             at += len(chunk)
     return out
+
+
+def _rescale(scaling: str, train: Sequence[Tensor], test: Sequence[Tensor]) -> None:
+    """From [-1, 1] to another scale, in place, a source at a time."""
+    for seen, unseen in zip(train, test, strict=True):
+        if scaling == "unit":
+            centre, spread = torch.tensor(-1.0), torch.tensor(2.0)
+        elif scaling == "standard":
+            spread, centre = torch.std_mean(seen, dim=(0, 2, 3), keepdim=True)
+            spread = spread.clamp_min(1e-3)  # a channel of one colour stays finite
+        else:
+            continue
+        for x in (seen, unseen):
+            x.sub_(centre).div_(spread)
 
 
 def _labels(

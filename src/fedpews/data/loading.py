@@ -27,6 +27,7 @@ def load(
     test_per_class: int | None = None,
     classes_per_client: int | None = None,
     class_lists: Sequence[Sequence[int]] | None = None,
+    scaling: str | None = None,
 ) -> Federation:
     """A data set by name, dealt to clients.
 
@@ -41,6 +42,8 @@ def load(
         train_per_class, test_per_class: draw (or make) that many samples of each class.
         classes_per_client: for 'noc'.
         class_lists: for 'classes': the classes of each client.
+        scaling: of named images: 'symmetric' to [-1, 1] (the default), 'unit' to [0, 1], or 'standard', mean 0 and
+            deviation 1 in each channel of each source.
 
     >>> data = load("synthetic-3.2k", partition="parity")
     >>> data.counts().tolist()
@@ -50,18 +53,23 @@ def load(
         if value is not None and value < 1:
             raise ConfigError(f"{what} must be above 0; got {value}.")
     if ":" in name and name not in SOURCES:
-        if train_per_class is not None or test_per_class is not None:
+        if (train_per_class, test_per_class, scaling) != (None, None, None):
             raise ConfigError(
-                "train_per_class and test_per_class are for named data sets, not your own data."
+                "train_per_class, test_per_class and scaling are for named data sets, not your own data."
             )
         pool = own.load(name, seed)
     else:
-        pool = _named(name, seed, data_dir, train_per_class, test_per_class)
+        pool = _named(name, seed, data_dir, train_per_class, test_per_class, scaling)
     return deal(pool, partition, clients, alpha, seed, classes_per_client, class_lists)
 
 
 def _named(
-    name: str, seed: int, data_dir: Path | str | None, train_per_class: int | None, test_per_class: int | None
+    name: str,
+    seed: int,
+    data_dir: Path | str | None,
+    train_per_class: int | None,
+    test_per_class: int | None,
+    scaling: str | None,
 ) -> Pool:
     parts = files.named(name)
     source = SOURCES.get(name)
@@ -69,6 +77,8 @@ def _named(
         train_per_class = train_per_class or source.train_per_class
         test_per_class = test_per_class or source.test_per_class
     if source is not None and source.kind == "synthetic":
+        if scaling is not None:
+            raise ConfigError(f"scaling is for images; {name} has none.")
         return _synthetic(source, seed, train_per_class or 1, test_per_class or 1)
     for part in parts:
         if part.multi_label:
@@ -79,7 +89,7 @@ def _named(
     found = [files.obtain(part, data_dir) for part in parts]  # all of them, before the first is read
     images = [(part, readers.read(part, paths)) for part, paths in zip(parts, found, strict=True)]
     how = source.partition if source is not None else "source"
-    return combine(name, images, train_per_class, test_per_class, seed, how)
+    return combine(name, images, train_per_class, test_per_class, seed, how, scaling or "symmetric")
 
 
 def _synthetic(source: Source, seed: int, train_per_class: int, test_per_class: int) -> Pool:
