@@ -50,23 +50,24 @@ def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
     return verdicts
 
 
+def _paired(
+    study: Study, claim: Claim, row: str, column: str, readings: Readings
+) -> dict[int, tuple[float, float]]:
+    """For every seed that both have: the row's number, and that of what it is compared with."""
+    assert claim.than is not None
+    mine = readings.get((claim.measure, row, column), {})
+    other = readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {})
+    return {seed: (mine[seed], other[seed]) for seed in sorted(set(mine) & set(other))}
+
+
 def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
     measure = MEASURES[claim.measure]
     assert claim.than is not None
-    theirs = study.column_for(claim.than, column)
-    mine = readings.get((claim.measure, row, column), {})
-    other = readings.get((claim.measure, claim.than, theirs), {})
-    pairs = [(mine[seed], other[seed]) for seed in sorted(set(mine) & set(other))]
+    pairs = list(_paired(study, claim, row, column, readings).values())
     wins, losses = _count(pairs, measure)
-    paper = _gain(
-        [
-            (
-                printed(study.paper_number(claim.measure, row, column)),
-                printed(study.paper_number(claim.measure, claim.than, theirs)),
-            )
-        ],
-        measure,
-    )
+    places = (row, column), (claim.than, study.column_for(claim.than, column))
+    mine, other = (printed(study.paper_number(claim.measure, *place)) for place in places)
+    paper = _gain([(mine, other)], measure)
     outcome = _majority(wins, losses, _mean_gain(pairs, measure), claim.by, pairs)
     where = _where(study, claim, row, column)
     return Verdict(claim.text, where, paper or claim.paper, _gain(pairs, measure), wins, len(pairs), outcome)
@@ -91,28 +92,25 @@ def _mean_gain(pairs: list[tuple[float, float]], measure: Measure) -> float:
 
 def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
     found = _better(study, claim, row, column, readings)
-    assert claim.than is not None
-    mine = readings.get((claim.measure, row, column), {})
-    other = readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {})
-    pairs = [(mine[seed], other[seed]) for seed in sorted(set(mine) & set(other))]
+    pairs = list(_paired(study, claim, row, column, readings).values())
     close = bool(pairs) and abs(fmean(a - b for a, b in pairs)) <= claim.within
     wins = sum(abs(a - b) <= claim.within for a, b in pairs)
     return Verdict(claim.text, found.where, found.paper, found.ours, wins, len(pairs), _outcome(close, pairs))
 
 
 def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings: Readings) -> Verdict:
-    measure, than = MEASURES[claim.measure], claim.than
-    assert than is not None
-    gains = []
-    for column in (columns[0], columns[-1]):
-        mine = readings.get((claim.measure, row, column), {})
-        other = readings.get((claim.measure, than, study.column_for(than, column)), {})
-        gains.append({seed: _difference(mine[seed], other[seed], measure) for seed in set(mine) & set(other)})
-    pairs = [(gains[0][seed], gains[1][seed]) for seed in sorted(set(gains[0]) & set(gains[1]))]
-    wins = sum(a > b for a, b in pairs)
+    measure = MEASURES[claim.measure]
+    first, last = (_paired(study, claim, row, column, readings) for column in (columns[0], columns[-1]))
+    pairs = [
+        (_difference(*first[seed], measure), _difference(*last[seed], measure))
+        for seed in first
+        if seed in last
+    ]
+    wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     ours = " → ".join(_signed(fmean(part), measure) for part in zip(*pairs, strict=True)) if pairs else ""
     where = f"{study.row_label(row)}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
-    outcome = _outcome(2 * wins > len(pairs), pairs)
+    fall = fmean(a - b for a, b in pairs) if pairs else 0.0
+    outcome = _majority(wins, losses, fall, claim.by, pairs)
     return Verdict(claim.text, where, claim.paper, ours, wins, len(pairs), outcome)
 
 
