@@ -112,14 +112,13 @@ def _convert(
 
 def _rescale(scaling: str, train: Sequence[Tensor], test: Sequence[Tensor]) -> None:
     """From [-1, 1] to another scale, in place, a source at a time."""
+    if scaling == "symmetric":
+        return
+    centre, spread = torch.tensor(-1.0), torch.tensor(2.0)  # to [0, 1]
     for seen, unseen in zip(train, test, strict=True):
-        if scaling == "unit":
-            centre, spread = torch.tensor(-1.0), torch.tensor(2.0)
-        elif scaling == "standard":
+        if scaling == "standard":
             spread, centre = torch.std_mean(seen, dim=(0, 2, 3), keepdim=True)
             spread = spread.clamp_min(1e-3)  # a channel of one colour stays finite
-        else:
-            continue
         for x in (seen, unseen):
             x.sub_(centre).div_(spread)
 

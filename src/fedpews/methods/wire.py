@@ -3,7 +3,7 @@
 The layout is a safetensors file. A tree of parameters becomes one flat vector of the elements the client owns,
 in the tree's order; if it has so many zeros that it pays, only the others are sent, with a bit for each
 element. Booleans are packed eight to a byte; what is left goes in whole. Every value comes back to the bit, and
-no number's rounding changes a message's length, so all engines agree on it to the byte.
+how many digits a number has never changes a message's length, so engines that round apart agree on it.
 """
 
 from __future__ import annotations
