@@ -108,6 +108,20 @@ class WarmupTable(_Table):
     share: Literal["probabilities", "masks"] = Field(
         "probabilities", description="what learned masks send of θ"
     )
+    gradient: Literal["open", "gate"] = Field(
+        "open",
+        description="whose score the loss moves: of neurons open in the draw, or through the gate of all",
+    )
+    start: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        0.0, description="mean of the mask scores before a client's first round; θ is their sigmoid"
+    )
+    start_spread: NotNegative = Field(1.0, description="their standard deviation; 0 starts all neurons alike")
+    start_common: bool = Field(False, description="one random start for all clients, not one for each")
+    upload_mask: Literal["drawn", "thresholded"] = Field(
+        "drawn",
+        description="neurons that a client uploads: drawn once more, or those with θ of a half or more",
+    )
+    draw: Literal["step", "round"] = Field("step", description="when learned masks are drawn")
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

@@ -43,7 +43,11 @@ AUTO_DIVERSITY, AUTO_LOSS = 2.0, 0.03
 """FedPeWS-Auto: λ, and the part of round 1's training loss at which the warmup ends."""
 
 
-STATE_LAYOUT = "1"
+READINGS = ("mask_lr", "share", "gradient", "start", "start_spread", "start_common", "upload_mask", "draw")
+"""What the table of the warmup and `Learned` call by the same name."""
+
+
+STATE_LAYOUT = "2"
 """Of what methods keep; raised when a method's state or memory changes shape, so that no run goes on wrongly."""
 
 
@@ -221,7 +225,8 @@ def _warm_up(experiment: Experiment, method: Method) -> Method:
         masks = Fixed(None if table.shares is None else tuple(table.shares))
     else:
         default = AUTO_DIVERSITY if kind == "auto" else Learned.diversity
-        masks = Learned(default if table.diversity is None else table.diversity, table.mask_lr, table.share)
+        diversity = default if table.diversity is None else table.diversity
+        masks = Learned(diversity, **table.model_dump(include=set(READINGS)))
     return with_warmup(
         method, experiment.warmup_rounds, masks, end_at_loss=AUTO_LOSS if kind == "auto" else None
     )

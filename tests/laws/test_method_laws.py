@@ -60,7 +60,14 @@ def test_every_base_optimiser_keeps_the_contract_bare(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "masks", [Learned(), Learned(share="masks"), Fixed()], ids=["learned", "masks", "fixed"]
+    "masks",
+    [
+        Learned(),
+        Learned(share="masks", gradient="gate", start_spread=0.0),
+        Learned(upload_mask="thresholded", draw="round", start_common=True),
+        Fixed(),
+    ],
+    ids=["learned", "masks", "thresholded", "fixed"],
 )
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_optimiser_keeps_the_contract_in_a_warmup(name: str, masks: Learned | Fixed) -> None:

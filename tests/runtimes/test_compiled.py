@@ -143,7 +143,15 @@ def test_every_method_gives_the_eager_engines_numbers(name: str) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("masks", [Learned(diversity=2.0), Fixed()], ids=["learned", "fixed"])
+@pytest.mark.parametrize(
+    "masks",
+    [
+        Learned(2.0, start=-1.0, start_spread=1.0, gradient="open"),
+        Learned(2.0, gradient="gate", start_spread=0.0, upload_mask="thresholded", draw="round"),
+        Fixed(),
+    ],
+    ids=["learned", "other readings", "fixed"],
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_warmup_and_the_round_after_it_give_the_eager_engines_numbers(
     name: str, masks: Learned | Fixed

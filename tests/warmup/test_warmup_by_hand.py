@@ -32,7 +32,7 @@ def sigmoid(s: float) -> float:
 
 def test_a_step_first_moves_the_scores_and_then_the_weights_of_a_fresh_draw() -> None:
     net = chain(U, V)
-    client = with_warmup(FedAvg(), 5, Learned(diversity=2.0)).client("warmup")
+    client = with_warmup(FedAvg(), 5, Learned(2.0, gradient="gate", start_spread=0.0)).client("warmup")
     download = Download(1, "warmup", 2, net.initial(), extra={"theta": {"neurons": torch.tensor([0.5, 0.7])}})
     local = client.start(net, download, None)
     # of two clients with mean θ (.5, .7), of which this one has (.5, .5), the other has (.5, .9)
@@ -78,7 +78,7 @@ def test_scaffold_in_a_warmup_learns_controls_where_it_owns_and_by_the_steps_it_
 
 def test_scaffold_under_learned_masks_divides_by_the_steps_an_element_was_open() -> None:
     net = chain(U, V)
-    client = with_warmup(Scaffold(), 5, Learned(mask_lr=1e-9)).client("warmup")
+    client = with_warmup(Scaffold(), 5, Learned(mask_lr=1e-9, start=0.0, start_spread=0.0)).client("warmup")
     control = {name: torch.zeros(net.shapes[name]) for name in net.trainable}
     extra = {"theta": {"neurons": torch.full((2,), 0.5)}, "control": control}
     download = Download(1, "warmup", 2, net.initial(), extra=extra)

@@ -41,7 +41,8 @@ class Cohort:
     round: int  # counted from 1
     clients: tuple[int, ...]
     total: int  # N, clients in the whole federation
-    seed: int  # for draws of the server half
+    seed: int  # for draws of the server half in this round
+    run_seed: int = 0  # for draws that hold in all rounds
 
 
 @dataclass(frozen=True)

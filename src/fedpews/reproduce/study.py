@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpews.errors import ConfigError
-from fedpews.experiment import Experiment, RuntimeTable, override, read_config, recipes
+from fedpews.experiment import Experiment, RuntimeTable, WarmupTable, override, read_config, recipes
 
 FOLDER = "paper/"
 """Where the studies are among the recipes."""
@@ -249,12 +249,13 @@ def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment
 
 def canonical(experiment: Experiment) -> Experiment:
     """Without the warmup settings that its kind of warmup does not read, so that equal runs are known as equal."""
-    unread = {
-        "none": {"kind", "rounds", "fraction", "diversity", "mask_lr", "shares", "share"},
-        "fixed": {"diversity", "mask_lr", "share"},
-    }.get(experiment.warmup_kind, {"shares"})
+    everything = set(WarmupTable.model_fields)
+    read = {
+        "none": set(),
+        "fixed": {"kind", "rounds", "fraction", "shares"},
+    }.get(experiment.warmup_kind, everything - {"shares"})
     values = experiment.to_dict()
-    values["warmup"] = {key: value for key, value in values["warmup"].items() if key not in unread}
+    values["warmup"] = {key: value for key, value in values["warmup"].items() if key in read}
     if experiment.warmup_kind != "none":  # τ or W: the same run
         values["warmup"].pop("fraction", None)
         values["warmup"]["rounds"] = experiment.warmup_rounds

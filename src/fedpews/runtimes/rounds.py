@@ -54,7 +54,7 @@ def choose_cohort(total: int, participation: float, round: int, seed: int) -> Co
     count = cohort_size(total, participation)
     generator = torch.Generator().manual_seed(fold(seed, round, "cohort"))
     chosen = range(total) if count >= total else torch.randperm(total, generator=generator)[:count].tolist()
-    return Cohort(round, tuple(sorted(chosen)), total, fold(seed, round, "server"))
+    return Cohort(round, tuple(sorted(chosen)), total, fold(seed, round, "server"), seed)
 
 
 def cohort_size(total: int, participation: float) -> int:

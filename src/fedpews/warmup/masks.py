@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.neurons.graph import NeuronGraph
+from fedpews.seeds import fold
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,35 @@ class Learned:
         mask_lr: η_s, the learning rate of the scores.
         share: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
             ``"masks"`` it uploads anyway (a smaller upload, slightly slower in rounds).
+        gradient: whose score the loss moves: that of neurons ``"open"`` in the draw, as when the mask multiplies
+            the parameters, or through the ``"gate"`` also that of closed ones.
+        start: the mean of the scores before a client's first round; θ is their sigmoid.
+        start_spread: their standard deviation; 0 starts all neurons alike.
+        start_common: one random start for all clients, instead of a client's own.
+        upload_mask: the neurons a client uploads: ``"drawn"`` once more, or those with θ ≥ ½ (``"thresholded"``).
+        draw: when neurons are drawn: at every ``"step"``, twice, or once a ``"round"``.
+
+    >>> Learned(diversity=5.0, start=-1.0).share
+    'probabilities'
     """
 
     diversity: float = 1.0
     mask_lr: float = 0.1
-    share: str = "probabilities"
+    share: Literal["probabilities", "masks"] = "probabilities"
+    gradient: Literal["open", "gate"] = "open"
+    start: float = 0.0
+    start_spread: float = 1.0
+    start_common: bool = False
+    upload_mask: Literal["drawn", "thresholded"] = "drawn"
+    draw: Literal["step", "round"] = "step"
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(Learned).items():
+            words = get_args(hint)
+            if words and getattr(self, name) not in words:
+                raise ConfigError(f"warmup.{name} is {getattr(self, name)!r}; choose from {', '.join(words)}")
+        if self.start_spread < 0:
+            raise ConfigError(f"warmup.start_spread must not be negative, got {self.start_spread}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +64,21 @@ class Fixed:
     """
 
     shares: tuple[float, ...] | None = None
+
+
+@lru_cache(maxsize=8)
+def draw_starts(masks: Learned, neurons: int, total: int, seed: int) -> Tensor:
+    """The scores of every client before its first round: (clients, neurons).
+
+    A client's row is a function of the run's seed and its number, whoever else there is.
+    """
+    if not masks.start_spread:
+        return torch.full((total, neurons), masks.start)
+    rows = []
+    for client in range(1 if masks.start_common else total):
+        generator = torch.Generator().manual_seed(fold(seed, client, "scores"))
+        rows.append(torch.randn(neurons, generator=generator))
+    return (masks.start + masks.start_spread * torch.stack(rows)).expand(total, neurons)
 
 
 def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[float] | None = None) -> Tensor:

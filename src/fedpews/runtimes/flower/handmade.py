@@ -35,7 +35,7 @@ class LocalWarmup:
         return warmup.reply({"num-examples": len(dataset)})   # instead of building the message
 
     After the warmup it does nothing but call the model and the optimiser. The scores are kept in
-    ``context.state``, so a site that restarts begins with even chances again.
+    ``context.state``, so a site that loses it begins anew, at the start it drew before.
 
     Args:
         example: a batch of one input, to find the model's neurons with.
@@ -57,10 +57,12 @@ class LocalWarmup:
             return
         self._diversity, self._rate = float(about["diversity"]), float(about["mask-lr"])
         self._graph = graph or trace(model, example)
+        self._open_only = about["gradient"] == "open"
+        self._thresholded = about["upload-mask"] == "thresholded"
         self._others = _read(message.content, OTHERS, NEURONS)
         kept = _read(context.state, SCORES, HIDDEN)
-        self.scores = torch.zeros(self._graph.size) if kept is None else kept
         site = int(context.node_config.get("partition-id", context.node_id))
+        self.scores = self._start(about, site) if kept is None else kept
         self._random = torch.Generator().manual_seed(fold(site, int(about["round"]), "gates"))
         self._gates = torch.ones(self._graph.size)
         self._before: dict[str, Tensor] = {}
@@ -81,6 +83,8 @@ class LocalWarmup:
         outputs = functional_call(self.model, self._graph.gate(weights, gates) | kept, (inputs,))
         loss = criterion(outputs, *targets)
         (slope,) = torch.autograd.grad(loss, gates)
+        if self._open_only:
+            slope = slope * gates.detach()
         if self._others is not None:
             slope = slope - 2 * self._diversity * (theta - self._others)
         self.scores = self.scores - self._rate * slope * theta * (1 - theta)
@@ -116,13 +120,13 @@ class LocalWarmup:
                     buffer.copy_(torch.where(open_[name], buffer, self._before[name]))
 
     def reply(self, metrics: Mapping[str, Any]) -> Message:
-        """What to send: in the warmup only the elements of the neurons drawn last, which they are, and θ."""
+        """What to send: in the warmup only the elements of the neurons to upload, which they are, and θ."""
         values = {name: value.detach().cpu().numpy() for name, value in self.model.state_dict().items()}
         records: dict[str, Any] = {"metrics": MetricRecord(dict(metrics))}
         if not self.active:
             records["arrays"] = _record(values)
         else:
-            neurons = self._draw().bool()
+            neurons = self.theta >= 0.5 if self._thresholded else self._draw().bool()
             sides = {
                 name: {axis.dim: _side(neurons, axis.neurons) for axis in axes}
                 for name, axes in self._graph.axes.items()
@@ -135,6 +139,11 @@ class LocalWarmup:
             }
             self._context.state[SCORES] = _record({HIDDEN: self.scores.numpy()})
         return Message(RecordDict(records), reply_to=self._message)
+
+    def _start(self, about: Any, site: int) -> Tensor:
+        random = torch.Generator().manual_seed(fold(0, site, "scores"))
+        noise = torch.randn(self._graph.size, generator=random)
+        return float(about["start"]) + float(about["start-spread"]) * noise
 
     def _draw(self) -> Tensor:
         theta = self.theta
