@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +25,7 @@ from fedpews.results.files import leaves, read_nest, write_nest
 from fedpews.seeds import fold
 from fedpews.trees import Tree
 from fedpews.warmup import Fixed, Learned, with_warmup
+from fedpews.warmup.masks import contiguous
 
 Samples = tuple[Tensor, Tensor]
 
@@ -42,7 +43,7 @@ def check_method(
     Its state, memory and local state are nested dicts of tensors that survive a checkpoint; no function changes
     what it is given; the same seed gives the same numbers; what is not sent is not used; the order of uploads
     does not matter; what nobody owns stays; clients' steps can be vectorised; and if it takes a warmup, all of
-    this holds inside one.
+    this holds inside one, where what one client alone owns moves as if there were no other.
 
     Args:
         net: a network to try it on; by default a small one.
@@ -200,8 +201,29 @@ def check_warmup(ground: Playground, rounds: int = 3) -> None:
     check_same(bare, none, "a warmup of no rounds differs from the bare method", deep=False)
     whole = replace(ground, method=Whole(method)).partly(rounds)
     check_same(bare, whole, "training with every neuron open differs from the bare method", deep=False)
+    check_alone(method, rounds)
     for masks in (Learned(), Fixed()):
         check_laws(replace(ground, method=with_warmup(method, rounds - 1, masks)), rounds)
+
+
+def check_alone(method: Method, rounds: int = 3) -> None:
+    """Neurons that one client alone owns move as if there were no other client.
+
+    It takes a network in which every parameter belongs to a neuron, so that fixed masks share nothing.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)]
+    net, clients = Network(nn.Sequential(*layers), torch.zeros(1, 3)), small_clients()
+    together = Playground(with_warmup(method, rounds, Fixed()), net, clients).play(rounds)
+    for i, mine in enumerate(clients):
+        neurons = contiguous(net.graph, i, len(clients))
+        alone = Playground(Whole(method, neurons), net, [mine]).play(rounds)
+        owned = net.graph.expand(neurons)
+        for round, (a, b) in enumerate(zip(together.params, alone.params, strict=True), 1):
+            for name, mask in owned.items():
+                same = torch.allclose(a[name] * mask, b[name] * mask, atol=1e-5)
+                assert same, f"in round {round} others change {name} where client {i} alone owns it"
 
 
 def check_nests(ground: Playground, rounds: int) -> None:
@@ -361,9 +383,10 @@ class _Around(Client):
 
 @dataclass(frozen=True)
 class Whole(Method):
-    """A method whose clients are dealt every neuron: the warmup's machinery with nothing closed."""
+    """A method whose clients are all dealt the same neurons, by default every one: nothing is closed then."""
 
     inner: Method
+    neurons: Tensor | None = field(default=None, compare=False)
 
     def client(self, phase: str) -> Client:
         return DealtClient(self.inner.client(phase))
@@ -375,7 +398,7 @@ class Whole(Method):
         return self.inner.params(state)
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        everything = torch.ones(net.graph.size, dtype=torch.bool)
+        everything = torch.ones(net.graph.size, dtype=torch.bool) if self.neurons is None else self.neurons
         return [replace(d, neurons=everything) for d in self.inner.downloads(net, state, cohort)]
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:

@@ -27,6 +27,7 @@ from fedpews.testing import (
     Playground,
     Samples,
     Whole,
+    check_alone,
     check_laws,
     check_method,
     check_same,
@@ -72,6 +73,35 @@ def test_every_base_optimiser_keeps_the_contract_bare(name: str) -> None:
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_optimiser_keeps_the_contract_in_a_warmup(name: str, masks: Learned | Fixed) -> None:
     check_laws(ground(with_warmup(make(name), 2, masks)))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_one_client_alone_owns_moves_as_if_there_were_no_other(name: str) -> None:
+    check_alone(make(name), rounds=4)
+
+
+def test_scaffold_moves_an_element_with_one_owner_as_fedavg_does_in_every_round() -> None:
+    scaffold, fedavg = (
+        ground(with_warmup(method, 4, Fixed()), small_clients(4)).play(4) for method in (Scaffold(), FedAvg())
+    )
+    net = small_network()
+    # four neurons a layer and four clients: a weight between two layers has one owner, or none
+    owned = torch.eye(4, dtype=torch.bool)
+    for one, other in zip(scaffold.params[:2], fedavg.params[:2], strict=True):
+        moved, expected = (after["2.weight"] - net.initial()["2.weight"] for after in (one, other))
+        assert bool((moved[~owned] == 0).all())
+        # shared biases of the output differ a little from round 2 on, a quarter of the step would be 0.25
+        assert float((moved[owned].norm() / expected[owned].norm()).log().abs()) < 0.2
+
+
+def test_scaffolds_server_control_is_the_mean_of_the_clients_again_after_a_warmup() -> None:
+    played = ground(with_warmup(Scaffold(), 2, Learned())).partly(4)
+    controls = [memory["inner"]["control"] for memory in played.memories.values()]
+    cohort = Cohort(5, (0, 1, 2), 3, seed=0)
+    for name in controls[0]:
+        mean = torch.stack([control[name] for control in controls]).mean(0)
+        sent = Scaffold().mean_control(played.state["inner"], name, cohort)
+        torch.testing.assert_close(sent, mean, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", BASES)

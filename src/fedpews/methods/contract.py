@@ -43,6 +43,7 @@ class Cohort:
     total: int  # N, clients in the whole federation
     seed: int  # for draws of the server half in this round
     run_seed: int = 0  # for draws that hold in all rounds
+    masked: bool = False  # whether clients train only their parts of the network
 
 
 @dataclass(frozen=True)

@@ -100,22 +100,23 @@ class Warmup(Method):
         }
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        inner = self.inner.downloads(net, state["inner"], cohort)
-        if self.phase(state, cohort.round) != WARMUP:
+        warm = self.phase(state, cohort.round) == WARMUP
+        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm))
+        if not warm:
             return inner
         if isinstance(self.masks, Fixed):
             dealt = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, dealt, strict=True)]
         theta = {"neurons": self.mean_theta(state, cohort.run_seed)}
-        warm = [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
+        told = [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
         if not self.masks.start_spread:
-            return warm
+            return told
         # a client's own start is drawn here, so that θ_g counts it from round 1 on, and a site needs no seed
         starts = self.starts(state, cohort.run_seed)
         new = ~state["warmup"]["took_part"]
         return [
             replace(d, extra={**d.extra, "start": {"neurons": starts[client]}}) if new[client] else d
-            for client, d in zip(cohort.clients, warm, strict=True)
+            for client, d in zip(cohort.clients, told, strict=True)
         ]
 
     def mean_theta(self, state: Nest, run_seed: int = 0) -> Tensor:
