@@ -118,8 +118,8 @@ class WarmupTable(_Table):
     start_spread: NotNegative = Field(1.0, description="their standard deviation; 0 starts all neurons alike")
     start_common: bool = Field(False, description="one random start for all clients, not one for each")
     upload_mask: Literal["drawn", "thresholded"] = Field(
-        "drawn",
-        description="neurons that a client uploads: drawn once more, or those with θ of a half or more",
+        "thresholded",
+        description="neurons that a client uploads: those with θ of a half or more, or drawn once more",
     )
     draw: Literal["step", "round"] = Field("step", description="when learned masks are drawn")
 

@@ -63,7 +63,9 @@ def test_an_upload_can_be_thresholded_instead_of_drawn() -> None:
 
 
 def test_masks_drawn_once_a_round_keep_the_numbers_of_the_first_step() -> None:
-    net, client, download, local = begin(Learned(0.0, mask_lr=1e-9, draw="round", **ALIKE))  # type: ignore[arg-type]
+    net, client, download, local = begin(
+        Learned(0.0, mask_lr=1e-9, draw="round", upload_mask="drawn", **ALIKE)
+    )  # type: ignore[arg-type]
     for noise in ([0.4, 0.6, 0.9, 0.1], [0.6, 0.1, 0.9, 0.1]):  # neuron 0 is open in the first draw, 1 closed
         local, _ = client.step(net, local, batch(), torch.tensor(noise), 0.1)
     params = local["inner"]["params"]["0.weight"].flatten()
@@ -91,7 +93,7 @@ def test_a_clients_start_depends_on_its_number_and_the_seed_alone() -> None:
     assert torch.equal(common[0], common[1])
 
 
-def test_the_server_sends_a_start_until_a_client_took_part_and_counts_it_in_the_mean_from_round_one() -> None:
+def test_the_server_sends_a_start_until_a_client_took_part_and_counts_its_mean_until_then() -> None:
     method = with_warmup(FedAvg(), 4, Learned(start=-1.0, start_spread=1.0))
     assert isinstance(method, Warmup)
     net = chain(U, V)
@@ -100,11 +102,11 @@ def test_the_server_sends_a_start_until_a_client_took_part_and_counts_it_in_the_
     downloads = method.downloads(net, state, Cohort(1, (0, 1, 2), 3, seed=5, run_seed=7))
     for client, download in enumerate(downloads):
         assert torch.equal(download.extra["start"]["neurons"], starts[client])
-        torch.testing.assert_close(download.extra["theta"]["neurons"], torch.sigmoid(starts).mean(0))
-        # so θ_{g∖i} is the mean of the two others' own starts
+        theta = 1 / (1 + math.e)  # σ(−1), Algorithm 1's common θ_g
+        assert download.extra["theta"]["neurons"].tolist() == pytest.approx([theta, theta])
         local = method.client("warmup").start(net, download, None)
-        others = torch.sigmoid(starts[[i for i in range(3) if i != client]]).mean(0)
-        torch.testing.assert_close(local["others"]["neurons"], others)
+        others = (3 * theta - torch.sigmoid(starts[client])) / 2
+        torch.testing.assert_close(local["others"]["neurons"], others.clamp(0, 1))
         assert torch.equal(local["scores"]["neurons"], starts[client])
     ground = Playground(method, net, targets(0, 4, 1), lr=0.1, batch_size=1)
     played = ground.play(3, lambda round: (0, 2) if round < 3 else (0, 1))

@@ -33,7 +33,9 @@ def sigmoid(s: float) -> float:
 
 def test_a_step_first_moves_the_scores_and_then_the_weights_of_a_fresh_draw() -> None:
     net = chain(U, V)
-    client = with_warmup(FedAvg(), 5, Learned(2.0, gradient="gate", start_spread=0.0)).client("warmup")
+    client = with_warmup(
+        FedAvg(), 5, Learned(2.0, gradient="gate", start_spread=0.0, upload_mask="drawn")
+    ).client("warmup")
     download = Download(1, "warmup", 2, net.initial(), extra={"theta": {"neurons": torch.tensor([0.5, 0.7])}})
     local = client.start(net, download, None)
     # of two clients with mean θ (.5, .7), of which this one has (.5, .5), the other has (.5, .9)

@@ -29,7 +29,7 @@ class Learned:
         start: the mean of the scores before a client's first round; θ is their sigmoid.
         start_spread: their standard deviation; 0 starts all neurons alike.
         start_common: one random start for all clients, instead of a client's own.
-        upload_mask: the neurons a client uploads: ``"drawn"`` once more, or those with θ ≥ ½ (``"thresholded"``).
+        upload_mask: the neurons a client uploads: those with θ ≥ ½ (``"thresholded"``), or ``"drawn"`` once more.
         draw: when neurons are drawn: at every ``"step"``, twice, or once a ``"round"``.
 
     >>> Learned(diversity=5.0, start=-1.0).share
@@ -43,7 +43,7 @@ class Learned:
     start: float = 0.0
     start_spread: float = 1.0
     start_common: bool = False
-    upload_mask: Literal["drawn", "thresholded"] = "drawn"
+    upload_mask: Literal["drawn", "thresholded"] = "thresholded"
     draw: Literal["step", "round"] = "step"
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -83,11 +84,16 @@ class Warmup(Method):
                 "over": torch.tensor(False),
                 "first_loss": torch.tensor(float("nan")),
                 # one tensor for all clients: many thousands of them stay a few megabytes, quick to sum and to save
-                "theta": torch.zeros(shape, device=device),  # what each last shared of θ_i, once it took part
+                "theta": torch.full(shape, self.first_theta, device=device),  # what each last shared of θ_i
                 "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # what each last owned
                 "took_part": torch.zeros(total, dtype=torch.bool),
             },
         }
+
+    @property
+    def first_theta(self) -> float:
+        """θ_g before anybody was heard of."""
+        return 1 / (1 + math.exp(-self.masks.start)) if isinstance(self.masks, Learned) else 0.5
 
     def params(self, state: Nest) -> Tree:
         return self.inner.params(state["inner"])
@@ -107,33 +113,22 @@ class Warmup(Method):
         if isinstance(self.masks, Fixed):
             dealt = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, dealt, strict=True)]
-        theta = {"neurons": self.mean_theta(state, cohort.run_seed)}
+        theta = {"neurons": self.mean_theta(state)}
         told = [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
         if not self.masks.start_spread:
             return told
-        # a client's own start is drawn here, so that θ_g counts it from round 1 on, and a site needs no seed
-        starts = self.starts(state, cohort.run_seed)
+        # a client's own start is drawn here, so that a site needs no seed
+        starts = draw_starts(self.masks, net.graph.size, cohort.total, cohort.run_seed).to(theta["neurons"])
         new = ~state["warmup"]["took_part"]
         return [
             replace(d, extra={**d.extra, "start": {"neurons": starts[client]}}) if new[client] else d
             for client, d in zip(cohort.clients, told, strict=True)
         ]
 
-    def mean_theta(self, state: Nest, run_seed: int = 0) -> Tensor:
-        """θ_g over all N clients; one not heard of yet counts with its start."""
+    def mean_theta(self, state: Nest) -> Tensor:
+        """θ_g over all N clients; one not heard of yet counts with the σ of the start's mean, as in Algorithm 1."""
         theta: Tensor = state["warmup"]["theta"]
-        heard = state["warmup"]["took_part"]
-        if not bool(heard.all()):
-            first = torch.sigmoid(self.starts(state, run_seed))
-            theta = torch.where(heard[:, None].to(theta.device), theta, first)
         return theta.mean(0)
-
-    def starts(self, state: Nest, run_seed: int) -> Tensor:
-        """Every client's scores before its first round: (clients, neurons)."""
-        assert isinstance(self.masks, Learned)
-        theta: Tensor = state["warmup"]["theta"]
-        total, neurons = theta.shape
-        return draw_starts(self.masks, neurons, total, run_seed).to(theta)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         inner = self.inner.update(net, state["inner"], uploads, average)

@@ -48,7 +48,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         gradient: Literal["open", "gate"] = "open",
         start: float = 0.0,
         start_spread: float = 1.0,
-        upload_mask: Literal["drawn", "thresholded"] = "drawn",
+        upload_mask: Literal["drawn", "thresholded"] = "thresholded",
     ) -> None:
         if rounds < 0 or diversity < 0 or mask_lr <= 0 or start_spread < 0:
             raise ConfigError(
