@@ -83,7 +83,8 @@ class Result:
 
     def model(self, seed: int | None = None) -> nn.Module:
         """The global model of a seed (by default the first), ready for use."""
-        return self._net.module(self.params[self.experiment.seeds[0] if seed is None else seed])
+        seed = self.experiment.seeds[0] if seed is None else seed
+        return self._net.at(seed).module(self.params[seed])
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Accuracy over the rounds; also written to ``path`` when one is given."""
@@ -162,7 +163,7 @@ def _run(
         states, done = checkpoint.states, checkpoint.round
     else:
         memories.restore({})
-        states = {seed: method.init(net, params, len(data)) for seed, params in starts.items()}
+        states = {seed: method.init(net.at(seed), params, len(data)) for seed, params in starts.items()}
         done = 0
     records: list[Record] = []
     if folder is not None:
@@ -196,7 +197,8 @@ def _run(
     neurons = {seed: method.last_owned(state) for seed, state in runner.states.items()}
     summary = summarize(records, experiment.method_label, experiment.target_accuracy)
     if folder is not None:
-        _finish(folder, summary, params, neurons)
+        whole = {seed: tree | net.at(seed).constants() for seed, tree in params.items()}
+        _finish(folder, summary, whole, neurons)
     return Result(
         experiment, Rounds(records), summary, params, neurons, None if folder is None else folder.path, net
     )
@@ -281,8 +283,7 @@ def build_model(
                 table = experiment.model
                 made[seed] = models.build(table.name, data.x.shape[1:], data.classes, table.model_extra or {})
         made[seed] = made[seed].to(data.x.device)
-    nets = {seed: Network(module, data.x[:1], graph=graph) for seed, module in made.items()}
-    net = nets[experiment.seeds[0]]
+    net = Network.of_seeds(made, data.x[:1], graph=graph)
     try:
         outputs = net.predict(net.initial(), data.x[:2]).shape
     except RuntimeError as error:
@@ -295,7 +296,7 @@ def build_model(
             f"the data has labels 0 to {data.classes - 1} but the model's output has shape {tuple(outputs[1:])}; "
             f"give the model {data.classes} outputs"
         )
-    return net, {seed: other.initial() for seed, other in nets.items()}
+    return net, {seed: net.at(seed).initial() for seed in made}
 
 
 def _make_engine(experiment: Experiment, net: Network, data: Federation) -> tuple[Engine, str]:

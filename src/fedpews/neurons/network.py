@@ -70,7 +70,9 @@ class Network:
     """The structure of a model. Its weights are passed in, never held.
 
     ``params`` is always one tree with the trainable parameters and the floating-point buffers (BatchNorm's
-    running statistics). Frozen parameters and integer buffers stay constants of the module.
+    running statistics, and its count of batches where it averages over all of them). Frozen parameters and other
+    integer buffers stay constants of the module; where runs of several seeds share the work, each seed has its own
+    (``at``).
 
     >>> net = Network(nn.Linear(2, 3), torch.zeros(1, 2))
     >>> loss, grads, _ = net.gradients(net.initial(), Batch(torch.ones(4, 2), torch.zeros(4, dtype=torch.long)))
@@ -92,19 +94,41 @@ class Network:
         self._given_graph = graph
         self._gates: Tensor | None = None
         self.example = example
+        self._first: Network | None = None
+        self._seeds: dict[int, Network] = {}
+        counted = _counted(module)
         self.trainable = tuple(name for name, value in module.named_parameters() if value.requires_grad)
-        self.buffers = tuple(name for name, value in module.named_buffers() if value.is_floating_point())
-        self._counters = tuple(
-            name for name, value in module.named_buffers() if not value.is_floating_point()
+        self.frozen = tuple(name for name, value in module.named_parameters() if not value.requires_grad)
+        self.buffers = tuple(
+            name for name, value in module.named_buffers() if value.is_floating_point() or name in counted
         )
+        self._counters = tuple(name for name, _ in module.named_buffers() if name not in self.buffers)
         self.names = (*self.trainable, *self.buffers)
         self.shapes = {name: value.shape for name, value in self.initial().items()}
+
+    @classmethod
+    def of_seeds(
+        cls, modules: Mapping[int, nn.Module], example: Tensor, *, graph: NeuronGraph | None = None
+    ) -> Network:
+        """The network of several runs at once: the first seed's, with every seed's own behind ``at``."""
+        nets = {seed: cls(module, example, graph=graph) for seed, module in modules.items()}
+        first = next(iter(nets.values()))
+        for net in nets.values():
+            net._first = None if net is first else first
+        first._seeds = nets
+        return first
+
+    def at(self, seed: int) -> Network:
+        """The same network as this seed's run began with it: its own start and its own frozen parameters."""
+        return self._seeds.get(seed, self)
 
     @cached_property
     def graph(self) -> NeuronGraph:
         """The hidden neurons, found on first use: a method without masks never needs them."""
         if self._given_graph is not None:
             return self._given_graph
+        if self._first is not None:
+            return self._first.graph
         from fedpews.neurons.trace import trace
 
         return trace(self._module(training=False), self.example)
@@ -147,7 +171,15 @@ class Network:
     def initial(self) -> Tree:
         """A copy of the values the module came with."""
         values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
-        return {name: values[name].detach().clone() for name in self.names}
+        return {
+            name: value.clone() if value.is_floating_point() else value.float()
+            for name, value in ((name, values[name].detach()) for name in self.names)
+        }
+
+    def constants(self) -> Tree:
+        """A copy of the frozen parameters, which no method trains or sends."""
+        values = dict(self._template.named_parameters())
+        return {name: values[name].detach().clone() for name in self.frozen}
 
     def module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """An ordinary module in evaluation mode that holds these values."""
@@ -192,16 +224,18 @@ class Network:
         """Outputs in evaluation mode."""
         return self._call(params, x, training=False)[0]
 
-    def features(self, params: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tree]:
-        """What the classifier reads of each sample, the outputs and the buffers, of one training pass.
+    def features(
+        self, params: Mapping[str, Tensor], x: Tensor, *, training: bool = True
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """What the classifier reads of each sample, the outputs and the buffers, of one pass.
 
         Of a closed neuron the classifier reads nothing, so its features are zero.
         """
         seen: list[Tensor] = []
-        layer = self._module(training=True).get_submodule(self.classifier)
+        layer = self._module(training=training).get_submodule(self.classifier)
         hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            outputs, buffers = self._call(params, x, training=True)
+            outputs, buffers = self._call(params, x, training=training)
         finally:
             hook.remove()
         features = seen[-1]
@@ -299,6 +333,17 @@ class Network:
             )
         return outputs, buffers
 
+    @cached_property
+    def least_batch(self) -> int:
+        """How many samples a training pass needs: two where BatchNorm sees one value of each channel a sample."""
+        params = self.initial()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self._call(params, self.example[:1], training=True)
+        except ValueError:
+            return 2
+        return 1
+
     def _module(self, *, training: bool) -> nn.Module:
         """This thread's own copy: a functional call swaps the module's tensors while it runs."""
         name = "training" if training else "evaluating"
@@ -307,3 +352,12 @@ class Network:
             module = copy.deepcopy(self._template).train(training)
             setattr(self._own, name, module)
         return module
+
+
+def _counted(module: nn.Module) -> set[str]:
+    """The counts of batches that decide something: of norm layers without a momentum, which average over all."""
+    return {
+        f"{name}.num_batches_tracked".lstrip(".")
+        for name, layer in module.named_modules()
+        if getattr(layer, "momentum", 0) is None and getattr(layer, "num_batches_tracked", None) is not None
+    }

@@ -26,15 +26,21 @@ def draw_batches(samples: int, schedule: Schedule, seed: int) -> list[Tensor]:
     return list(order.split(sizes))
 
 
-def draw_order(samples: int, schedule: Schedule, seed: int) -> tuple[Tensor, list[int]]:
+def draw_order(samples: int, schedule: Schedule, seed: int, least: int = 1) -> tuple[Tensor, list[int]]:
     """The same as one tensor, batch after batch, and the sizes of the batches.
+
+    A last batch of fewer than ``least`` samples joins the one before it.
 
     >>> draw_order(5, Schedule(batch_size=2), seed=0)[1]
     [2, 2, 1]
+    >>> draw_order(5, Schedule(batch_size=2), seed=0, least=2)[1]
+    [2, 3]
     """
     generator = torch.Generator().manual_seed(seed)
     full, rest = divmod(samples, schedule.batch_size)
     epoch = [schedule.batch_size] * full + [rest] * (rest > 0)
+    if len(epoch) > 1 and epoch[-1] < least:
+        epoch[-2:] = [sum(epoch[-2:])]
     wanted = schedule.steps or (schedule.epochs or 1) * len(epoch)
     epochs = -(-wanted // len(epoch))
     sizes = (epoch * epochs)[:wanted]

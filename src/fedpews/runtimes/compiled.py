@@ -29,6 +29,7 @@ class Compiled:
     shapes: list[tuple[torch.Size, torch.dtype]]
     program: Program
     native: Native
+    net: Network  # whose frozen parameters are the program's constants
 
 
 class CompiledEngine(Engine):
@@ -56,6 +57,8 @@ class CompiledEngine(Engine):
     ) -> None:
         if data.x.device.type != "cpu":
             raise CannotCompile(f"the data are on {data.x.device}, and compiled steps run on the CPU")
+        if net.least_batch > 1:
+            raise CannotCompile("the model cannot be trained on a single sample (BatchNorm)")
         if net.is_stochastic:
             raise CannotCompile("the model is stochastic (dropout), and compiled steps draw no numbers")
         self.net, self.data, self.schedule = net, data, schedule
@@ -85,8 +88,8 @@ class CompiledEngine(Engine):
             done |= zip(members, finished, strict=True)
         return [done[i] for i in range(len(jobs))]
 
-    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
-        return score_models(self.net, models, self.data, self._pool)
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -94,7 +97,7 @@ class CompiledEngine(Engine):
             self.instead.close()
 
     def _begin(self, job: Job) -> Turn:
-        return begin(self.net, self.data, self.schedule, job)
+        return begin(self.net.at(job.seed), self.data, self.schedule, job)
 
     def _group(
         self, turns: Mapping[int, Turn], kinds: Mapping[int, Compiled]
@@ -121,16 +124,18 @@ class CompiledEngine(Engine):
             raise CannotCompile("refused before")
         leaves, spec = tree_flatten(turn.local)
         shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        net = self.net.at(turn.job.seed) if self.net.frozen else self.net
         for known in self._programs:
-            if known.half == half and known.program.spec == spec and known.shapes == shapes:
+            same = known.half == half and known.program.spec == spec and known.shapes == shapes
+            if same and known.net is net:
                 return known
         first = turn.order[: turn.sizes[0]]
-        check_padding(self.net, half, turn.local, data.x[first], data.y[first], turn.noise[0], turn.job.lr)
-        program = trace_step(self.net, half, turn.local, self.lanes, size, data.x, data.y)
+        check_padding(net, half, turn.local, data.x[first], data.y[first], turn.noise[0], turn.job.lr)
+        program = trace_step(net, half, turn.local, self.lanes, size, data.x, data.y)
         sheet = Sheet.blank(1, self.lanes, size, turn.noise.shape[1])
         stacked = [torch.stack([leaf] * self.lanes) for leaf in leaves]
         native = load(program, sheet, data.x, data.y, stacked, self.workers)
-        self._programs.append(Compiled(half, shapes, program, native))
+        self._programs.append(Compiled(half, shapes, program, native, net))
         return self._programs[-1]
 
     def _run(self, compiled: Compiled, turns: list[Turn]) -> list[Done]:
@@ -148,7 +153,7 @@ class CompiledEngine(Engine):
         compiled.native.run(steps, sheet, [self.data.x, self.data.y, *state, *program.constants])
         locals_ = [tree_unflatten([leaf[i] for leaf in state], program.spec) for i in range(len(turns))]
         return [
-            end(self.net, self.data, turn, local, sheet.losses[: len(turn.sizes), i])
+            end(self.net.at(turn.job.seed), self.data, turn, local, sheet.losses[: len(turn.sizes), i])
             for i, (turn, local) in enumerate(zip(turns, locals_, strict=True))
         ]
 

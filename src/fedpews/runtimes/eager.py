@@ -42,23 +42,24 @@ class EagerEngine(Engine):
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         return list(self._pool.map(self._run, jobs))
 
-    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
-        return score_models(self.net, models, self.data, self._pool)
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, job: Job) -> Done:
-        turn = begin(self.net, self.data, self.schedule, job)
+        net = self.net.at(job.seed)
+        turn = begin(net, self.data, self.schedule, job)
         if self.net.is_stochastic:
             torch.manual_seed(client_seed(job.seed, job.download.round, job.client, "torch"))
         local, losses = tree_map_only(Tensor, self._lay_out, turn.local), []
         for rows, noise in zip(turn.order.split(turn.sizes), turn.noise[:-1], strict=True):
             batch = Batch(self._lay_out(self.data.x[rows]), self.data.y[rows])
-            local, loss = job.half.step(self.net, local, batch, noise, job.lr)
+            local, loss = job.half.step(net, local, batch, noise, job.lr)
             losses.append(loss)
         local = tree_map_only(Tensor, Tensor.contiguous, local)
-        return end(self.net, self.data, turn, local, torch.stack(losses))
+        return end(net, self.data, turn, local, torch.stack(losses))
 
     def _lay_out(self, tensor: Tensor) -> Tensor:
         """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""

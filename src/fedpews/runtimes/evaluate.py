@@ -73,13 +73,15 @@ def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Sco
     )
 
 
-def score_models(net: Network, models: Sequence[Tree], data: Federation, pool: Executor) -> list[Score]:
-    """Each model on the whole test set, chunk by chunk over the pool's threads."""
+def score_models(
+    net: Network, models: Sequence[Tree], seeds: Sequence[int], data: Federation, pool: Executor
+) -> list[Score]:
+    """Each model on the whole test set, chunk by chunk over the pool's threads; ``seeds`` says of which run."""
     starts = range(0, len(data.test_y), chunk_size(net))
     parts = list(
         pool.map(
-            lambda part: score_chunk(net, part[0], data, part[1]),
-            [(model, start) for model in models for start in starts],
+            lambda part: score_chunk(net.at(part[0]), part[1], data, part[2]),
+            [(seed, model, start) for seed, model in zip(seeds, models, strict=True) for start in starts],
         )
     )
     return [reduce(add, parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]

@@ -110,7 +110,7 @@ class Rounds:
             average = average_of(self.net, uploads[seed], self.rules.weighting)
             self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
         models = [self.method.params(state) for state in self.states.values()]
-        scores = self.engine.evaluate(models)
+        scores = self.engine.evaluate(models, list(self.states))
         seconds = (time.perf_counter() - began) / len(self.states)
         return [
             {
@@ -158,11 +158,14 @@ class Rounds:
         downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
         if known:
             half = self.method.client(self.method.phase(state, after.round))
-            models = [half.personal(self.net, downloads[client], memory) for client, memory in known.items()]
+            net = self.net.at(seed)
+            models = [half.personal(net, downloads[client], memory) for client, memory in known.items()]
             counts = self.data.counts()
             found = {
                 client: score.client_accuracy(counts[client : client + 1])[0]
-                for client, score in zip(known, self.engine.evaluate(models), strict=True)
+                for client, score in zip(
+                    known, self.engine.evaluate(models, [seed] * len(models)), strict=True
+                )
             }
         else:
             found = self.engine.judge_personal(seed, downloads)

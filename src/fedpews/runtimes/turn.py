@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
-from fedpews.errors import RunFailed
+from fedpews.errors import ConfigError, RunFailed
 from fedpews.methods.contract import Nest, Work
 from fedpews.neurons.network import Network
 from fedpews.runtimes.batches import client_seed, draw_noise, draw_order
@@ -33,7 +33,13 @@ def begin(net: Network, data: Federation, schedule: Schedule, job: Job) -> Turn:
     """Start a client: its batches, its random numbers and its local state."""
     rows = data.clients[job.client]
     names = (job.seed, job.download.round, job.client)
-    order, sizes = draw_order(len(rows), schedule, client_seed(*names, "batches"))
+    order, sizes = draw_order(len(rows), schedule, client_seed(*names, "batches"), net.least_batch)
+    if min(sizes) < net.least_batch:
+        what = f"client {job.client} has one" if len(rows) == 1 else "train.batch_size is 1"
+        raise ConfigError(
+            f"the model's BatchNorm cannot train on a single sample, and {what}; use larger batches, leave such "
+            "clients out, or take another norm layer"
+        )
     noise = draw_noise(len(sizes) + 1, job.half.noise_size(net), client_seed(*names, "noise"))
     memory = job.memory
     probe = job.half.probe(net, job.download, memory)

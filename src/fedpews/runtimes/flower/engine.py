@@ -76,10 +76,10 @@ class FlowerEngine(Engine):
             self.ledger.accept(seed, client, self._round)
         return [done[job.seed, job.client] for job in jobs if (job.seed, job.client) in done]
 
-    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
         if self.local is not None:
-            return self.local.evaluate(models)
-        return self._evaluate_at_sites(models)
+            return self.local.evaluate(models, seeds)
+        return self._evaluate_at_sites(models, seeds)
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         return tuple(client for client in clients if self.ledger.accepted(seed, client))
@@ -189,10 +189,12 @@ class FlowerEngine(Engine):
         self._started = True
         return here
 
-    def _evaluate_at_sites(self, models: Sequence[Tree]) -> list[Score]:
+    def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
         """Sum what the sites found on their own test samples; only three numbers leave a site."""
         downloads = [Download(self._round, "evaluate", self.total, model) for model in models]
-        parts = tuple(Part(place, encode_download(self.net, d)) for place, d in enumerate(downloads))
+        parts = tuple(
+            Part(seed, encode_download(self.net, d)) for seed, d in zip(seeds, downloads, strict=True)
+        )
         content = task_content(Task(self.run, self._round, 0.0, parts))
         messages = {
             site: Message(content, node, MessageType.EVALUATE, ttl=self.tolerance.round_seconds)

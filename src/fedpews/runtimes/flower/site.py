@@ -59,7 +59,7 @@ class Site:
         models = [decode_download(self.net, part.data).params for part in task.parts]
         engine = EagerEngine(self.net, self.data, self.schedule, workers=1)
         try:
-            scores = engine.evaluate(models)
+            scores = engine.evaluate(models, [part.seed for part in task.parts])
         finally:
             engine.close()
         return [(int(score.correct.sum()), int(score.seen.sum()), float(score.loss)) for score in scores]
@@ -71,12 +71,12 @@ class Site:
         memory = self.memory(task.run).read(part.seed, part.accepted)
         if memory is None:
             raise MemoryLost(f"site {self.number} has no memory to make its own model of")
-        model = self.method.client(download.phase).personal(self.net, download, memory)
+        model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
         own = self.data.y[self.data.clients[self.number]]
         counts = torch.bincount(own, minlength=self.data.classes)[None]  # (1, classes)
         engine = EagerEngine(self.net, self.data, self.schedule, workers=1)
         try:
-            (score,) = engine.evaluate([model])
+            (score,) = engine.evaluate([model], [part.seed])
         finally:
             engine.close()
         return score.client_accuracy(counts)[0]
