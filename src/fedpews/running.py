@@ -98,7 +98,7 @@ def run(
     *,
     model: nn.Module | Callable[[], nn.Module] | str | None = None,
     clients: Sequence[Samples] | Federation | None = None,
-    test: Samples | None = None,
+    test: Samples | Sequence[Samples] | None = None,
     graph: NeuronGraph | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -113,7 +113,7 @@ def run(
         experiment: a recipe's name, a TOML file or an ``Experiment``; by default all defaults.
         model: your own module (every seed starts from its weights), a function that makes one, or a name.
         clients: your own data: a list of ``(x, y)`` tensors or torch Datasets, one per client.
-        test: the test set that goes with ``clients``.
+        test: the test set that goes with ``clients``, or a list with one for each of them.
         graph: the neurons of a model that cannot be traced.
         out: a folder to write the run to; without one nothing is kept on disk.
         resume: go on where a run in ``out`` stopped.
@@ -196,6 +196,7 @@ def _run(
     params = {seed: method.params(state) for seed, state in runner.states.items()}
     neurons = {seed: method.last_owned(state) for seed, state in runner.states.items()}
     summary = summarize(records, experiment.method_label, experiment.target_accuracy)
+    summary["clients_judged_on"] = data.judged_on
     if folder is not None:
         whole = {seed: tree | net.at(seed).constants() for seed, tree in params.items()}
         _finish(folder, summary, whole, neurons)
@@ -249,7 +250,7 @@ def _settle(experiment: Experiment | str | Path | None, settings: Mapping[str, A
 def load_data(
     experiment: Experiment,
     clients: Sequence[Samples] | Federation | None = None,
-    test: Samples | None = None,
+    test: Samples | Sequence[Samples] | None = None,
     data_dir: str | Path | None = None,
 ) -> Federation:
     """The data handed in, or else what the experiment names."""

@@ -1,4 +1,4 @@
-"""How good a model is on the common test set."""
+"""How good a model is on the test samples: all of them, and each client's own."""
 
 from __future__ import annotations
 
@@ -34,9 +34,15 @@ class Score:
     correct: Tensor  # (classes,) samples of each class that were recognised
     seen: Tensor  # (classes,)
     loss: float  # summed over the samples
+    own_correct: Tensor | None = None  # (clients,) of each client's own test samples, where they are known
+    own_seen: Tensor | None = None  # (clients,)
 
     def __add__(self, other: Score) -> Score:
-        return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss)
+        own = [
+            None if mine is None or theirs is None else mine + theirs
+            for mine, theirs in ((self.own_correct, other.own_correct), (self.own_seen, other.own_seen))
+        ]
+        return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss, *own)
 
     @property
     def accuracy(self) -> float:
@@ -49,11 +55,18 @@ class Score:
         return self.loss / float(self.seen.sum())
 
     def client_accuracy(self, counts: Tensor) -> list[float]:
-        """Accuracy at each client's own mix of classes; ``counts`` is (clients, classes)."""
+        """Each client's accuracy on its own test samples, or else at its own mix of classes of the common ones.
+
+        ``counts`` is (clients, classes).
+        """
         tested = self.seen > 0
         by_class = self.correct[tested].double() / self.seen[tested]
         mix = counts[:, tested].double()
-        return ((mix @ by_class) / mix.sum(1).clamp_min(1)).tolist()
+        accuracy = (mix @ by_class) / mix.sum(1).clamp_min(1)
+        if self.own_correct is not None and self.own_seen is not None:
+            own = self.own_correct.double() / self.own_seen.clamp_min(1)
+            accuracy = torch.where(self.own_seen > 0, own, accuracy)
+        return accuracy.tolist()
 
 
 def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Score:
@@ -65,12 +78,16 @@ def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Sco
     with torch.no_grad():
         outputs = net.predict(params, x)
         loss = float(net.sample_loss(outputs, y).double().sum())
-    right = y[outputs.argmax(1) == y]
-    return Score(
-        torch.bincount(right.cpu(), minlength=data.classes),
-        torch.bincount(y.cpu(), minlength=data.classes),
-        loss,
-    )
+    hit = outputs.argmax(1) == y
+    own: list[Tensor] = []
+    if data.test_owner is not None:
+        owner = data.test_owner[first:last]
+        own = [_count(owner[kept] + 1, len(data) + 1)[1:] for kept in (hit, slice(None))]
+    return Score(_count(y[hit], data.classes), _count(y, data.classes), loss, *own)
+
+
+def _count(values: Tensor, kinds: int) -> Tensor:
+    return torch.bincount(values.cpu(), minlength=kinds)
 
 
 def score_models(

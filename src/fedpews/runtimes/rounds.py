@@ -141,9 +141,9 @@ class Rounds:
         return record | measure_ownership(uploads, each=len(self.data) <= SHOWN_CLIENTS)
 
     def _judge_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
-        """How good each client's own model is on the classes it has, for a method that gives clients their own.
+        """How good each client's own model is, for a method that gives clients their own.
 
-        Its own model is made of the client's memory and what the server would send it next.
+        It is judged on the client's own test samples, or else on the classes it has. Its own model is made of the client's memory and what the server would send it next.
         """
         if not self.method.personalised:
             return {}
@@ -162,7 +162,7 @@ class Rounds:
             models = [half.personal(net, downloads[client], memory) for client, memory in known.items()]
             counts = self.data.counts()
             found = {
-                client: score.client_accuracy(counts[client : client + 1])[0]
+                client: score.client_accuracy(counts)[client]
                 for client, score in zip(
                     known, self.engine.evaluate(models, [seed] * len(models)), strict=True
                 )

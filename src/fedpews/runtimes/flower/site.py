@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from fedpews.data.federation import Federation
 from fedpews.methods.contract import Method
 from fedpews.methods.wire import decode_download, encode_upload
@@ -65,18 +63,16 @@ class Site:
         return [(int(score.correct.sum()), int(score.seen.sum()), float(score.loss)) for score in scores]
 
     def judge_personal(self, task: Task) -> float:
-        """The accuracy of this site's own model on the classes it has."""
+        """The accuracy of this site's own model on its own test samples, or on the classes it has."""
         (part,) = task.parts
         download = decode_download(self.net, part.data)
         memory = self.memory(task.run).read(part.seed, part.accepted)
         if memory is None:
             raise MemoryLost(f"site {self.number} has no memory to make its own model of")
         model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
-        own = self.data.y[self.data.clients[self.number]]
-        counts = torch.bincount(own, minlength=self.data.classes)[None]  # (1, classes)
         engine = EagerEngine(self.net, self.data, self.schedule, workers=1)
         try:
             (score,) = engine.evaluate([model], [part.seed])
         finally:
             engine.close()
-        return score.client_accuracy(counts)[0]
+        return score.client_accuracy(self.data.counts())[self.number]
