@@ -147,7 +147,7 @@ def from_clients(
             )
     sizes = [len(y) for _, y in pairs]
     x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-    tests = list(test) if _is_list_of_sets(test) else [test]
+    tests: list[Any] = [*test] if _is_list_of_sets(test) else [test]  # type: ignore[misc]
     if len(tests) not in (1, len(pairs)):
         raise ConfigError(f"{len(tests)} test sets for {len(pairs)} clients; give one, or one for each.")
     tested = [_pair(one, "the test data") for one in tests]

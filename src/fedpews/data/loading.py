@@ -93,9 +93,8 @@ def _named(
 
 
 def _synthetic(source: Source, seed: int, train_per_class: int, test_per_class: int) -> Pool:
-    alike = source.name.endswith("-alike")
-    x, y = synthetic.sample(train_per_class, seed, "train", alike)
-    test_x, test_y = synthetic.sample(test_per_class, seed, "test", alike)
+    x, y = synthetic.sample(train_per_class, seed, "train")
+    test_x, test_y = synthetic.sample(test_per_class, seed, "test")
     names = tuple(str(label) for label in range(source.classes))
     return Pool(
         x,

@@ -17,24 +17,21 @@ SHAPES = (((0.05, 0.0), (0.0, 0.45)), TILTED, TILTED, ((0.25, 0.0), (0.0, 0.05))
 """What a standard normal point is multiplied by at each place."""
 
 
-def clusters(alike: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def clusters() -> tuple[Tensor, Tensor, Tensor]:
     """The 16 clusters: their centres (16, 2), their shapes (16, 2, 2) and the class of each (16,).
 
     At each place four clusters lie at offsets k·(1, −1). Two classes take turns along them: 0 and 2 at the top,
     1 and 3 at the bottom, so the even classes are the upper half of the plane and the odd ones the lower.
-
-    Args:
-        alike: all clusters in the shape of those at the top right.
     """
     k = torch.arange(4)
     steps = k[:, None] * torch.tensor([1.0, -1.0], dtype=torch.float64)
     centres = torch.tensor(PLACES, dtype=torch.float64)[:, None] + steps  # (places, 4, 2)
-    shapes = torch.tensor((TILTED,) * 4 if alike else SHAPES, dtype=torch.float64)
+    shapes = torch.tensor(SHAPES, dtype=torch.float64)
     labels = [2 * (k % 2) + bottom for bottom in (0, 0, 1, 1)]
     return centres.flatten(0, 1), shapes.repeat_interleave(4, 0), torch.cat(labels)
 
 
-def sample(per_class: int, seed: int, purpose: str, alike: bool = False) -> tuple[Tensor, Tensor]:
+def sample(per_class: int, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
     """``per_class`` points of each class, spread evenly over its four clusters.
 
     The features are [x, y, x², y², xy], each of mean 0 and deviation 1 over these points.
@@ -45,7 +42,7 @@ def sample(per_class: int, seed: int, purpose: str, alike: bool = False) -> tupl
     """
     if per_class < 1:
         raise ConfigError(f"the number of samples per class must be above 0; got {per_class}.")
-    centres, shapes, labels = clusters(alike)
+    centres, shapes, labels = clusters()
     generator = torch.Generator().manual_seed(fold(seed, "synthetic", purpose))
     points = []
     for label in range(CLASSES):

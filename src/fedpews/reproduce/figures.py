@@ -13,6 +13,7 @@ from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.split import plot_split
 from fedpews.reproduce.cells import Found
 from fedpews.reproduce.measures import MEASURES, printed
+from fedpews.reproduce.paper_curves import plot_paper
 from fedpews.reproduce.study import Study
 from fedpews.results.records import Record
 
@@ -69,6 +70,8 @@ def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
         lines = _lines(study, table, column, options.get("rows"))
         target = _target(table, column) if options.get("target") and key == "accuracy" else None
         plot_curves(axes, lines, key, target=target, smooth=smooth)
+        if key == "accuracy":
+            plot_paper(axes, study, column, list(options.get("rows") or study.rows))
         axes.set_title(study.column_label(column), fontsize=10)
         axes.legend(fontsize=8)
     return figure

@@ -13,6 +13,7 @@ from typing import Any
 from fedpews.reproduce.cells import Found
 from fedpews.reproduce.figures import Table, draw
 from fedpews.reproduce.measures import MEASURES, spread
+from fedpews.reproduce.paper_curves import curve_of, distance
 from fedpews.reproduce.study import Scale, Study, studies
 from fedpews.reproduce.verdicts import Readings, Verdict, judge
 
@@ -63,6 +64,22 @@ def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
             paper = study.paper_number(measure, row, column)
             line.append(f"{ours} [{paper}]" if paper else ours)
         rows.append(line)
+    return rows
+
+
+def distance_rows(outcome: Outcome) -> list[list[str]]:
+    """How far each row's mean curve lies from the one that the paper drew; only a header where it drew none."""
+    study = outcome.study
+    columns = [column for column, line in study.columns.items() if line.drawn]
+    rows = [["", *(study.column_label(column) for column in columns)]]
+    for row in study.rows:
+        line = []
+        for column in columns:
+            found, paper = outcome.table.get((row, column)), curve_of(study, row, column)
+            records = [] if found is None else [record for run in found.runs.values() for record in run]
+            line.append(f"{distance(records, paper):.1f}" if records and paper else "–")
+        if set(line) != {"–"} and line:
+            rows.append([study.row_label(row), *line])
     return rows
 
 
@@ -157,6 +174,11 @@ def _page(outcome: Outcome, notes: str) -> str:
         if study.paper.get(measure):
             text += ["Here, and in brackets the paper's.", ""]
         text += [markdown(number_rows(outcome, measure)), ""]
+    apart = distance_rows(outcome)
+    if len(apart) > 1:
+        text += ["## Distance to the paper's curve (points)", ""]
+        text += ["Root mean square over the rounds of the paper's figure, of the mean over seeds.", ""]
+        text += [markdown(apart), ""]
     if study.claims:
         text += ["## Claims", "", markdown(claim_rows(outcome.verdicts)), ""]
     if notes:

@@ -30,6 +30,10 @@ class Line(_Table):
     base: str | None = Field(None, description="a recipe to start from instead of the study's")
     set: dict[str, Any] = Field({}, description="changes, as nested tables or dotted keys")
     columns: list[str] | None = Field(None, description="for a row: only in these columns")
+    drawn: str | None = Field(
+        None,
+        description="for a row: its method in the paper's figure; for a column: that figure, see curves.json",
+    )
 
 
 class Claim(_Table):

@@ -143,7 +143,8 @@ class Rounds:
     def _judge_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
         """How good each client's own model is, for a method that gives clients their own.
 
-        It is judged on the client's own test samples, or else on the classes it has. Its own model is made of the client's memory and what the server would send it next.
+        It is judged on the client's own test samples, or else on the classes it has. Its own
+        model is made of the client's memory and what the server would send it next.
         """
         if not self.method.personalised:
             return {}
