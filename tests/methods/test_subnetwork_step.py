@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.methods.contract import Client, Download
+from fedpews.methods.contract import ClientHalf, Download
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.moon import Moon
@@ -27,7 +27,7 @@ CLIENTS = [FedAvg(momentum=0.9, weight_decay=0.1), FedProx(mu=1.0), Scaffold(wei
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: type(client).__name__)
-def test_closed_neurons_keep_weights_momentum_and_statistics(client: Client) -> None:
+def test_closed_neurons_keep_weights_momentum_and_statistics(client: ClientHalf) -> None:
     net = network()
     start = net.initial()
     control = {name: torch.ones_like(start[name]) for name in net.trainable}

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.methods import METHODS, make
+from fedpews.compose import METHODS
+from fedpews.compose import method as make
 from fedpews.methods.contract import Download, Upload
 from fedpews.methods.wire import BadMessage, decode_download, decode_upload, encode_download, encode_upload
 from fedpews.models.mlp import MLP
@@ -184,7 +185,7 @@ def test_the_warmup_sends_the_owned_half_and_the_preferences() -> None:
     sent, got = sizes(with_warmup(make("fedavg"), 5, Learned()))
     assert got == pytest.approx(4 * P + 4 * NEURONS, abs=HEADER)
     assert 4 * 0.1 * P < sent - 4 * NEURONS - NEURONS / 8 < 4 * 0.5 * P  # a random half: about a quarter
-    assert sizes(with_warmup(make("fedavg"), 5, Learned(share="masks")))[0] == pytest.approx(
+    assert sizes(with_warmup(make("fedavg"), 5, Learned(upload="masks")))[0] == pytest.approx(
         sent - 4 * NEURONS, abs=400
     )
 

@@ -1,4 +1,4 @@
-"""All samples before they belong to anybody, and the step that deals them to clients."""
+"""All samples before they belong to anybody, and the step that assigns them to clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pool:
     partition: str  # what to use when the user names none
 
 
-def deal(
+def assign(
     pool: Pool,
     how: str | None = None,
     clients: int | None = None,

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
+from fedpews.methods.options import NotNegative, Options, Positive
 from fedpews.neurons.graph import NeuronGraph
 
 
 @dataclass(frozen=True)
-class Learned:
+class Learned(Options):
     """Each client learns a score per neuron by which it is drawn, open or closed, at every step.
 
     Args:
         diversity: λ, how strongly a client is pushed away from the others' neurons.
         mask_lr: η_s, the learning rate of the scores.
-        share: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
+        upload: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
             ``"masks"`` it uploads anyway (a smaller upload, slightly slower in rounds).
     """
 
-    diversity: float = 1.0
-    mask_lr: float = 0.1
-    share: str = "probabilities"
+    diversity: NotNegative = 1.0
+    mask_lr: Positive = 0.1
+    upload: Literal["probabilities", "masks"] = "probabilities"
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Options):
     """The server cuts every hidden layer into one contiguous group of neurons for each client.
 
     Args:
         shares: each client's part of every layer, in any unit; equal parts when not given.
     """
 
-    shares: tuple[float, ...] | None = None
+    shares: tuple[Positive, ...] | None = None
 
 
 def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[float] | None = None) -> Tensor:
