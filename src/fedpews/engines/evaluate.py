@@ -40,9 +40,8 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        return int(self.correct.sum()) / int(
-            self.seen.sum()
-        )  # of tensors it would be single precision: 0.7 < 0.7
+        # whole numbers first: a ratio of tensors would be single precision, where 0.7 < 0.7
+        return int(self.correct.sum()) / int(self.seen.sum())
 
     @property
     def mean_loss(self) -> float:

@@ -50,9 +50,8 @@ class Download:
     phase: str
     total: int  # N
     params: Tree
-    neurons: Tensor | None = (
-        None  # (neurons,) bool: the subnetwork the server assigned; params outside are not sent
-    )
+    neurons: Tensor | None = None
+    """(neurons,) bool: the subnetwork the server assigned; params outside it are not sent."""
     extra: Mapping[str, Tree] = field(default_factory=dict)
 
 

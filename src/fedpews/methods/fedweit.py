@@ -60,9 +60,8 @@ class FedWeIT(Method, ClientHalf):
         known: dict[str, Tree] = state["adaptive"]
         sent = []
         for client in cohort.clients:
-            met = (
-                str(client) in known
-            )  # who is new gets a first version of everything that stays at the client
+            # a new client gets a first version of everything that stays at the client
+            met = str(client) in known
             params = trees.pick(state["params"], _weights(net)) if met else state["params"]
             others = [j for j in range(cohort.total) if j != client]
             extra = {f"adaptive-{k}": known[str(j)] for k, j in enumerate(others) if str(j) in known}

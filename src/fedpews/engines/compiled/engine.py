@@ -167,8 +167,7 @@ def fill_lane(sheet: Sheet, i: int, started: ClientRound) -> None:
         sheet.weight[:steps, i] = 1
     else:
         present = torch.arange(size) < torch.tensor(started.sizes)[:, None]  # (steps, batch)
-        sheet.rows[:steps, i].masked_fill_(
-            ~present, started.order[0]
-        )  # padding reads a sample of the client's own
+        # padding reads a sample of the client's own, with weight 0
+        sheet.rows[:steps, i].masked_fill_(~present, started.order[0])
         sheet.rows[:steps, i].masked_scatter_(present, started.order)
         sheet.weight[:steps, i] = present.to(sheet.weight.dtype)

@@ -64,9 +64,8 @@ class Program:
     def fingerprint(self) -> str:
         """A hash of what is compiled; the values of state and constants are inputs, so they do not count."""
         digest = hashlib.blake2b(repr((self.changes, self.lanes)).encode(), digest_size=16)
-        numbers: dict[
-            fx.Node, str
-        ] = {}  # a node's name depends on what was traced before, its number does not
+        # a node's name depends on what was traced before, its number does not
+        numbers: dict[fx.Node, str] = {}
         for node in self.graph.graph.nodes:
             numbers[node] = f"%{len(numbers)}"
             given = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
