@@ -48,6 +48,12 @@ def reproduce(
     data_dir: DataDir = None,
     set_: Set = None,
     stand_in: StandIn = None,
+    cells: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROW[:COLUMN],...", help="Run only these cells, in this order; the page shows all."
+        ),
+    ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only show what is there.")] = True,
     quiet: Quiet = False,
 ) -> None:
@@ -63,6 +69,7 @@ def reproduce(
         folder,
         _scale(quick, seeds, set_, stand_in),
         pages=pages,
+        only=cells,
         data_dir=data_dir,
         run=run,
         tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
@@ -194,12 +201,11 @@ def _show(outcome: Outcome, page: Path) -> None:
 
 
 def _sentence(verdict: Verdict) -> str:
-    color = {"holds": "green", "does not hold": "red"}.get(verdict.outcome, "yellow")
+    color = {True: "green", False: "red", None: "yellow"}[verdict.agrees]
     paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
-    found = (
-        f": {verdict.ours}{paper}, {verdict.wins} of {verdict.pairs} seeds for it" if verdict.pairs else paper
-    )
-    return f"[{color}]{verdict.outcome}[/]  {escape(verdict.where + found)}"
+    p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
+    found = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
+    return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + found)}"
 
 
 def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
