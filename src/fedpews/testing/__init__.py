@@ -16,6 +16,7 @@ from fedpews.testing.laws import (
     check_unowned,
     check_vectorised,
     check_warmup,
+    equal,
 )
 from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
 
@@ -34,6 +35,7 @@ __all__ = [
     "check_unowned",
     "check_vectorised",
     "check_warmup",
+    "equal",
     "small_clients",
     "small_network",
 ]

@@ -138,13 +138,13 @@ def check_same(a: Played, b: Played, sentence: str, *, deep: bool = True) -> Non
     """Two runs are equal to the bit: models after every round and, if ``deep``, states and memories."""
     for round, (one, other) in enumerate(zip(a.params, b.params, strict=True), 1):
         for name, value in one.items():
-            assert _equal(value, other[name]), f"{sentence} ({name} in round {round})"
+            assert equal(value, other[name]), f"{sentence} ({name} in round {round})"
     if deep:
         for what in ("state", "memories"):
             one, other = (dict(leaves(_texts(getattr(played, what)))) for played in (a, b))
             assert one.keys() == other.keys(), f"{sentence} ({what} have other names)"
             for name, value in one.items():
-                assert _equal(value, other[name]), f"{sentence} ({what}: {name})"
+                assert equal(value, other[name]), f"{sentence} ({what}: {name})"
 
 
 def check_order(ground: Playground, rounds: int) -> None:
@@ -310,7 +310,7 @@ def _guard(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         before = [None if isinstance(value, Network) else copy.deepcopy(value) for value in given]
         result = function(*given)
         for was, now in zip(before, given, strict=True):
-            assert isinstance(now, Network) or _equal(was, now), (
+            assert isinstance(now, Network) or equal(was, now), (
                 f"{name} changes what it is given; return new values"
             )
         return result
@@ -318,15 +318,16 @@ def _guard(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return guarded
 
 
-def _equal(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values of a method (nests, downloads, uploads) are the same to the bit, NaN included."""
     if isinstance(a, Tensor) and a.is_floating_point():
         return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     if isinstance(a, Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, Download | Upload | Work | Average):
-        return _equal(vars(a), vars(b))
+        return equal(vars(a), vars(b))
     return bool(a == b)
