@@ -28,6 +28,7 @@ class Line(_Table):
     base: str | None = Field(None, description="a recipe to start from instead of the study's")
     set: dict[str, Any] = Field({}, description="changes, as nested tables or dotted keys")
     columns: list[str] | None = Field(None, description="for a row: only in these columns")
+    at: dict[str, dict[str, Any]] = Field({}, description="for a row: further changes in single columns")
     baseline: bool = Field(
         False, description="a row that runs in one column and is drawn and compared with in all"
     )
@@ -249,7 +250,13 @@ def cells(study: Study, scale: Scale | None = None) -> list[Cell]:
 def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment:
     across, down = study.columns[column], study.rows[row]
     values = read_config(down.base or across.base or study.base)
-    layers = [across.set, down.set, *([study.quick.set] if scale.quick else []), scale.set or {}]
+    layers = [
+        across.set,
+        down.set,
+        down.at.get(column, {}),
+        *([study.quick.set] if scale.quick else []),
+        scale.set or {},
+    ]
     for layer in layers:
         values = override(values, flatten(layer))
     name = values.get("data", {}).get("name")
@@ -286,7 +293,7 @@ def on_draw(cell: Cell, seeds: Sequence[int], draw: int) -> Experiment:
 def _check(study: Study) -> None:
     """Everything a study names must be there, and every number must have its place."""
     for row, line in study.rows.items():
-        for column in line.columns or []:
+        for column in [*(line.columns or []), *line.at]:
             if column not in study.columns:
                 raise ConfigError(
                     f"study {study.name}: rows.{row} names the column {column!r}, which is not there"
