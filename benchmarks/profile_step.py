@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_map_only
 from workloads import WORKLOADS
 
+from fedpews.engines.eager import EagerEngine
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
-from fedpews.runtimes.eager import EagerEngine
-from fedpews.runtimes.rounds import choose_cohort
+from fedpews.server import choose_cohort
 from fedpews.warmup import with_warmup
 
 STEPS, TURNS = 10, 4

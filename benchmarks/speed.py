@@ -27,14 +27,15 @@ import torch
 from turns import Contender, Turns
 from workloads import WORKLOADS, Workload
 
-from fedpews.methods.contract import Method, Nest
+from fedpews.engines.choose import lanes_for
+from fedpews.engines.compiled.engine import CompiledEngine
+from fedpews.engines.eager import EagerEngine
+from fedpews.engines.engine import Engine
+from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
-from fedpews.runtimes.choose import lanes_for
-from fedpews.runtimes.compiled import CompiledEngine
-from fedpews.runtimes.eager import EagerEngine
-from fedpews.runtimes.job import Engine
-from fedpews.runtimes.rounds import Rounds, Rules
+from fedpews.server import Rounds, Rules
+from fedpews.trees import Nest
 from fedpews.warmup import with_warmup
 
 HERE = Path(__file__).parent

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedpews import data as data_room
 from fedpews.data.federation import Federation, build
+from fedpews.engines.engine import Schedule
 from fedpews.models.cnn import CNN
 from fedpews.models.mlp import MLP
-from fedpews.runtimes.job import Schedule
 
 
 @dataclass(frozen=True)

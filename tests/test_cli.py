@@ -26,14 +26,14 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--set", "train.lrr=0.1"], 2, ["train.lrr", "train.lr?"]),
+        (["--set", "train.lrr=0.1"], 2, ["train.lrr", "'train.lr'?"]),
         (["--set", "train.lr=fast"], 2, ["train.lr", "valid number", "fast"]),
         (["--set", "train.lr=-1"], 2, ["train.lr", "greater than 0"]),
         (["--set", "warmup.rounds=9", "--rounds", "5"], 2, ["warmup.rounds", "9", "5"]),
         (["--set", "data.partition=iid", "--set", "data.clients=99999"], 2, ["99999"]),
         (["--set", "data.clients=0"], 2, ["data.clients"]),
         (["--method", "fedprox", "--set", "method.muu=1"], 2, ["method.muu", "mu"]),
-        (["--method", "fedprox", "--set", "method.mu=-1"], 2, ["method.mu", "at least 0"]),
+        (["--method", "fedprox", "--set", "method.mu=-1"], 2, ["method.mu", "greater than or equal to 0"]),
         (["--set", "model.name=resmet"], 2, ["resmet"]),
         (["--set", "model.classes=2"], 2, ["labels 0 to 3", "4 outputs"]),
         (["--set", "data.name=synthetic"], 2, ["synthetic"]),

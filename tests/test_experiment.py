@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from fedpews.build import build_method
+from fedpews.configs import override, parse_setting, recipes
 from fedpews.errors import ConfigError
-from fedpews.experiment import Experiment, override, parse_setting, recipes
+from fedpews.experiment import Experiment
+from fedpews.methods.fedavg import FedAvg
+from fedpews.warmup import Learned, with_warmup
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train.lrr": 1}, "unknown key train.lrr; did you mean train.lr?"),
-        ({"round": 1}, "unknown key round; did you mean rounds?"),
+        ({"train.lrr": 1}, "unknown key train.lrr; did you mean 'train.lr'?"),
+        ({"round": 1}, "unknown key round; did you mean 'rounds'?"),
         ({"train.lr": "fast"}, "train.lr: input should be a valid number"),
         ({"train.lr": -0.1}, "train.lr: input should be greater than 0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1"),
@@ -22,8 +26,8 @@ from fedpews.experiment import Experiment, override, parse_setting, recipes
         ({"warmup.rounds": 11, "rounds": 10}, "warmup.rounds is 11 but there are only 10 rounds"),
         ({"seeds": [1, 1]}, "seeds are given twice"),
         ({"seeds": []}, "seeds: list should have at least 1 item"),
-        ({"method.name": "fedagv"}, "'fedagv' is unknown or out of place; did you mean fedavg?"),
-        ({"method.name": "fedavg+pews+pews"}, "'pews' is unknown or out of place"),
+        ({"method.name": "fedagv"}, "'fedagv' is unknown; did you mean 'fedavg'?"),
+        ({"method.name": "fedavg+pews+pews"}, "'pews' is out of place, there is a warmup already"),
         ({"method.name": "fedavg+pews", "warmup.kind": "fixed"}, "leave one of them out"),
         (
             {"train.epochs": 1, "train": {"epochs": 1, "steps": 1}},
@@ -49,17 +53,18 @@ def test_the_warmup_of_table_1_has_the_papers_length(rounds: int, fraction: floa
 @pytest.mark.parametrize(
     ("name", "parts", "kind"),
     [
-        ("fedavg", ("fedavg", None, None), "none"),
-        ("FedProx+PeWS", ("fedprox", None, "pews"), "learned"),
-        ("scaffold+pews-fixed", ("scaffold", None, "pews-fixed"), "fixed"),
-        ("fedadam+pews-auto", ("fedavg", "fedadam", "pews-auto"), "auto"),
-        ("moon+fedyogi", ("moon", "fedyogi", None), "none"),
-        ("fedprox+pews+fedbn", ("fedprox", None, "pews"), "learned"),
+        ("fedavg", ("fedavg", None, False), "none"),
+        ("FedProx+PeWS", ("fedprox", None, False), "learned"),
+        ("scaffold+pews-fixed", ("scaffold", None, False), "fixed"),
+        ("fedadam+pews-auto", ("fedavg", "fedadam", False), "auto"),
+        ("moon+fedyogi", ("moon", "fedyogi", False), "none"),
+        ("fedprox+pews+fedbn", ("fedprox", None, True), "learned"),
     ],
 )
 def test_method_names_compose_with_plus(name: str, parts: object, kind: str) -> None:
     experiment = Experiment(method={"name": name})
-    assert experiment.parts == parts
+    parsed = experiment.method_name
+    assert (parsed.base, parsed.server, parsed.fedbn) == parts
     assert experiment.warmup_kind == kind
 
 
@@ -117,3 +122,31 @@ def test_table_1_ships_as_named_configs() -> None:
         50,
     )
     assert {"synthetic-32k", "synthetic-3.2k"} <= set(recipes())
+
+
+def test_an_old_name_of_a_key_is_taken_with_a_word_about_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert Experiment(warmup={"share": "masks"}).warmup.upload == "masks"
+    assert "warmup.share is called warmup.upload now" in caplog.text
+
+
+def test_what_a_recipe_sets_and_the_method_asked_for_has_no_use_for_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    experiment = Experiment.load("synthetic-3.2k", {"method.name": "fedpm"})
+    assert experiment.train.server_lr is None
+    assert "fedpm has no use for train.server_lr, which synthetic-3.2k sets: left out" in caplog.text
+
+
+def test_a_key_that_the_user_writes_stays_although_the_method_has_no_use_for_it() -> None:
+    given = Experiment.load("synthetic-3.2k", {"method.name": "fedpm", "train.server_lr": 0.5})
+    assert given.train.server_lr == 0.5
+
+
+def test_a_key_that_is_added_later_changes_no_fingerprint() -> None:
+    whole = Experiment(**Experiment(rounds=7).to_dict())
+    assert whole.fingerprint() == Experiment(rounds=7).fingerprint()
+
+
+def test_the_configurations_defaults_are_those_of_the_classes() -> None:
+    built = build_method(Experiment(warmup={"rounds": 3}))
+    assert built == with_warmup(FedAvg(), 3, Learned())

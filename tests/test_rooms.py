@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,72 +12,87 @@ import fedpews
 
 PACKAGE = Path(fedpews.__file__).parent
 
-# a room may import what stands here, and itself; every room may import errors
+# a room may import what stands here, and itself; every room may import errors. No room is above another that is
+# above it: reading from the top, a room imports only rooms that stand higher up.
 ROOMS = {
-    "__init__": {
-        "data",
-        "experiment",
-        "methods",
-        "neurons",
-        "running",
-        "warmup",
-    },  # for their public names only
     "errors": set(),
     "seeds": set(),
     "trees": set(),
-    "own_code": set(),
-    "neurons": {"trees"},
-    "methods": {"trees", "seeds", "neurons", "own_code"},
-    "warmup": {"methods", "neurons", "trees", "seeds"},
-    "models": {"own_code"},
-    "data": {"seeds", "own_code"},
-    "runtimes": {"methods", "neurons", "warmup", "data", "trees", "seeds", "results"},
-    "results": set(),
+    "user_code": set(),
+    "torch_private": set(),
+    "neurons": {"torch_private", "trees"},
+    "methods": {"neurons", "seeds", "torch_private", "trees"},
+    "warmup": {"methods", "neurons", "seeds", "trees"},
+    "models": {"user_code"},
+    "data": {"seeds", "user_code"},
     "recipes": set(),
-    "experiment": {"methods", "recipes"},
-    "running": {
-        "experiment",
+    "results": {"trees"},
+    "compose": {"methods", "user_code", "warmup"},
+    "configs": {"compose"},
+    "experiment": {"compose", "configs"},
+    "keys": {"compose", "experiment", "methods"},
+    "engines": {"data", "methods", "neurons", "seeds", "torch_private", "trees"},
+    "server": {"data", "engines", "methods", "neurons", "results", "seeds", "trees"},
+    "report": {"results"},
+    "build": {
+        "compose",
+        "configs",
         "data",
-        "models",
+        "engines",
+        "experiment",
         "methods",
-        "warmup",
+        "models",
         "neurons",
-        "runtimes",
-        "results",
-        "report",
         "seeds",
+        "server",
         "trees",
     },
-    "report": {"results"},
-    "testing": {"methods", "warmup", "neurons", "runtimes", "data", "trees", "seeds", "results", "models"},
-    "reproduce": {
-        "seeds",
-        "experiment",
-        "running",
-        "report",
-        "results",
-        "recipes",
+    "running": {
+        "build",
+        "configs",
         "data",
-        "models",
+        "engines",
+        "experiment",
         "neurons",
-    },
-    "flower": {"experiment", "running", "runtimes", "data", "neurons"},
-    "loopback": {"experiment", "flower", "running", "runtimes", "results"},
-    "cli": {
-        "experiment",
-        "running",
         "report",
-        "reproduce",
-        "loopback",
-        "data",
-        "models",
-        "methods",
-        "runtimes",
         "results",
+        "server",
+        "trees",
     },
+    "testing": {"methods", "neurons", "results", "seeds", "trees", "warmup"},
+    "studies": {"build", "configs", "data", "experiment", "report", "results", "running", "seeds"},
+    "flower": {
+        "build",
+        "data",
+        "engines",
+        "experiment",
+        "methods",
+        "neurons",
+        "results",
+        "running",
+        "seeds",
+        "server",
+        "trees",
+        "warmup",
+    },
+    "cli": {
+        "build",
+        "compose",
+        "configs",
+        "keys",
+        "data",
+        "experiment",
+        "flower",
+        "models",
+        "report",
+        "results",
+        "running",
+        "studies",
+    },
+    "__init__": {"compose", "data", "experiment", "methods", "neurons", "running", "warmup"},
 }
 
-LIGHT = {"errors": set(), "seeds": set(), "own_code": set(), "trees": {"torch"}}
+LIGHT = {"errors": {"pydantic"}, "seeds": set(), "user_code": set(), "trees": {"torch"}}
 """Rooms that may only use the standard library, and these."""
 
 
@@ -95,10 +110,8 @@ def imports(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative imports hide which room is meant"
-            if node.module == "fedpews":
-                yield from (f"fedpews.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            # a name that is imported may be a module itself
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_every_room_is_named_here() -> None:
@@ -119,6 +132,44 @@ def test_a_light_room_stays_light(name: str) -> None:
     assert used <= sys.stdlib_module_names | LIGHT[name] | {"__future__"}
 
 
-def test_flower_is_imported_only_by_its_runtime() -> None:
+def test_rooms_are_listed_so_that_none_imports_a_later_one() -> None:
+    order = list(ROOMS)
+    late = {
+        (room, other) for room in order for other in ROOMS[room] if order.index(other) > order.index(room)
+    }
+    assert not late
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Nor any longer ring of modules; what is imported inside a function counts too."""
+    names = {_module(path): path for path in files()}
+    graph = {
+        name: {_home(other, names) for other in imports(path)} & names.keys() for name, path in names.items()
+    }
+    for name, others in graph.items():
+        # a package's own __init__ only hands out names
+        graph[name] = {other for other in others if names[other].name != "__init__.py" and other != name}
+    ordered: list[str] = []
+    while len(ordered) < len(graph):
+        ready = [name for name in graph if name not in ordered and graph[name] <= set(ordered)]
+        assert ready, f"a ring among {sorted(graph.keys() - set(ordered))}"
+        ordered += ready
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _home(name: str, known: Mapping[str, Path]) -> str:
+    """The module that an imported name is in."""
+    return name if name in known else name.rpartition(".")[0]
+
+
+def test_no_file_is_longer_than_four_hundred_lines() -> None:
+    assert not [path for path in files() if len(path.read_text().splitlines()) > 400]
+
+
+def test_flower_is_imported_only_by_its_room() -> None:
     users = {path for path in files() if any(name.split(".")[0] == "flwr" for name in imports(path))}
-    assert all(path.is_relative_to(PACKAGE / "runtimes" / "flower") for path in users)
+    assert all(path.is_relative_to(PACKAGE / "flower") for path in users)

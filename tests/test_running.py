@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    from fedpews.results.folder import RunFolder
+    from fedpews.results.run_folder import RunFolder
 
     held = RunFolder(tmp_path)
     with pytest.raises(ConfigError, match="in use by another run"):

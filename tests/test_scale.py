@@ -16,9 +16,9 @@ from fedpews.methods.contract import Upload
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results import memories
-from fedpews.results.files import leaves
 from fedpews.results.memories import MemoryStore
-from fedpews.runtimes.rounds import Rules, choose_cohort
+from fedpews.results.nests import leaves
+from fedpews.server import Rules, choose_cohort
 from fedpews.warmup import Learned, Warmup, with_warmup
 
 

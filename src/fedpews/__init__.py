@@ -10,29 +10,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedpews.compose import method
     from fedpews.data import Federation, from_clients
     from fedpews.errors import CheckpointError, ConfigError, DataMissing, FedpewsError, RunFailed
     from fedpews.experiment import Experiment
-    from fedpews.methods import Client, Cohort, Download, Method, Upload, Work
-    from fedpews.neurons import Hidden, NeuronGraph, trace
+    from fedpews.methods import Average, ClientHalf, Cohort, Download, Method, Upload, Work
+    from fedpews.neurons import Batch, Hidden, Network, NeuronGraph
+    from fedpews.neurons.trace import trace
     from fedpews.running import Result, Watcher, run
-    from fedpews.warmup import Fixed, Learned, with_warmup
+    from fedpews.warmup import Auto, Fixed, Learned, with_warmup
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "fedpews.compose": ("method",),
     "fedpews.data": ("Federation", "from_clients"),
     "fedpews.errors": ("CheckpointError", "ConfigError", "DataMissing", "FedpewsError", "RunFailed"),
     "fedpews.experiment": ("Experiment",),
-    "fedpews.methods": ("Client", "Cohort", "Download", "Method", "Upload", "Work"),
-    "fedpews.neurons": ("Hidden", "NeuronGraph", "trace"),
+    "fedpews.methods": ("Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work"),
+    "fedpews.neurons": ("Batch", "Hidden", "Network", "NeuronGraph", "trace"),
     "fedpews.running": ("Result", "Watcher", "run"),
-    "fedpews.warmup": ("Fixed", "Learned", "with_warmup"),
+    "fedpews.warmup": ("Auto", "Fixed", "Learned", "with_warmup"),
 }
 
 __all__ = [
+    "Auto",
+    "Average",
+    "Batch",
     "CheckpointError",
-    "Client",
+    "ClientHalf",
     "Cohort",
     "ConfigError",
     "DataMissing",
@@ -44,6 +50,7 @@ __all__ = [
     "Hidden",
     "Learned",
     "Method",
+    "Network",
     "NeuronGraph",
     "Result",
     "RunFailed",
@@ -51,6 +58,7 @@ __all__ = [
     "Watcher",
     "Work",
     "from_clients",
+    "method",
     "run",
     "trace",
     "with_warmup",

@@ -1,6 +1,13 @@
-"""What can go wrong for a user, and the exit code each kind ends the command with."""
+"""What can go wrong for a user, the exit code each kind ends the command with, and how it is worded."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class FedpewsError(Exception):
@@ -37,3 +44,45 @@ class Interrupted(FedpewsError):
     """The run was asked to stop (Ctrl-C) and has saved where it stands."""
 
     exit_code = 130
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """What to say about a name that does not exist: the one probably meant, or else all there are.
+
+    >>> nearest("fedprx", ["fedavg", "fedprox"]), nearest("adam", ["fedavg", "fedprox"])
+    ("did you mean 'fedprox'?", 'there is fedavg, fedprox')
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return otherwise or (f"there is {', '.join(names)}" if names else "there is none")
+
+
+def first_line(error: BaseException) -> str:
+    """An error's kind and the first line of its message: other people's messages may have many.
+
+    >>> first_line(RuntimeError("shapes differ\\nlong explanation"))
+    'RuntimeError: shapes differ'
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}" if lines else type(error).__name__
+
+
+def explain(error: ValidationError, prefix: str = "", known: Iterable[str] = ()) -> str:
+    """What pydantic found first, in one line, with the key as the user writes it.
+
+    Args:
+        prefix: of the key, such as ``method.``.
+        known: the keys there are, for a key that does not exist.
+    """
+    found = error.errors()
+    first = found[0]
+    key = prefix + ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key}; {nearest(key, known, 'see `fedpews list keys`')}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    message = first["msg"][0].lower() + first["msg"][1:]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{key}: {message}, got {first['input']!r:.60}{more}"

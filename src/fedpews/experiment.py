@@ -5,30 +5,23 @@ Nothing is imported here that needs torch, so that `fedpews --help` is quick.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import tomllib
-from collections.abc import Iterator, Mapping
-from importlib import resources
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedpews.errors import ConfigError
+from fedpews.compose import Kind, MethodName
+from fedpews.configs import fit_method, override, read_config, renamed
+from fedpews.errors import ConfigError, explain
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
-Kind = Literal["none", "learned", "fixed", "auto"]
-
-WARMUPS: dict[str, Kind] = {"pews": "learned", "pews-fixed": "fixed", "pews-auto": "auto"}
-"""What may follow a method's name, and the kind of warmup it stands for."""
-
-LOCAL_NORMS = "fedbn"
-"""What may follow too: norm layers that stay at each client."""
 
 
 class _Table(BaseModel):
@@ -40,7 +33,7 @@ class DataTable(_Table):
         "synthetic-32k", description="a data set, several joined by +, folder:PATH, or module:function"
     )
     partition: str | None = Field(
-        None, description="how the samples are dealt to clients; see `fedpews list data`"
+        None, description="how the samples are assigned to clients; see `fedpews list data`"
     )
     clients: Count | None = Field(None, description="how many clients; by default what the partition implies")
     alpha: Positive | None = Field(None, description="concentration of the dirichlet and quantity partitions")
@@ -105,8 +98,9 @@ class WarmupTable(_Table):
     diversity: NotNegative | None = Field(None, description="λ, how strongly clients' masks are pushed apart")
     mask_lr: Positive = Field(0.1, description="η_s, learning rate of the mask scores")
     shares: list[Positive] | None = Field(None, description="fixed masks: each client's part of every layer")
-    share: Literal["probabilities", "masks"] = Field(
-        "probabilities", description="what learned masks send of θ"
+    upload: Literal["probabilities", "masks"] = Field(
+        "probabilities",
+        description="learned masks: what a client uploads of θ, all of it or only the mask drawn",
     )
     gradient: Literal["open", "gate"] = Field(
         "open",
@@ -194,18 +188,18 @@ class Experiment(_Table):
 
     def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**values)
+            super().__init__(**renamed(values))
         except ValidationError as error:
-            raise ConfigError(_explain(error)) from None
+            raise ConfigError(explain(error, known=known_keys())) from None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds are given twice: {self.seeds}")
-        suffix, kind = self.parts[2], self.warmup.kind
-        if suffix and kind is not None and kind != WARMUPS[suffix]:
+        named, kind = MethodName.parse(self.method.name).warmup, self.warmup.kind
+        if named != "none" and kind not in (None, named):
             raise ValueError(
-                f"method.name {self.method.name!r} asks for the {WARMUPS[suffix]} warmup, warmup.kind for {kind!r}; "
+                f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
                 "leave one of them out"
             )
         if self.warmup_kind != "none" and self.warmup_rounds > self.rounds:
@@ -215,37 +209,14 @@ class Experiment(_Table):
         return self
 
     @property
-    def parts(self) -> tuple[str, str | None, str | None]:
-        """The method's name taken apart: base, server optimiser, warmup."""
-        from fedpews.methods.registry import METHODS, SERVERS
-
-        base, server, warmup = None, None, None
-        for written in self.method.name.split("+"):
-            part = written if ":" in written else written.lower()
-            if (part in METHODS or ":" in part) and base is None:
-                base = part
-            elif part in SERVERS and server is None:
-                server = part
-            elif part in WARMUPS and warmup is None:
-                warmup = part
-            elif part == LOCAL_NORMS and self.method.name.lower().count(LOCAL_NORMS) == 1:
-                continue
-            else:
-                near = _nearest(part, [*METHODS, *SERVERS, *WARMUPS, LOCAL_NORMS])
-                raise ValueError(
-                    f"method.name {self.method.name!r}: {part!r} is unknown or out of place{near}"
-                )
-        return base or "fedavg", server, warmup
-
-    @property
-    def local_norms(self) -> bool:
-        """Whether norm layers stay at each client (FedBN)."""
-        return LOCAL_NORMS in self.method.name.lower().split("+")
+    def method_name(self) -> MethodName:
+        """The method's name taken apart, whichever key asked for the warmup."""
+        named = MethodName.parse(self.method.name)
+        return named if named.warmup != "none" else replace(named, warmup=self.warmup.kind or "none")
 
     @property
     def warmup_kind(self) -> Kind:
-        suffix = self.parts[2]
-        return WARMUPS[suffix] if suffix else self.warmup.kind or "none"
+        return self.method_name.warmup
 
     @property
     def warmup_rounds(self) -> int:
@@ -261,12 +232,8 @@ class Experiment(_Table):
 
     @property
     def method_label(self) -> str:
-        """The method's full name, whichever key asked for the warmup."""
-        base, server, _ = self.parts
-        warmup = {kind: name for name, kind in WARMUPS.items()}.get(self.warmup_kind)
-        named = [base] if server is None or base != "fedavg" else []
-        local = LOCAL_NORMS if self.local_norms else None
-        return "+".join([*named, *filter(None, (server, warmup, local))])
+        """The method's full name."""
+        return str(self.method_name)
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
@@ -275,112 +242,28 @@ class Experiment(_Table):
         return tomli_w.dumps(self.to_dict())
 
     def fingerprint(self) -> str:
-        """A hash of all that decides the numbers; how often to save and how many workers do not."""
-        values = self.to_dict()
+        """A hash of all that decides the numbers; how often to save and how many workers do not.
+
+        Only what is not a default counts, so that a key that a later version adds changes no fingerprint.
+        """
+        values = self.model_dump(exclude_defaults=True)
         for free in ("workers", "checkpoint_every"):
-            values["runtime"].pop(free, None)
-        values.pop("flower")  # what a deployment tolerates
+            values.get("runtime", {}).pop(free, None)
+        # what a deployment tolerates
+        values.pop("flower", None)
+        values = {key: value for key, value in values.items() if value != {}}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
     def load(cls, config: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-        """A recipe by name or a TOML file, with dotted keys changed: ``{"train.lr": 0.1}``."""
-        return cls(**override(read_config(config), overrides or {}))
+        """A recipe by name or a TOML file, with dotted keys changed: ``{"train.lr": 0.1}``.
 
-
-def recipes() -> dict[str, Any]:
-    """The configurations that ship with the package, by name."""
-
-    def walk(folder: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-            if entry.is_dir():
-                yield from walk(entry, f"{prefix}{entry.name}/")
-            elif entry.name.endswith(".toml"):
-                yield prefix + entry.name.removesuffix(".toml"), entry
-
-    return dict(walk(resources.files("fedpews.recipes")))
-
-
-def read_config(config: str | Path) -> dict[str, Any]:
-    """The values in a recipe or a TOML file."""
-    shipped = recipes()
-    if str(config).startswith("paper/") and str(config) in shipped:
-        name = str(config).removeprefix("paper/")
-        raise ConfigError(f"{config} is a study of several runs; run it with: fedpews reproduce {name}")
-    if str(config) in shipped:
-        return tomllib.loads(shipped[str(config)].read_text())
-    path = Path(config)
-    if not path.is_file():
-        raise ConfigError(
-            f"{config}: no such recipe or file{_nearest(str(config), list(shipped))}; see `fedpews list recipes`"
-        )
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-
-
-def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested values with dotted keys set.
-
-    Another method leaves behind the file's options of the first one, and its kind of warmup.
-
-    >>> override({"train": {"lr": 1.0}}, {"train.lr": 0.1, "rounds": 5})
-    {'train': {'lr': 0.1}, 'rounds': 5}
-    """
-    result: dict[str, Any] = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in values.items()
-    }
-    if "method.name" in changes:
-        old = result.get("method", {})
-        kept = old if _base(old.get("name", "")) == _base(str(changes["method.name"])) else {}
-        result["method"] = dict(kept)
-        result.get("warmup", {}).pop("kind", None)
-    for key, value in changes.items():
-        *tables, last = key.split(".")
-        place = result
-        for table in tables:
-            place = place.setdefault(table, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"{key}: {table} is a single value, not a table")
-        if {"rounds": "fraction", "fraction": "rounds"}.get(last) and tables == ["warmup"]:
-            place.pop({"rounds": "fraction", "fraction": "rounds"}[last], None)
-        if {"epochs", "steps"} >= {last} and tables == ["train"]:
-            place.pop({"epochs": "steps", "steps": "epochs"}[last], None)
-        place[last] = value
-    return result
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """``key=value`` from the command line; the value as TOML has it, or else as a plain string.
-
-    >>> parse_setting("train.lr=0.1"), parse_setting("data.name=cifar-mnist")
-    (('train.lr', 0.1), ('data.name', 'cifar-mnist'))
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {text!r}: give it as key=value, for instance --set train.lr=0.1")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-
-
-def _base(name: str) -> str:
-    return name.lower().split("+")[0]
-
-
-def _explain(error: ValidationError) -> str:
-    """pydantic's findings in one line, with the key as the user writes it."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {place}{_nearest(place, known_keys())}"
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    message = first["msg"][0].lower() + first["msg"][1:]
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{place}: {message}, got {first['input']!r:.60}{more}"
+        Where the changes name another method, what the file sets for its own method and this one has no use for is
+        left out, and said.
+        """
+        changes = overrides or {}
+        values = override(read_config(config), changes)
+        return cls(**(fit_method(values, changes, config) if "method.name" in changes else values))
 
 
 def known_keys() -> dict[str, str]:
@@ -393,8 +276,3 @@ def known_keys() -> dict[str, str]:
         else:
             keys |= {f"{name}.{key}": value.description or "" for key, value in inner.items()}
     return keys
-
-
-def _nearest(given: str, known: Any) -> str:
-    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
+
+Nest = dict[str, Any]
+"""A nested dict whose leaves are tensors: what methods keep, and what is saved."""
 
 
 def map_tree(

@@ -10,8 +10,8 @@ import pytest
 from tiny_files import idx, medmnist_arrays, pack_cifar, write_cifar, write_medmnist, write_mnist
 
 from fedpews.data.catalogue import SOURCES
-from fedpews.data.files import find
 from fedpews.data.readers import Images, read
+from fedpews.data.store import find
 from fedpews.errors import ConfigError
 
 

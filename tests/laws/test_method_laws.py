@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.methods import METHODS, make, takes_warmup
+from fedpews.compose import METHODS, method_class
+from fedpews.compose import method as make
+from fedpews.engines.compiled.program import check_padding, trace_step
 from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fednova import FedNova
@@ -22,7 +24,6 @@ from fedpews.methods.ist import IST
 from fedpews.methods.moon import Moon
 from fedpews.methods.scaffold import Scaffold
 from fedpews.running import run
-from fedpews.runtimes.program import check_padding, trace_step
 from fedpews.testing import (
     Playground,
     Samples,
@@ -36,8 +37,8 @@ from fedpews.testing import (
 )
 from fedpews.warmup import Fixed, Learned, with_warmup
 
-BASES = [name for name in METHODS if takes_warmup(name)]
-OTHERS = [name for name in METHODS if not takes_warmup(name)]
+BASES = [name for name in METHODS if method_class(name).takes_warmup]
+OTHERS = [name for name in METHODS if not method_class(name).takes_warmup]
 
 
 def ground(method: Method, clients: Sequence[Samples] | None = None) -> Playground:
@@ -64,7 +65,7 @@ def test_every_base_optimiser_keeps_the_contract_bare(name: str) -> None:
     "masks",
     [
         Learned(),
-        Learned(share="masks", gradient="gate", start_spread=0.0),
+        Learned(upload="masks", gradient="gate", start_spread=0.0),
         Learned(upload_mask="thresholded", draw="round", start_common=True),
         Fixed(),
     ],

@@ -8,10 +8,11 @@ import pytest
 import torch
 from tiny import chain, point, targets
 
-from fedpews.methods import METHODS, SERVERS, make, make_server, takes_server
+from fedpews.compose import METHODS, SERVERS, takes_server
+from fedpews.compose import method as make
 from fedpews.methods.average import Average
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.server import (
+from fedpews.methods.server_optimizers import (
     SGD,
     Adagrad,
     Adam,
@@ -91,7 +92,7 @@ def test_fedavg_with_a_server_rate_goes_part_of_the_way() -> None:
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("name", [name for name in METHODS if takes_server(name)])
 def test_every_method_that_averages_takes_every_server_optimiser(name: str, server: str) -> None:
-    method = make(name, make_server(server, lr=0.01))
+    method = make(f"{name}+{server}", server={"lr": 0.01})
     net = small_network()
     played = Playground(method, net, small_clients()).partly(2)
     check_finite(played)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.methods.contract import Client, Download
+from fedpews.methods.contract import ClientHalf, Download
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.moon import Moon
 from fedpews.methods.scaffold import Scaffold
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.network import Batch, Network
-from fedpews.testing import _equal
+from fedpews.testing import equal
 from fedpews.trees import map_tree
 
 
@@ -27,7 +27,7 @@ CLIENTS = [FedAvg(momentum=0.9, weight_decay=0.1), FedProx(mu=1.0), Scaffold(wei
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: type(client).__name__)
-def test_closed_neurons_keep_weights_momentum_and_statistics(client: Client) -> None:
+def test_closed_neurons_keep_weights_momentum_and_statistics(client: ClientHalf) -> None:
     net = network()
     start = net.initial()
     control = {name: torch.ones_like(start[name]) for name in net.trainable}
@@ -44,7 +44,7 @@ def test_closed_neurons_keep_weights_momentum_and_statistics(client: Client) -> 
         moved, _ = step_subnetwork(client, net, moved, batch, torch.zeros(0), 0.1, gates)
     mask = net.graph.expand(gates != 0)
     assert "1.running_mean" in mask
-    still = [name for name, value in moved["params"].items() if _equal(value, local["params"][name])]
+    still = [name for name, value in moved["params"].items() if equal(value, local["params"][name])]
     assert set(still) <= {"0.bias"}  # BatchNorm takes it out again
     for key in ("params", "momentum"):
         for name, value in moved.get(key, {}).items():

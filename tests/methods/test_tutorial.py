@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpews.methods import METHODS
+from fedpews.compose import METHODS
 from fedpews.testing import Playground, check_method, small_clients, small_network
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "write-your-own-method.md"

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.methods import METHODS, make
+from fedpews.compose import METHODS
+from fedpews.compose import method as make
 from fedpews.methods.contract import Download, Upload
 from fedpews.methods.wire import BadMessage, decode_download, decode_upload, encode_download, encode_upload
 from fedpews.models.mlp import MLP
 from fedpews.neurons.network import Network
-from fedpews.testing import Playground, _equal, small_clients, small_network
+from fedpews.testing import Playground, equal, small_clients, small_network
 from fedpews.trees import Tree
 from fedpews.warmup import Fixed, Learned, with_warmup
 
@@ -34,7 +35,7 @@ def payload(data: bytes) -> int:
 def test_an_upload_comes_back_to_the_bit() -> None:
     net = small_network()
     sent = upload(net, extra={"control": net.initial(), "theta": {"neurons": torch.rand(8)}})
-    assert _equal(decode_upload(net, encode_upload(net, sent)), sent)
+    assert equal(decode_upload(net, encode_upload(net, sent)), sent)
 
 
 def test_a_loss_comes_back_to_the_bit_and_its_digits_cost_nothing() -> None:
@@ -93,10 +94,10 @@ def test_every_message_of_every_method_comes_back(name: str) -> None:
     for uploads, downloads in zip(played.uploads, played.downloads, strict=True):
         for sent in uploads:
             once = decode_upload(net, encode_upload(net, sent))
-            assert _equal(decode_upload(net, encode_upload(net, once)), once)
+            assert equal(decode_upload(net, encode_upload(net, once)), once)
         for sent in downloads:
             once = decode_download(net, encode_download(net, sent))
-            assert _equal(decode_download(net, encode_download(net, once)), once)
+            assert equal(decode_download(net, encode_download(net, once)), once)
 
 
 def sizes(method: object, total: int = 2, filled: bool = False) -> tuple[float, float]:
@@ -184,7 +185,7 @@ def test_the_warmup_sends_the_owned_half_and_the_preferences() -> None:
     sent, got = sizes(with_warmup(make("fedavg"), 5, Learned()))
     assert got == pytest.approx(4 * P + 4 * NEURONS, abs=HEADER)
     assert 4 * 0.1 * P < sent - 4 * NEURONS - NEURONS / 8 < 4 * 0.5 * P  # a random half: about a quarter
-    assert sizes(with_warmup(make("fedavg"), 5, Learned(share="masks")))[0] == pytest.approx(
+    assert sizes(with_warmup(make("fedavg"), 5, Learned(upload="masks")))[0] == pytest.approx(
         sent - 4 * NEURONS, abs=400
     )
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 import fedpews
-from fedpews.experiment import Experiment, override, recipes
-from fedpews.reproduce.cells import run_cell
-from fedpews.reproduce.measures import MEASURES, printed
-from fedpews.reproduce.page import conclude, write_page
-from fedpews.reproduce.study import Scale, cells, load_study, scaled, studies
+from fedpews.configs import override, recipes
+from fedpews.experiment import Experiment
 from fedpews.running import run
+from fedpews.studies.cells import run_cell
+from fedpews.studies.measures import MEASURES, printed
+from fedpews.studies.page import conclude, write_page
+from fedpews.studies.study import Scale, cells, load_study, scaled, studies
 
-FOLDER = Path(fedpews.__file__).parent / "recipes"
-FOUND = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.toml"))
-PLAIN = [name for name in FOUND if not name.startswith("paper/")]
-STUDIES = [name.removeprefix("paper/") for name in FOUND if name.startswith("paper/")]
+PACKAGE = Path(fedpews.__file__).parent
+PLAIN = sorted(path.stem for path in (PACKAGE / "recipes").glob("*.toml"))
+STUDIES = sorted(path.stem for path in (PACKAGE / "studies" / "paper").glob("*.toml"))
 
 
 def tiny(experiment: Experiment) -> dict[str, Any]:
@@ -40,16 +40,18 @@ def tiny(experiment: Experiment) -> dict[str, Any]:
 
 
 def test_a_recipe_is_found_by_the_name_of_its_file() -> None:
-    assert sorted(recipes()) == FOUND
+    assert sorted(recipes()) == PLAIN
     assert sorted(studies()) == STUDIES
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_a_recipe_begins_with_its_command_and_what_it_is(name: str) -> None:
-    lines = (FOLDER / f"{name}.toml").read_text().splitlines()
+@pytest.mark.parametrize(
+    ("verb", "name"), [*(("run", name) for name in PLAIN), *(("reproduce", name) for name in STUDIES)]
+)
+def test_a_recipe_begins_with_its_command_and_what_it_is(verb: str, name: str) -> None:
+    folder = PACKAGE / ("recipes" if verb == "run" else "studies/paper")
+    lines = (folder / f"{name}.toml").read_text().splitlines()
 
-    verb = "reproduce" if name.startswith("paper/") else "run"
-    assert lines[0] == f"# fedpews {verb} {name.removeprefix('paper/')}"
+    assert lines[0] == f"# fedpews {verb} {name}"
     assert lines[1].startswith("# ")
     assert lines[1].endswith(".")
     if verb == "reproduce":

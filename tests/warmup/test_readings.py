@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from fedpews.errors import ConfigError
-from fedpews.methods.contract import Client, Cohort, Download, Nest, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Work
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground
+from fedpews.trees import Nest
 from fedpews.warmup import Learned, Warmup, with_warmup
 from fedpews.warmup.masks import draw_starts
 
@@ -25,7 +26,9 @@ U, V = [1.0, 2.0], [0.5, -1.0]
 ALIKE = {"start": 0.0, "start_spread": 0.0}
 
 
-def begin(masks: Learned, theta: tuple[float, float] = (0.5, 0.5)) -> tuple[Network, Client, Download, Nest]:
+def begin(
+    masks: Learned, theta: tuple[float, float] = (0.5, 0.5)
+) -> tuple[Network, ClientHalf, Download, Nest]:
     net = chain(U, V)
     client = with_warmup(FedAvg(), 5, masks).client("warmup")
     download = Download(1, "warmup", 2, net.initial(), extra={"theta": {"neurons": torch.tensor(theta)}})
@@ -136,9 +139,9 @@ def test_scores_start_at_the_mean_when_there_is_no_spread() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"gradient": "closed"}, "warmup.gradient is 'closed'; choose from open, gate"),
-        ({"share": "theta"}, "choose from probabilities, masks"),
-        ({"start_spread": -1.0}, "start_spread must not be negative"),
+        ({"gradient": "closed"}, "Learned.gradient: input should be 'open' or 'gate', got 'closed'"),
+        ({"upload_mask": "sampled"}, "should be 'drawn' or 'thresholded'"),
+        ({"start_spread": -1.0}, "start_spread: input should be greater than or equal to 0"),
     ],
 )
 def test_a_reading_that_does_not_exist_is_refused(wrong: dict[str, object], message: str) -> None:

@@ -17,7 +17,7 @@ from fedpews.methods.ist import IST
 from fedpews.methods.scaffold import Scaffold
 from fedpews.neurons.network import Batch
 from fedpews.testing import Playground
-from fedpews.warmup import Fixed, Learned, with_warmup
+from fedpews.warmup import Auto, Fixed, Learned, with_warmup
 from fedpews.warmup.masks import contiguous
 
 sys.path.append(str(Path(__file__).parent.parent / "methods"))
@@ -97,7 +97,7 @@ def test_scaffold_under_learned_masks_divides_by_the_steps_an_element_was_open()
 
 
 def test_the_warmup_ends_early_when_the_loss_has_fallen() -> None:
-    method = with_warmup(FedAvg(), 8, Fixed(), end_at_loss=0.5, at_least=2)
+    method = with_warmup(FedAvg(), 8, Auto(end_at_loss=0.5, at_least=2))
     net = chain(U, V)
     played = Playground(method, net, targets(0, 4, steps=4), lr=0.1, batch_size=1).play(8)
     losses = [sum(upload.loss for upload in uploads) / 2 for uploads in played.uploads]

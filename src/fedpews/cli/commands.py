@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
 from fedpews.cli.console import err, out
 from fedpews.cli.data import data
 from fedpews.cli.flower import flower
-from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set, parse_seeds
+from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
+from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
-from fedpews.errors import ConfigError, FedpewsError, Interrupted
+from fedpews.errors import ConfigError, FedpewsError, Interrupted, nearest
 
 app = typer.Typer(
     name="fedpews",
@@ -64,42 +64,10 @@ def run(
     show_runs([place for _, place in runs])
 
 
-def resolve_runs(
-    config: str,
-    method: list[str] | None,
-    rounds: int | None,
-    seeds: str | None,
-    folder: Path | None,
-    set_: list[str] | None,
-) -> list[tuple[Any, Path]]:
-    """The experiments that a command line asks for, each with its folder."""
-    from fedpews.experiment import Experiment, parse_setting
-
-    changes: dict[str, Any] = {}
-    if rounds is not None:
-        changes["rounds"] = rounds
-    if seeds is not None:
-        changes["seeds"] = parse_seeds(seeds)
-    settings = dict(parse_setting(text) for text in set_ or [])
-    name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
-    experiments = [
-        Experiment.load(config, changes | ({} if wanted is None else {"method.name": wanted}) | settings)
-        for wanted in (method or [None])  # type: ignore[list-item]
-    ]
-    folders = [_folder(folder, name, experiment.method_label, len(experiments)) for experiment in experiments]
-    if len(set(folders)) < len(folders):
-        raise ConfigError("the same method is given twice")
-    return list(zip(experiments, folders, strict=True))
-
-
-def show_runs(folders: list[Path]) -> None:
-    """How runs did, and where they are."""
-    _show(folders)
-    out.print(f"results in {', '.join(str(place) for place in folders)}", soft_wrap=True)
-
-
 def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool) -> None:
+    from fedpews.report.html import write_report
     from fedpews.report.progress import ProgressBar
+    from fedpews.results.layout import REPORT
     from fedpews.running import Watcher
     from fedpews.running import run as run_experiment
 
@@ -121,24 +89,28 @@ def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool,
             data_dir=data_dir,
             watcher=Watcher(begin=begin, round=bar.round, stopping=stopping),
         )
+    write_report([folder], folder / REPORT)
 
 
 @app.command(name="list")
-def list_(what: Annotated[str, typer.Argument(help="methods, data, models, recipes or keys")]) -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, data, models, recipes, studies or keys")],
+) -> None:
     """What there is to choose from."""
     kinds = {
         "methods": _methods,
         "data": _data,
         "models": _models,
         "recipes": _recipes,
+        "studies": _studies,
         "keys": _keys,
     }
     if what not in kinds:
-        raise ConfigError(f"there is no list of {what!r}; choose from {', '.join(kinds)}")
+        raise ConfigError(f"there is no list of {what!r}; {nearest(what, kinds)}")
     grid = Table(box=None, show_header=False, pad_edge=False)
     grid.add_column(no_wrap=True)
-    for name, text in kinds[what]():
-        grid.add_row(name, text)
+    for cells in kinds[what]():
+        grid.add_row(*map(escape, cells))
     out.print(grid)
 
 
@@ -150,31 +122,11 @@ def compare(
     ] = None,
 ) -> None:
     """Put runs side by side; the first one is what the others are measured against."""
-    _show(folders, plot)
-
-
-def _show(folders: list[Path], plot: Path | None = None) -> None:
-    from fedpews.report.compare import COLUMNS, find_runs, table, verdicts
-
-    runs = find_runs(folders)
-    target = f"rounds to reach {100 * runs[0].summary['target_accuracy']:g} %; mean ± standard deviation over seeds"
-    grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for column in COLUMNS:
-        grid.add_column(column, no_wrap=True, justify="left" if column == COLUMNS[0] else "right")
-    for row in table(runs):
-        grid.add_row(*row)
-    out.print(grid)
-    for sentence in verdicts(runs):
-        out.print(sentence, soft_wrap=True)
-    if plot is not None:
-        from fedpews.report.curves import draw_curves
-
-        draw_curves({run.label: run.records for run in runs}, runs[0].summary["target_accuracy"], plot)
-        out.print(f"drawn to {plot}")
+    show_table(folders, plot)
 
 
 def _methods() -> Iterator[tuple[str, str]]:
-    from fedpews.methods.registry import METHODS, SERVERS, describe
+    from fedpews.compose import METHODS, SERVERS, describe
 
     yield from ((name, describe(name)) for name in METHODS)
     yield "", ""
@@ -198,8 +150,8 @@ def _data() -> Iterator[tuple[str, str]]:
     yield "module:function", "your own: a function that returns the clients and the test set"
     yield "", ""
     yield from (
-        (f"partition {name}", (inspect.getdoc(deal) or "").splitlines()[0])
-        for name, deal in PARTITIONS.items()
+        (f"partition {name}", (inspect.getdoc(scheme) or "").splitlines()[0])
+        for name, scheme in PARTITIONS.items()
     )
 
 
@@ -211,25 +163,31 @@ def _models() -> Iterator[tuple[str, str]]:
 
 
 def _recipes() -> Iterator[tuple[str, str]]:
-    from fedpews.experiment import recipes
+    from fedpews.configs import recipes
 
     for name, file in recipes().items():
         header = [
             line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")
         ]
         yield name, header[1] if len(header) > 1 else ""
+    yield "", ""
+    yield "", "the paper's tables and figures: fedpews list studies"
 
 
-def _keys() -> Iterator[tuple[str, str]]:
-    from fedpews.experiment import known_keys
+def _studies() -> Iterator[tuple[str, str]]:
+    from fedpews.studies.study import load_study, studies
 
-    yield from known_keys().items()
+    for name in studies():
+        study = load_study(name)
+        yield name, f"{study.item}: {study.title}"
 
 
-def _folder(given: Path | None, config: str, label: str, count: int) -> Path:
-    if given is None:
-        return Path("runs") / f"{config}-{label}"
-    return given if count == 1 else given / label
+def _keys() -> Iterator[tuple[str, ...]]:
+    from fedpews.keys import config_keys, method_keys
+
+    yield "key", "type", "default", ""
+    for key in (*config_keys(), *method_keys()):
+        yield key.name, key.type, key.default, key.text
 
 
 @contextmanager

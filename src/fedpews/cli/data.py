@@ -37,10 +37,10 @@ def status(
     ] = False,
 ) -> None:
     """Which data sets are here, and where. Nothing is downloaded."""
-    from fedpews.data import files
+    from fedpews.data import store
 
-    out.print(_table(files.status(data_dir, check=check)))
-    places = ", then ".join(str(place) for place in files.roots(data_dir))
+    out.print(_table(store.status(data_dir, check=check)))
+    places = ", then ".join(str(place) for place in store.roots(data_dir))
     out.print(f"looked in {places}", soft_wrap=True, markup=False)
     out.print("`fedpews data get NAME` downloads one that is missing; a run does so by itself.")
 
@@ -53,9 +53,9 @@ def get(
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets, unless they are here: into --data-dir, else into the cache."""
-    from fedpews.data import files
+    from fedpews.data import store
 
-    out.print(_table(files.get(names, data_dir)))
+    out.print(_table(store.get(names, data_dir)))
 
 
 @data.command()
@@ -70,13 +70,13 @@ def show(
         typer.Option("--out", help="Also draw classes × clients to this file (png, pdf, svg)."),
     ] = None,
 ) -> None:
-    """Who holds what: each client's samples and classes, as a run with this configuration would deal them."""
-    from fedpews.data import load
-    from fedpews.experiment import Experiment, parse_setting
+    """Who holds what: each client's samples and classes, as a run with this configuration would assign them."""
+    from fedpews.build import load_data
+    from fedpews.configs import parse_setting
+    from fedpews.experiment import Experiment
 
     experiment = Experiment.load(config, dict(parse_setting(text) for text in set_ or []))
-    asked = experiment.data.model_dump(exclude_none=True)
-    federation = load(asked.pop("name"), data_dir=data_dir, **asked)
+    federation = load_data(experiment, data_dir=data_dir)
     counts: list[list[int]] = federation.counts().tolist()
     sizes = [sum(row) for row in counts]
     shape = "×".join(str(side) for side in federation.x.shape[1:])

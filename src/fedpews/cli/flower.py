@@ -29,8 +29,9 @@ def new(
     set_: Set = None,
 ) -> None:
     """Write a Flower app: the experiment, two lines for each half, and a README with every command."""
-    from fedpews.experiment import Experiment, override, parse_setting, read_config
-    from fedpews.runtimes.flower.template import new_app, starter
+    from fedpews.configs import override, parse_setting, read_config
+    from fedpews.experiment import Experiment
+    from fedpews.flower.deploy.template import new_app, starter
 
     changes = dict(parse_setting(text) for text in set_ or [])
     if config is None and not changes:
@@ -68,8 +69,8 @@ def up(
 
     The run's folder is that of `fedpews run`, and sites.jsonl says who answered in each round.
     """
-    from fedpews.cli.commands import resolve_runs, show_runs
-    from fedpews.loopback import up as run_up
+    from fedpews.cli.runs import resolve_runs, show_runs
+    from fedpews.flower.deploy.loopback import up as run_up
     from fedpews.report.progress import ProgressBar
 
     _check_installed()

@@ -18,10 +18,10 @@ from fedpews.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from fedpews.experiment import Experiment
-    from fedpews.reproduce.page import Outcome
-    from fedpews.reproduce.study import Scale
-    from fedpews.reproduce.verdicts import Verdict
     from fedpews.running import Watcher
+    from fedpews.studies.page import Outcome
+    from fedpews.studies.study import Scale
+    from fedpews.studies.verdicts import Verdict
 
 Out = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
@@ -48,6 +48,12 @@ def reproduce(
     data_dir: DataDir = None,
     set_: Set = None,
     stand_in: StandIn = None,
+    cells: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROW[:COLUMN],...", help="Run only these cells, in this order; the page shows all."
+        ),
+    ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only show what is there.")] = True,
     quiet: Quiet = False,
 ) -> None:
@@ -56,13 +62,14 @@ def reproduce(
     Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run twice,
     and studies share cells. Writes a Markdown page with the figures.
     """
-    from fedpews.reproduce.reproduce import reproduce as reproduce_study
+    from fedpews.studies.reproduce import reproduce as reproduce_study
 
     outcomes = reproduce_study(
         name,
         folder,
         _scale(quick, seeds, set_, stand_in),
         pages=pages,
+        only=cells,
         data_dir=data_dir,
         run=run,
         tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
@@ -83,8 +90,8 @@ def plan(
     stand_in: StandIn = None,
 ) -> None:
     """What `reproduce` would run and how long it would take here, from a short probe."""
-    from fedpews.reproduce.plan import plan as plan_study
-    from fedpews.reproduce.study import load_study, scaled, studies
+    from fedpews.studies.plan import plan as plan_study
+    from fedpews.studies.study import load_study, scaled, studies
 
     scale = _scale(quick, seeds, set_, stand_in)
     total = 0.0
@@ -133,9 +140,9 @@ def sweep(
 
     For instance:  fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid warmup.fraction=0.1,0.2
     """
-    from fedpews.reproduce.page import write_page
-    from fedpews.reproduce.reproduce import run_study
-    from fedpews.reproduce.sweep import make_sweep, parse_grid
+    from fedpews.studies.page import write_page
+    from fedpews.studies.reproduce import run_study
+    from fedpews.studies.sweep import make_sweep, parse_grid
 
     scale = _scale(False, None, set_, None)
     study = make_sweep(
@@ -171,8 +178,8 @@ def report(
 
 
 def _show(outcome: Outcome, page: Path) -> None:
-    from fedpews.reproduce.measures import MEASURES
-    from fedpews.reproduce.page import number_rows
+    from fedpews.studies.measures import MEASURES
+    from fedpews.studies.page import number_rows
 
     study = outcome.study
     out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
@@ -194,12 +201,11 @@ def _show(outcome: Outcome, page: Path) -> None:
 
 
 def _sentence(verdict: Verdict) -> str:
-    color = {"holds": "green", "does not hold": "red"}.get(verdict.outcome, "yellow")
+    color = {True: "green", False: "red", None: "yellow"}[verdict.agrees]
     paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
-    found = (
-        f": {verdict.ours}{paper}, {verdict.wins} of {verdict.pairs} seeds for it" if verdict.pairs else paper
-    )
-    return f"[{color}]{verdict.outcome}[/]  {escape(verdict.where + found)}"
+    p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
+    found = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
+    return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + found)}"
 
 
 def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
@@ -235,8 +241,8 @@ def _goes_on() -> Iterator[None]:
 
 
 def _scale(quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None) -> Scale:
-    from fedpews.experiment import parse_setting
-    from fedpews.reproduce.study import Scale
+    from fedpews.configs import parse_setting
+    from fedpews.studies.study import Scale
 
     others: dict[str, str] = {}
     for text in stand_in or []:

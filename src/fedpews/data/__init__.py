@@ -1,4 +1,4 @@
-"""The data room: named sources, combinations of them, your own data, and every way to deal it to clients.
+"""The data room: named sources, combinations of them, your own data, and every way to assign it to clients.
 
 `load` is the way in by name, `from_clients` for data already in Python; both end in a `Federation`. Names are
 imported when they are first used, so listing the catalogue and the partitions does not wait for torch.
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedpews.data.catalogue import SOURCES, Source
     from fedpews.data.federation import Federation, build, from_clients
-    from fedpews.data.files import Status, get, status
     from fedpews.data.loading import load
     from fedpews.data.partition import PARTITIONS
+    from fedpews.data.store import Status, get, status
 
 _HOMES = {
     "PARTITIONS": "partition",
     "SOURCES": "catalogue",
     "Federation": "federation",
     "Source": "catalogue",
-    "Status": "files",
+    "Status": "store",
     "build": "federation",
     "from_clients": "federation",
-    "get": "files",
+    "get": "store",
     "load": "loading",
-    "status": "files",
+    "status": "store",
 }
 
 __all__ = [

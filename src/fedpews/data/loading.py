@@ -1,4 +1,4 @@
-"""From a name to a Federation: find or make the samples, then deal them."""
+"""From a name to a Federation: find or make the samples, then assign them to clients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from fedpews.data import files, own, readers, synthetic
+from fedpews.data import readers, store, synthetic, user_data
 from fedpews.data.catalogue import SOURCES, Source
 from fedpews.data.combine import combine
 from fedpews.data.federation import Federation
-from fedpews.data.pool import Pool, deal
+from fedpews.data.pool import Pool, assign
 from fedpews.errors import ConfigError
 
 
@@ -29,15 +29,15 @@ def load(
     class_lists: Sequence[Sequence[int]] | None = None,
     scaling: str | None = None,
 ) -> Federation:
-    """A data set by name, dealt to clients.
+    """A data set by name, assigned to clients.
 
     Arguments:
         name: one of `SOURCES`, several joined by ``+`` (``"pathmnist+octmnist"``), or your own data:
-            ``"folder:PATH"`` or ``"module:function"`` (see `fedpews.data.own`).
+            ``"folder:PATH"`` or ``"module:function"`` (see `fedpews.data.user_data`).
         partition: one of `PARTITIONS`; by default the source's own ('given' for your own data).
         clients: how many; may be left out where the partition says it ('source', 'class', 'parity', ...).
         alpha: for 'dirichlet' and 'quantity'; other partitions ignore it.
-        seed: of the synthetic data, of what is drawn and of how it is dealt.
+        seed: of the synthetic data, of what is drawn and of how it is assigned.
         data_dir: where to look for files first; then FEDPEWS_DATA, then the cache; else they are downloaded.
         train_per_class, test_per_class: draw (or make) that many samples of each class.
         classes_per_client: for 'noc'.
@@ -57,10 +57,10 @@ def load(
             raise ConfigError(
                 "train_per_class, test_per_class and scaling are for named data sets, not your own data."
             )
-        pool = own.load(name, seed)
+        pool = user_data.load(name, seed)
     else:
         pool = _named(name, seed, data_dir, train_per_class, test_per_class, scaling)
-    return deal(pool, partition, clients, alpha, seed, classes_per_client, class_lists)
+    return assign(pool, partition, clients, alpha, seed, classes_per_client, class_lists)
 
 
 def _named(
@@ -71,7 +71,7 @@ def _named(
     test_per_class: int | None,
     scaling: str | None,
 ) -> Pool:
-    parts = files.named(name)
+    parts = store.named(name)
     source = SOURCES.get(name)
     if source is not None:
         train_per_class = train_per_class or source.train_per_class
@@ -86,7 +86,7 @@ def _named(
                 f"{part.name} gives an image several labels at once, so it is not for classification; "
                 "choose another MedMNIST set."
             )
-    found = [files.obtain(part, data_dir) for part in parts]  # all of them, before the first is read
+    found = [store.obtain(part, data_dir) for part in parts]  # all of them, before the first is read
     images = [(part, readers.read(part, paths)) for part, paths in zip(parts, found, strict=True)]
     how = source.partition if source is not None else "source"
     return combine(name, images, train_per_class, test_per_class, seed, how, scaling or "symmetric")

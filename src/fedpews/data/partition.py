@@ -1,4 +1,4 @@
-"""Who gets which samples: every way to deal a pool of labelled samples to clients.
+"""Who gets which samples: every way to assign a pool of labelled samples to clients.
 
 A partition is a function of the samples, the number of clients and a random generator that returns each
 client's rows. Its docstring's first line is what `fedpews list data` prints.
@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Deal:
+class Request:
     """What a partition may look at: the samples' labels and sources, and what the user asked for."""
 
     labels: Rows  # (samples,)
@@ -32,109 +32,109 @@ class Deal:
     class_lists: Sequence[Sequence[int]] | None = None
 
 
-def by_source(deal: Deal) -> list[Rows]:
+def by_source(request: Request) -> list[Rows]:
     """One client per source of a combination (CIFAR-10 to the first, MNIST to the second)."""
-    _expect_clients(deal, len(np.unique(deal.sources)), "source", "one per source")
-    return _grouped(deal.sources)
+    _expect_clients(request, len(np.unique(request.sources)), "source", "one per source")
+    return _grouped(request.sources)
 
 
-def given(deal: Deal) -> list[Rows]:
+def given(request: Request) -> list[Rows]:
     """Your own data as you gave it: one client per file, folder or entry of the list."""
-    _expect_clients(deal, len(np.unique(deal.sources)), "given", "one per client you gave")
-    return _grouped(deal.sources)
+    _expect_clients(request, len(np.unique(request.sources)), "given", "one per client you gave")
+    return _grouped(request.sources)
 
 
-def by_class(deal: Deal) -> list[Rows]:
+def by_class(request: Request) -> list[Rows]:
     """Neighbouring classes in blocks, one block per client; by default a class each."""
-    clients = deal.classes if deal.clients is None else deal.clients
-    if clients > deal.classes:
+    clients = request.classes if request.clients is None else request.clients
+    if clients > request.classes:
         raise ConfigError(
-            f"partition 'class' deals {deal.classes} classes, too few for {clients} clients; "
-            f"use at most {deal.classes} clients, or partition 'dirichlet' or 'iid'."
+            f"partition 'class' assigns {request.classes} classes, too few for {clients} clients; "
+            f"use at most {request.classes} clients, or partition 'dirichlet' or 'iid'."
         )
-    blocks = np.array_split(np.arange(deal.classes), clients)
-    return [np.flatnonzero(np.isin(deal.labels, block)) for block in blocks]
+    blocks = np.array_split(np.arange(request.classes), clients)
+    return [np.flatnonzero(np.isin(request.labels, block)) for block in blocks]
 
 
-def by_class_lists(deal: Deal) -> list[Rows]:
+def by_class_lists(request: Request) -> list[Rows]:
     """The classes listed for each client (class_lists); a class listed twice is shared out evenly."""
-    lists = deal.class_lists
+    lists = request.class_lists
     if not lists:
         raise ConfigError(
             "partition 'classes' needs class_lists, e.g. [[0, 2], [1, 3]]: the classes of each client."
         )
-    _expect_clients(deal, len(lists), "classes", "one per list")
+    _expect_clients(request, len(lists), "classes", "one per list")
     for number, wanted in enumerate(lists):
-        wrong = [label for label in wanted if label not in range(deal.classes)]
+        wrong = [label for label in wanted if label not in range(request.classes)]
         if wrong or not wanted or len(set(wanted)) != len(wanted):
             raise ConfigError(
                 f"class_lists: client {number} has {list(wanted)}; "
-                f"give it different classes from 0 to {deal.classes - 1}."
+                f"give it different classes from 0 to {request.classes - 1}."
             )
     shares: list[list[Rows]] = [[] for _ in lists]
     for label in sorted({label for wanted in lists for label in wanted}):
         owners = [number for number, wanted in enumerate(lists) if label in wanted]
-        rows = deal.rng.permutation(np.flatnonzero(deal.labels == label))
+        rows = request.rng.permutation(np.flatnonzero(request.labels == label))
         for owner, share in zip(owners, np.array_split(rows, len(owners)), strict=True):
             shares[owner].append(share)
     return [np.concatenate(share) for share in shares]
 
 
-def by_parity(deal: Deal) -> list[Rows]:
+def by_parity(request: Request) -> list[Rows]:
     """Two clients: the even classes, the odd classes."""
-    _expect_clients(deal, 2, "parity", "even and odd classes")
-    return [np.flatnonzero(deal.labels % 2 == side) for side in (0, 1)]
+    _expect_clients(request, 2, "parity", "even and odd classes")
+    return [np.flatnonzero(request.labels % 2 == side) for side in (0, 1)]
 
 
-def dirichlet(deal: Deal) -> list[Rows]:
+def dirichlet(request: Request) -> list[Rows]:
     """Each class spread over the clients in shares drawn from Dirichlet(alpha): small alpha, uneven classes.
 
     A client left empty is given one sample of the client that has most.
     """
-    clients, alpha = _clients(deal, "dirichlet"), _alpha(deal, "dirichlet")
+    clients, alpha = _clients(request, "dirichlet"), _alpha(request, "dirichlet")
     shares: list[list[Rows]] = [[] for _ in range(clients)]
-    for label in range(deal.classes):
-        rows = deal.rng.permutation(np.flatnonzero(deal.labels == label))
-        parts = np.split(rows, _cuts(deal.rng.dirichlet(np.full(clients, alpha)), len(rows)))
+    for label in range(request.classes):
+        rows = request.rng.permutation(np.flatnonzero(request.labels == label))
+        parts = np.split(rows, _cuts(request.rng.dirichlet(np.full(clients, alpha)), len(rows)))
         for share, part in zip(shares, parts, strict=True):
             if len(part):
                 share.append(part)
     return _fill_empty([np.concatenate(share) if share else np.empty(0, np.int64) for share in shares])
 
 
-def noc(deal: Deal) -> list[Rows]:
+def noc(request: Request) -> list[Rows]:
     """Non-overlapping classes: each client all samples of equally many classes, drawn without replacement.
 
     Classes that no client draws are left out, of the test set too.
     """
-    clients = _clients(deal, "noc")
-    each = deal.classes // clients if deal.classes_per_client is None else deal.classes_per_client
-    if each < 1 or each * clients > deal.classes:
+    clients = _clients(request, "noc")
+    each = request.classes // clients if request.classes_per_client is None else request.classes_per_client
+    if each < 1 or each * clients > request.classes:
         raise ConfigError(
             f"partition 'noc': {clients} clients with {max(each, 1)} classes each need "
-            f"{clients * max(each, 1)} classes, there are {deal.classes}; "
+            f"{clients * max(each, 1)} classes, there are {request.classes}; "
             "use fewer clients or a smaller classes_per_client."
         )
-    drawn = deal.rng.permutation(deal.classes)[: each * clients].reshape(clients, each)
-    return [np.flatnonzero(np.isin(deal.labels, mine)) for mine in drawn]
+    drawn = request.rng.permutation(request.classes)[: each * clients].reshape(clients, each)
+    return [np.flatnonzero(np.isin(request.labels, mine)) for mine in drawn]
 
 
-def iid(deal: Deal) -> list[Rows]:
-    """All samples shuffled and dealt in equal parts."""
-    return np.array_split(deal.rng.permutation(len(deal.labels)), _clients(deal, "iid"))
+def iid(request: Request) -> list[Rows]:
+    """All samples shuffled and assigned in equal parts."""
+    return np.array_split(request.rng.permutation(len(request.labels)), _clients(request, "iid"))
 
 
-def quantity(deal: Deal) -> list[Rows]:
-    """All samples shuffled and dealt in parts whose sizes are drawn from Dirichlet(alpha).
+def quantity(request: Request) -> list[Rows]:
+    """All samples shuffled and assigned in parts whose sizes are drawn from Dirichlet(alpha).
 
     A client left empty is given one sample of the client that has most.
     """
-    clients, alpha = _clients(deal, "quantity"), _alpha(deal, "quantity")
-    rows = deal.rng.permutation(len(deal.labels))
-    return _fill_empty(np.split(rows, _cuts(deal.rng.dirichlet(np.full(clients, alpha)), len(rows))))
+    clients, alpha = _clients(request, "quantity"), _alpha(request, "quantity")
+    rows = request.rng.permutation(len(request.labels))
+    return _fill_empty(np.split(rows, _cuts(request.rng.dirichlet(np.full(clients, alpha)), len(rows))))
 
 
-PARTITIONS: dict[str, Callable[[Deal], list[Rows]]] = {
+PARTITIONS: dict[str, Callable[[Request], list[Rows]]] = {
     "class": by_class,
     "classes": by_class_lists,
     "dirichlet": dirichlet,
@@ -159,7 +159,7 @@ def partition(
     classes_per_client: int | None = None,
     class_lists: Sequence[Sequence[int]] | None = None,
 ) -> list[Rows]:
-    """Deal samples to clients: each client's rows, in rising order, no row twice, no client empty.
+    """Request samples to clients: each client's rows, in rising order, no row twice, no client empty.
 
     What a partition does not use (say, alpha for 'iid') is ignored.
 
@@ -176,7 +176,7 @@ def partition(
     sources = np.zeros(len(labels), np.int64) if sources is None else sources
     rng = np.random.default_rng(fold(seed, "partition", name))
     shares = PARTITIONS[name](
-        Deal(labels, sources, classes, rng, clients, alpha, classes_per_client, class_lists)
+        Request(labels, sources, classes, rng, clients, alpha, classes_per_client, class_lists)
     )
     for number, share in enumerate(shares):
         if len(share) == 0:
@@ -186,25 +186,25 @@ def partition(
     return [np.sort(share).astype(np.int64) for share in shares]
 
 
-def _clients(deal: Deal, name: str) -> int:
-    if deal.clients is None:
+def _clients(request: Request, name: str) -> int:
+    if request.clients is None:
         raise ConfigError(f"partition {name!r} needs the number of clients (data.clients).")
-    return deal.clients
+    return request.clients
 
 
-def _alpha(deal: Deal, name: str) -> float:
-    if deal.alpha is None:
+def _alpha(request: Request, name: str) -> float:
+    if request.alpha is None:
         raise ConfigError(
             f"partition {name!r} needs alpha (data.alpha), e.g. 0.5; small is uneven, large is even."
         )
-    if not (np.isfinite(deal.alpha) and deal.alpha > 0):
-        raise ConfigError(f"alpha must be a finite number above 0; got {deal.alpha}.")
-    return deal.alpha
+    if not (np.isfinite(request.alpha) and request.alpha > 0):
+        raise ConfigError(f"alpha must be a finite number above 0; got {request.alpha}.")
+    return request.alpha
 
 
-def _expect_clients(deal: Deal, number: int, name: str, why: str) -> None:
-    if deal.clients not in (None, number):
-        raise ConfigError(f"partition {name!r} makes {number} clients here ({why}), not {deal.clients}.")
+def _expect_clients(request: Request, number: int, name: str, why: str) -> None:
+    if request.clients not in (None, number):
+        raise ConfigError(f"partition {name!r} makes {number} clients here ({why}), not {request.clients}.")
 
 
 def _grouped(keys: Rows) -> list[Rows]:

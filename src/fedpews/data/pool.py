@@ -1,4 +1,4 @@
-"""All samples before they belong to anybody, and the step that deals them to clients."""
+"""All samples before they belong to anybody, and the step that assigns them to clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pool:
     test_sources: Tensor | None = None  # (tests,) int64: the source of each test sample, where it is known
 
 
-def deal(
+def assign(
     pool: Pool,
     how: str | None = None,
     clients: int | None = None,

@@ -1,34 +1,7 @@
-"""What a method is, the methods there are, and what they have in common."""
+"""What a method is, what methods have in common, and the methods themselves, one file each."""
 
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Client, Cohort, Download, Method, Upload, Work
-from fedpews.methods.local import with_local
-from fedpews.methods.registry import (
-    METHODS,
-    SERVERS,
-    describe,
-    make,
-    make_server,
-    method_class,
-    takes_server,
-    takes_warmup,
-)
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.fedbn import with_local
 
-__all__ = [
-    "METHODS",
-    "SERVERS",
-    "Average",
-    "Client",
-    "Cohort",
-    "Download",
-    "Method",
-    "Upload",
-    "Work",
-    "describe",
-    "make",
-    "make_server",
-    "method_class",
-    "takes_server",
-    "takes_warmup",
-    "with_local",
-]
+__all__ = ["Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work", "with_local"]

@@ -22,16 +22,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedpews.methods.average import Average
+from fedpews.methods.options import Options
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
-
-Nest = dict[str, Any]
-"""A nested dict whose leaves are tensors."""
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,8 @@ class Download:
     phase: str
     total: int  # N
     params: Tree
-    neurons: Tensor | None = (
-        None  # (neurons,) bool: the subnetwork the server dealt; params outside are not sent
-    )
+    neurons: Tensor | None = None
+    """(neurons,) bool: the subnetwork the server assigned; params outside it are not sent."""
     extra: Mapping[str, Tree] = field(default_factory=dict)
 
 
@@ -98,7 +95,7 @@ class Upload:
         return replace(self, extra={**self.extra, **extra})
 
 
-class Client(ABC):
+class ClientHalf(ABC):
     """The client half. Every function is pure: it returns new values and keeps none."""
 
     counts_steps: ClassVar[bool] = False
@@ -136,11 +133,11 @@ class Client(ABC):
         return download.params
 
 
-class Method(ABC):
+class Method(Options, ABC):
     """The server half, and the client halves that go with it."""
 
     takes_warmup: ClassVar[bool] = False
-    """Whether a warmup may be put around it: it trains the whole network, and deals no neurons of its own."""
+    """Whether a warmup may be put around it: it trains the whole network, and assigns no neurons of its own."""
 
     def phase(self, state: Nest, round: int) -> str:
         """What kind of round this is; a runtime only needs it to be the same name for the same kind."""
@@ -148,11 +145,11 @@ class Method(ABC):
 
     @property
     def personalised(self) -> bool:
-        """Whether each client ends with a model of its own (``Client.personal``), to be judged on its own data."""
+        """Whether each client ends with a model of its own (``ClientHalf.personal``), to be judged on its own data."""
         return False
 
     @abstractmethod
-    def client(self, phase: str) -> Client:
+    def client(self, phase: str) -> ClientHalf:
         """The client half for a phase."""
 
     @abstractmethod

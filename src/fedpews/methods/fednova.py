@@ -10,11 +10,11 @@ import torch
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Download, Nest, Upload, Work
+from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.fedprox import FedProx
-from fedpews.methods.options import option
+from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class FedNova(FedProx):
     5.0
     """
 
-    mu: float = option(0.0, at_least=0)
+    mu: NotNegative = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.momentum and self.mu:
             raise ConfigError("fednova knows the work of momentum or of mu, not of both; set one to 0.")
 

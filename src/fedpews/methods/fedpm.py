@@ -6,21 +6,22 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upload, Work
-from fedpews.methods.options import option
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.options import Positive
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
-class FedPM(Method, Client):
+class FedPM(Method, ClientHalf):
     """Weights and biases are frozen at ±e·√(1/fan_in); clients learn with which probability each is used.
 
     A step draws every weight with probability θ = σ(s) and moves s ← s − η_s·(∂f/∂m)·σ′(s), straight through
@@ -37,10 +38,10 @@ class FedPM(Method, Client):
     'sample'
     """
 
-    score_lr: float = option(1.0, above=0)
-    evaluate: str = option("sample", choices=("sample", "threshold"))
+    score_lr: Positive = 1.0
+    evaluate: Literal["sample", "threshold"] = "sample"
 
-    def client(self, phase: str) -> Client:
+    def client(self, phase: str) -> ClientHalf:
         return self
 
     def noise_size(self, net: Network) -> int:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpews.methods.contract import Download, Nest
+from fedpews.methods.contract import Download
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import option
+from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class FedProx(LocalSGD):
     0.1
     """
 
-    mu: float = option(0.01, at_least=0)
+    mu: NotNegative = 0.01
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         return super().start(net, download, memory) | {"anchor": download.params}

@@ -1,4 +1,4 @@
-"""FedWeIT: shared weights, own weights, and a pinch of everybody else's (Yoon et al. 2021)."""
+"""FedWeIT: shared weights, own weights, and a weighted sum of the other clients' (Yoon et al. 2021)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upload, Work
-from fedpews.methods.options import option
-from fedpews.methods.server import SGD, ServerOptimizer, init_server, step_server
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.options import NotNegative, Share
+from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
-class FedWeIT(Method, Client):
+class FedWeIT(Method, ClientHalf):
     """Every client's weights are θ = B⊙σ(m) + A + Σ_j α_j·A_j: shared, own, and other clients' own.
 
     B comes from the server and m is one number per output unit (row); A is the client's own, sparse by
@@ -37,16 +37,16 @@ class FedWeIT(Method, Client):
     True
     """
 
-    sparsity: float = option(1e-3, at_least=0)
-    drift: float = option(0.01, at_least=0)
-    keep: float = option(0.7, above=0, at_most=1)
+    sparsity: NotNegative = 1e-3
+    drift: NotNegative = 0.01
+    keep: Share = 0.7
     server: ServerOptimizer = field(default=SGD(), kw_only=True)
 
     @property
     def personalised(self) -> bool:
         return True
 
-    def client(self, phase: str) -> Client:
+    def client(self, phase: str) -> ClientHalf:
         return self
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
@@ -60,9 +60,8 @@ class FedWeIT(Method, Client):
         known: dict[str, Tree] = state["adaptive"]
         sent = []
         for client in cohort.clients:
-            met = (
-                str(client) in known
-            )  # who is new gets a first version of everything that stays at the client
+            # a new client gets a first version of everything that stays at the client
+            met = str(client) in known
             params = trees.pick(state["params"], _weights(net)) if met else state["params"]
             others = [j for j in range(cohort.total) if j != client]
             extra = {f"adaptive-{k}": known[str(j)] for k, j in enumerate(others) if str(j) in known}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from fedpews.methods.contract import Client, Cohort, Download, Nest, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import option
+from fedpews.methods.options import Share
 from fedpews.methods.subnetwork import step_subnetwork, window
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class FjORD(LocalSGD):
 
     takes_warmup: ClassVar[bool] = False
 
-    tiers: tuple[float, ...] = option((1.0, 0.8, 0.6, 0.4, 0.2), above=0, at_most=1)
-    distill: float = option(0.0, at_least=0, at_most=1)
+    tiers: Annotated[tuple[Share, ...], Field(min_length=1)] = (1.0, 0.8, 0.6, 0.4, 0.2)
+    distill: Annotated[float, Field(ge=0, le=1)] = 0.0
 
-    def client(self, phase: str) -> Client:
+    def client(self, phase: str) -> ClientHalf:
         return FjordClient(self)
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
@@ -60,7 +61,7 @@ class FjORD(LocalSGD):
 
 
 @dataclass(frozen=True)
-class FjordClient(Client):
+class FjordClient(ClientHalf):
     """Draws a width for every batch."""
 
     method: FjORD
@@ -69,7 +70,7 @@ class FjordClient(Client):
         return 1
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        assert download.neurons is not None, "the server half deals the neurons"
+        assert download.neurons is not None, "the server half assigns the neurons"
         like = next(iter(download.params.values()))
         widths = [window(net.graph, tier) for tier in sorted(set(self.method.tiers))]
         fitting = sum(bool((units <= download.neurons).all()) for units in widths)

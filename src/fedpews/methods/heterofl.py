@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedpews.methods.contract import Client, Cohort, Download, Nest
+from fedpews.methods.contract import ClientHalf, Cohort, Download
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import option
-from fedpews.methods.subnetwork import DealtClient, window
+from fedpews.methods.options import Share
+from fedpews.methods.subnetwork import AssignedClient, window
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.trees import Nest
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class HeteroFL(LocalSGD):
 
     takes_warmup: ClassVar[bool] = False
 
-    widths: tuple[float, ...] = option((1.0, 0.5, 0.25, 0.125, 0.0625), above=0, at_most=1)
+    widths: Annotated[tuple[Share, ...], Field(min_length=1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
     def width(self, client: int) -> float:
         return self.widths[client % len(self.widths)]
@@ -42,8 +44,8 @@ class HeteroFL(LocalSGD):
         """The units a client trains in a round: (neurons,) bool."""
         return window(graph, self.width(client))
 
-    def client(self, phase: str) -> Client:
-        return DealtClient(self)
+    def client(self, phase: str) -> ClientHalf:
+        return AssignedClient(self)
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         whole = self.broadcast(state, cohort)

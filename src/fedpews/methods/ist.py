@@ -1,4 +1,4 @@
-"""IST: the hidden neurons are dealt anew to the clients in every round (Yuan et al. 2022)."""
+"""IST: the hidden neurons are assigned anew to the clients in every round (Yuan et al. 2022)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
-from fedpews.methods.contract import Client, Cohort, Download, Nest
+from fedpews.methods.contract import ClientHalf, Cohort, Download
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.subnetwork import DealtClient
+from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.seeds import fold
+from fedpews.trees import Nest
 
 
 @dataclass(frozen=True)
 class IST(LocalSGD):
-    """Independent subnet training: every round deals each hidden layer's neurons to the cohort, none twice.
+    """Independent subnet training: every round assigns each hidden layer's neurons to the cohort, none twice.
 
     A client trains the network of its own neurons alone; inputs and outputs are whole for everyone. What one
     client owns overwrites the server's copy, what several own (the outputs' biases) is averaged, and a weight
@@ -31,26 +32,26 @@ class IST(LocalSGD):
 
     takes_warmup: ClassVar[bool] = False
 
-    def client(self, phase: str) -> Client:
-        return DealtClient(self)
+    def client(self, phase: str) -> ClientHalf:
+        return AssignedClient(self)
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         whole = self.broadcast(state, cohort)
-        return [replace(whole, neurons=neurons) for neurons in deal(net.graph, cohort)]
+        return [replace(whole, neurons=neurons) for neurons in assign_neurons(net.graph, cohort)]
 
 
-def deal(graph: NeuronGraph, cohort: Cohort) -> list[Tensor]:
+def assign_neurons(graph: NeuronGraph, cohort: Cohort) -> list[Tensor]:
     """Each client's neurons, (neurons,) bool: every layer shuffled, then cut into parts as equal as possible."""
     count = len(cohort.clients)
-    dealt = [torch.zeros(graph.size, dtype=torch.bool) for _ in range(count)]
+    assigned = [torch.zeros(graph.size, dtype=torch.bool) for _ in range(count)]
     for layer in graph.layers:
         if layer.size < count:
             raise ConfigError(
-                f"layer {layer.name} has {layer.size} neurons, too few to deal to {count} clients; "
+                f"layer {layer.name} has {layer.size} neurons, too few for {count} clients; "
                 "lower participation or take a wider model."
             )
         generator = torch.Generator().manual_seed(fold(cohort.seed, "deal", layer.start))
         shuffled = torch.randperm(layer.size, generator=generator)
-        for neurons, part in zip(dealt, shuffled.tensor_split(count), strict=True):
+        for neurons, part in zip(assigned, shuffled.tensor_split(count), strict=True):
             neurons[layer.start + part] = True
-    return dealt
+    return assigned

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upload, Work
-from fedpews.methods.options import option
-from fedpews.methods.server import SGD, ServerOptimizer, init_server, step_server
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.options import Momentum, NotNegative
+from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
-class LocalSGD(Method, Client):
+class LocalSGD(Method, ClientHalf):
     """Both halves of a method whose clients run SGD from the global model and whose server averages.
 
     A base optimiser writes only its difference: a gradient rule, something more to remember, or something more
@@ -27,11 +27,11 @@ class LocalSGD(Method, Client):
 
     takes_warmup: ClassVar[bool] = True
 
-    momentum: float = option(0.0, at_least=0, below=1)
-    weight_decay: float = option(0.0, at_least=0)
+    momentum: Momentum = 0.0
+    weight_decay: NotNegative = 0.0
     server: ServerOptimizer = field(default=SGD(), kw_only=True)
 
-    def client(self, phase: str) -> Client:
+    def client(self, phase: str) -> ClientHalf:
         return self
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Cohort, Download, Nest, Upload, Work
+from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import option
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class LotteryFL(LocalSGD):
 
     takes_warmup: ClassVar[bool] = False
 
-    accuracy: float = option(0.2, at_least=0, at_most=1)
-    remaining: float = option(0.5, at_least=0, at_most=1)
-    prune: float = option(0.1, at_least=0, below=1)
+    accuracy: Annotated[float, Field(ge=0, le=1)] = 0.2
+    remaining: Annotated[float, Field(ge=0, le=1)] = 0.5
+    prune: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     @property
     def personalised(self) -> bool:

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedpews import trees
-from fedpews.methods.contract import Download, Nest, Upload, Work
+from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import option
+from fedpews.methods.options import NotNegative, Positive
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Moon(LocalSGD):
     0.5
     """
 
-    mu: float = option(1.0, at_least=0)
-    temperature: float = option(0.5, above=0)
+    mu: NotNegative = 1.0
+    temperature: Positive = 0.5
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         params = download.params

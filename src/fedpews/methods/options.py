@@ -1,107 +1,87 @@
-"""A method's options: what they may be, and what to say when they are something else."""
+"""A method's options: fields of a frozen dataclass, checked when the method is made, from Python as from a file.
+
+The type and the limits of an option are its annotation, in pydantic's words::
+
+    mu: Annotated[float, Field(ge=0)] = 0.01
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedpews.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from fedpews.errors import ConfigError, explain, nearest
 
-def option(
-    default: Any,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    choices: Iterable[str] = (),
-) -> Any:
-    """A dataclass field with a range; for a tuple of numbers the range holds for each."""
-    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    given = {words: limit for words, limit in limits.items() if limit is not None}
-    return dataclasses.field(default=default, metadata={"limits": given, "choices": tuple(choices)})
+Share = Annotated[float, Field(gt=0, le=1)]
+"""A part of something, more than nothing."""
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 
 
-def defaults(cls: type) -> dict[str, Any]:
-    """Every option of a class and its default."""
-    return {
-        field.name: field.default
-        for field in dataclasses.fields(cls)
-        if isinstance(field.default, bool | int | float | str | tuple)
-    }
+class Options:
+    """The base of dataclasses whose fields a user sets: making one checks them, and converts 1 to 1.0."""
+
+    def __post_init__(self) -> None:
+        cls = type(self)
+        given = {name: getattr(self, name) for name in option_types(cls)}
+        for name, value in check(cls, given, f"{cls.__name__}.").items():
+            # the dataclass is frozen for everybody else
+            object.__setattr__(self, name, value)
 
 
-def check(cls: type, given: Mapping[str, Any], owner: str, prefix: str = "method") -> dict[str, Any]:
+def check(cls: type, given: Mapping[str, Any], prefix: str = "method.", owner: str = "") -> dict[str, Any]:
     """The options in the types the class wants, or a ConfigError that says what is allowed.
 
     >>> from fedpews.methods.fedprox import FedProx
-    >>> check(FedProx, {"mu": 1}, "fedprox")
+    >>> check(FedProx, {"mu": 1})
     {'mu': 1.0}
     """
-    known = defaults(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    checked = {}
-    for name, value in given.items():
+    known = option_types(cls)
+    for name in given:
         if name not in known:
-            raise ConfigError(f"{owner} has no option {prefix}.{name}; {nearest(name, known)}")
-        checked[name] = _convert(value, known[name], f"{prefix}.{name}")
-        _check_range(checked[name], fields[name].metadata, f"{prefix}.{name}")
-    return checked
+            raise ConfigError(f"{owner or cls.__name__} has no option {prefix}{name}; {nearest(name, known)}")
+    # TOML and the command line have lists only
+    listed = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    try:
+        checked = _model(cls)(**listed)
+    except ValidationError as error:
+        raise ConfigError(explain(error, prefix)) from None
+    return {name: getattr(checked, name) for name in given}
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a name that does not exist: the one meant, or all there are."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"there is {', '.join(names)}." if names else "there are none."
+def option_types(cls: type) -> dict[str, Any]:
+    """The options of a class by name: its fields of plain types. Others (an inner method) are not for users to set."""
+    hints = get_type_hints(cls, include_extras=True)
+    names = [field.name for field in dataclasses.fields(cls)]
+    return {name: hints[name] for name in names if _is_plain(hints[name])}
 
 
-def _convert(value: Any, default: Any, name: str) -> Any:
-    if isinstance(default, bool):
-        if isinstance(value, bool):
-            return value
-        raise ConfigError(f"{name} must be true or false, got {value!r}.")
-    if isinstance(default, tuple):
-        if isinstance(value, list | tuple):
-            return tuple(_number(item, f"each of {name}") for item in value)
-        raise ConfigError(f"{name} must be a list of numbers such as {list(default)}, got {value!r}.")
-    if isinstance(default, str):
-        if isinstance(value, str):
-            return value
-        raise ConfigError(f"{name} must be a word such as {default!r}, got {value!r}.")
-    number = _number(value, name)
-    if isinstance(default, int):
-        if number != int(number):
-            raise ConfigError(f"{name} must be a whole number, got {value!r}.")
-        return int(number)
-    return number
+def option_schema(cls: type) -> dict[str, Any]:
+    """The JSON schema of each option: its type and limits, for listings."""
+    schema = _model(cls).model_json_schema()
+    found: dict[str, Any] = schema.get("properties", {})
+    return found
 
 
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a number, got {value!r}.")
-    return float(value)
+@cache
+def _model(cls: type) -> type[BaseModel]:
+    # strict: neither true nor "0.1" is a number; every field may be absent, the dataclass has the defaults
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    fields: dict[str, Any] = {name: (hint, None) for name, hint in option_types(cls).items()}
+    return create_model(cls.__name__, __config__=config, **fields)
 
 
-def _check_range(value: Any, metadata: Mapping[str, Any], name: str) -> None:
-    limits, choices = metadata.get("limits", {}), metadata.get("choices", ())
-    if choices and value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
-    if isinstance(value, tuple) and not value:
-        raise ConfigError(f"{name} must not be empty.")
-    tests = {
-        "at least": lambda item, limit: item >= limit,
-        "above": lambda item, limit: item > limit,
-        "at most": lambda item, limit: item <= limit,
-        "below": lambda item, limit: item < limit,
-    }
-    for item in value if isinstance(value, tuple) else (value,):
-        if not all(tests[words](item, limit) for words, limit in limits.items()):
-            allowed = " and ".join(f"{words} {limit:g}" for words, limit in limits.items())
-            raise ConfigError(f"{name} must be {allowed}, got {item!r}.")
+def _is_plain(hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _is_plain(get_args(hint)[0])
+    if origin in (Union, UnionType):
+        return all(map(_is_plain, get_args(hint)))
+    return origin in (tuple, Literal) or hint in (bool, int, float, str, NoneType)

@@ -12,10 +12,10 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Cohort, Download, Nest, Upload, Work
+from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Scaffold(LocalSGD):
     counts_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.momentum:
             raise ConfigError(f"scaffold needs plain SGD; its momentum must be 0, got {self.momentum:g}.")
 

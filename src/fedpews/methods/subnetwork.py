@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.methods.contract import Client, Download, Nest, Upload, Work
+from fedpews.methods.contract import ClientHalf, Download, Upload, Work
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Batch, Network
+from fedpews.torch_private import is_transformed
+from fedpews.trees import Nest
 
 
-def start_subnetwork(client: Client, net: Network, download: Download, memory: Nest | None) -> Nest:
+def start_subnetwork(client: ClientHalf, net: Network, download: Download, memory: Nest | None) -> Nest:
     """A client half's local state, ready for ``step_subnetwork``."""
     local = client.start(net, download, memory)
     if client.counts_steps:
@@ -24,7 +26,13 @@ def start_subnetwork(client: Client, net: Network, download: Download, memory: N
 
 
 def step_subnetwork(
-    client: Client, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor, gates: Tensor
+    client: ClientHalf,
+    net: Network,
+    local: Nest,
+    batch: Batch,
+    noise: Tensor,
+    lr: float | Tensor,
+    gates: Tensor,
 ) -> tuple[Nest, Tensor]:
     """One step of any client half on the neurons whose gate is not zero.
 
@@ -56,7 +64,8 @@ CUT_FROM = 4e8
 
 def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool:
     """Whether to train the physically smaller network, which is the same step with smaller kernels."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # traced: no shape may depend on the gates
+    # traced: no shape may depend on the gates
+    if is_transformed():
         return False
     if 3 * len(batch.y) * net.flops < CUT_FROM or not net.can_be_cut:
         return False
@@ -73,7 +82,7 @@ def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool
 
 
 def _step_cut(
-    client: Client,
+    client: ClientHalf,
     net: Network,
     local: Nest,
     batch: Batch,
@@ -92,19 +101,19 @@ def _step_cut(
 
 
 @dataclass(frozen=True)
-class DealtClient(Client):
-    """Trains the neurons the server dealt, and sends them back.
+class AssignedClient(ClientHalf):
+    """Trains the neurons the server assigned, and sends them back.
 
     What is read from them is multiplied by the ``scale`` the server may send along.
     """
 
-    inner: Client
+    inner: ClientHalf
 
     def noise_size(self, net: Network) -> int:
         return self.inner.noise_size(net)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        assert download.neurons is not None, "the server half deals the neurons"
+        assert download.neurons is not None, "the server half assigns the neurons"
         gates = download.neurons.to(next(iter(download.params.values())).dtype)
         if "scale" in download.extra:
             gates = gates * download.extra["scale"]["scale"]

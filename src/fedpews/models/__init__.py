@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError
-from fedpews.own_code import load_module
+from fedpews.errors import ConfigError, first_line, nearest
+from fedpews.user_code import load_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,9 +36,7 @@ def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, A
     known = _parameters(target)
     for option in options:
         if option not in known and "**" not in known:
-            near = get_close_matches(option, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"model {name} has no option model.{option}; {hint}")
+            raise ConfigError(f"model {name} has no option model.{option}; {nearest(option, known)}")
     if getattr(target, "needs_images", False) and len(shape) != 3:
         raise ConfigError(
             f"model {name} needs images (channels, height, width), the data has inputs of shape {tuple(shape)}; "
@@ -57,7 +54,7 @@ def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, A
         model = target(**arguments)
     except Exception as error:
         raise ConfigError(
-            f"model {name} cannot be built for inputs {tuple(shape)} and {classes} classes: {_line(error)}"
+            f"model {name} cannot be built for inputs {tuple(shape)} and {classes} classes: {first_line(error)}"
         ) from error
     from torch import nn
 
@@ -74,13 +71,11 @@ def describe_models() -> list[tuple[str, str]]:
 def _find(name: str) -> Any:
     place, colon, attribute = MODELS.get(name, name).rpartition(":")
     if not colon:
-        near = get_close_matches(name, MODELS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(MODELS)}"
-        raise ConfigError(f"there is no model {name!r}; {hint} (Your own: module:Class.)")
+        raise ConfigError(f"there is no model {name!r}; {nearest(name, MODELS)} (Your own: module:Class.)")
     try:
         target = getattr(load_module(place), attribute, None)
     except Exception as error:  # whatever the user's own file raises
-        raise ConfigError(f"model {name!r} cannot be loaded: {_line(error)}") from error
+        raise ConfigError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
     if not callable(target):
         raise ConfigError(f"model {name!r}: {place!r} has no class or function {attribute!r}")
     return target
@@ -92,9 +87,3 @@ def _parameters(target: Any) -> dict[str, Any]:
     anything = inspect.Parameter.VAR_KEYWORD in kinds.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: kind for name, kind in kinds.items() if kind in named} | ({"**": None} if anything else {})
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{kind}{lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.channels import Side, groups, places, width
-from fedpews.neurons.graph import Layer
+from fedpews.neurons.channels import Layer, Side, groups, places, width
 
 Inputs = str | tuple[str, int, int]
 

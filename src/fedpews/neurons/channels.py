@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-
-if TYPE_CHECKING:
-    from fedpews.neurons.graph import NeuronGraph
 
 Side = Literal["in", "out"]
 
@@ -24,6 +20,15 @@ class Place:
     dim: int
     side: Side
     reads: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Neurons ``start`` … ``start + size − 1``; ``name`` is the module that makes them, or several bound ones."""
+
+    name: str
+    start: int
+    size: int
 
 
 def places(module: nn.Module) -> tuple[Place, ...]:
@@ -97,60 +102,3 @@ def is_norm(module: nn.Module) -> bool:
 def is_depthwise(module: nn.Module) -> bool:
     """Whether this is a convolution that gives every input channel one output channel of its own."""
     return isinstance(module, _ConvNd) and module.groups == module.in_channels == module.out_channels > 1
-
-
-def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Module:
-    """A deep copy of the model with the closed neurons physically removed.
-
-    ``neurons`` is (h,) boolean; every layer of the graph must keep at least one.
-
-    >>> import torch
-    >>> from fedpews.neurons import Hidden, NeuronGraph
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> graph = NeuronGraph.by_hand(model, [Hidden("0", read_by=["2"])])
-    >>> slice_module(model, graph, torch.tensor([True, False, True]))
-    Sequential(
-      (0): Linear(in_features=2, out_features=2, bias=True)
-      (1): ReLU()
-      (2): Linear(in_features=2, out_features=1, bias=True)
-    )
-    """
-    memo: dict[int, Any] = {}  # what the deep copy takes instead of copying
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if name in graph.axes:
-            sliced = graph.slice({name: value.detach()}, neurons)[name]
-            is_parameter = isinstance(value, nn.Parameter)
-            memo[id(value)] = nn.Parameter(sliced, value.requires_grad) if is_parameter else sliced
-    model = copy.deepcopy(model, memo)
-    for name, module in model.named_modules():
-        if name in graph.norms:
-            channels = graph.norms[name]
-            kept = int((neurons[channels.clamp(min=0)] | (channels < 0)).sum())
-            if isinstance(module, nn.GroupNorm):
-                module.num_groups = module.num_groups * kept // module.num_channels
-                module.num_channels = kept
-            elif isinstance(module, _NormBase):
-                module.num_features = kept
-        else:
-            _resize(module)
-    return model
-
-
-def _resize(module: nn.Module) -> None:
-    """Make a layer's stated sizes agree with its tensors."""
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-    elif isinstance(module, _ConvNd):
-        first, second = module.weight.shape[:2]
-        if module.groups > 1:
-            module.groups = (
-                module.groups * first // (module.in_channels if module.transposed else module.out_channels)
-            )
-        if module.transposed:
-            module.in_channels, module.out_channels = first, second * module.groups
-        else:
-            module.out_channels, module.in_channels = first, second * module.groups
-    elif isinstance(module, nn.PReLU):
-        module.num_parameters = module.weight.shape[0]
-    elif isinstance(module, nn.Embedding):
-        module.embedding_dim = module.weight.shape[1]

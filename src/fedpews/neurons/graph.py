@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.channels import Side, is_norm, places
+from fedpews.neurons.by_hand import Hidden, describe
+from fedpews.neurons.channels import Layer, Side, is_norm, places
 from fedpews.trees import Tree
-
-if TYPE_CHECKING:
-    from fedpews.neurons.by_hand import Hidden
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +47,6 @@ class Axis:
     def kept(self, neurons: Tensor) -> Tensor:
         """The positions whose neuron is open, or that have none."""
         return self.pick(neurons).nonzero().squeeze(1)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Neurons ``start`` … ``start + size − 1``; ``name`` is the module that makes them, or several bound ones."""
-
-    name: str
-    start: int
-    size: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +141,6 @@ class NeuronGraph:
         >>> graph.axes["3.weight"][0].neurons[:12]
         tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
         """
-        from fedpews.neurons.by_hand import describe
-
         return assemble(model, *describe(model, hidden))
 
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
-from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
 from fedpews.neurons.channels import is_norm
+from fedpews.torch_private import is_transformed, tree_map_only
 from fedpews.trees import Tree
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def differentiate(function: Callable[[Any], tuple[Tensor, Any]], at: Any) -> tup
     >>> differentiate(lambda t: (t["w"].pow(2).sum(), None), {"w": torch.tensor([3.0])})
     (tensor(9.), None, {'w': tensor([6.])})
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap or a functional gradient
+    if is_transformed():
         gradient, (value, aux) = grad_and_value(function, has_aux=True)(at)
         return value, aux, gradient
     # plain autograd gives the same numbers at half the overhead

@@ -9,12 +9,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves
 
-from fedpews.errors import ConfigError
-from fedpews.neurons.channels import Side, groups, is_depthwise, places, width
-from fedpews.neurons.graph import Layer, NeuronGraph, assemble
-from fedpews.neurons.verify import BY_HAND, line, verify, ways_out
+from fedpews.errors import ConfigError, first_line
+from fedpews.neurons.channels import Layer, Side, groups, is_depthwise, places, width
+from fedpews.neurons.graph import NeuronGraph, assemble
+from fedpews.neurons.verify import BY_HAND, verify, ways_out
+from fedpews.torch_private import tree_leaves
 
 Item = TypeVar("Item", bound=Hashable)
 _MIXERS = (nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBase)
@@ -98,7 +98,9 @@ class _Flow:
         except Exception as error:
             where = f" (last layer entered: {self._entered!r})" if self._entered else ""
             advice = "" if problem.startswith("does") else " Give the graph by hand, " + BY_HAND
-            raise ConfigError(f"{type(model).__name__} {problem}{where}: {line(error)}.{advice}") from error
+            raise ConfigError(
+                f"{type(model).__name__} {problem}{where}: {first_line(error)}.{advice}"
+            ) from error
         finally:
             for hook in hooks:
                 hook.remove()

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 
-from fedpews.errors import ConfigError
-from fedpews.neurons.channels import slice_module
-from fedpews.neurons.graph import Layer, NeuronGraph
+from fedpews.errors import ConfigError, first_line
+from fedpews.neurons.channels import Layer
+from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.slicing import slice_module
+from fedpews.torch_private import tree_leaves
 
 BY_HAND = 'NeuronGraph.by_hand(model, [Hidden("layer", read_by=["next.layer"]), ...]).'
 
@@ -20,9 +21,9 @@ BY_HAND = 'NeuronGraph.by_hand(model, [Hidden("layer", read_by=["next.layer"]), 
 def verify(model: nn.Module, graph: NeuronGraph, example: Tensor) -> None:
     """Raise a ConfigError unless closing neurons equals removing them on the example.
 
-    A random half of every layer is closed, then the other half. If the networks differ, layer by layer to name
-    the guilty. Compared on two samples, in double precision and evaluation mode, with all parameters jittered,
-    because a layer that starts at zero would prove nothing.
+    A random half of every layer is closed, then the other half. If the networks differ, layer by layer to find
+    out which one is wrong. Compared on two samples, in double precision and evaluation mode, with all
+    parameters jittered, because a layer that starts at zero would prove nothing.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -76,7 +77,9 @@ def _jittered(
             failure = error
         else:
             return candidate, batch, tolerance
-    raise ConfigError(f"{type(model).__name__} does not run on the example: {line(failure)}.") from failure
+    raise ConfigError(
+        f"{type(model).__name__} does not run on the example: {first_line(failure)}."
+    ) from failure
 
 
 def _difference(
@@ -89,7 +92,7 @@ def _difference(
     try:
         sliced = tree_leaves(slice_module(model, graph, neurons)(example))
     except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
-        return f"the smaller network does not run ({line(error)})"
+        return f"the smaller network does not run ({first_line(error)})"
     for one, other in zip(gated, sliced, strict=True):
         if isinstance(one, Tensor) and one.is_floating_point():
             if one.shape != other.shape:
@@ -98,12 +101,6 @@ def _difference(
             if not torch.allclose(one, other, rtol=0.0, atol=tolerance * scale):
                 return f"the outputs differ by {float((one - other).detach().abs().max()):.2g}"
     return ""
-
-
-def line(error: Exception) -> str:
-    """The first line of an error's message, with its kind."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
 
 
 def ways_out(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError
+from fedpews.results import layout
 from fedpews.results.records import Record, read_rounds, rounds_to_target, summarize
 
 
@@ -28,7 +29,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         inside = (
             [folder]
-            if (folder / "rounds.jsonl").exists()
+            if (folder / layout.ROUNDS).exists()
             else sorted(p.parent for p in folder.glob("*/rounds.jsonl"))
         )
         if not inside:
@@ -50,8 +51,8 @@ def _read(path: Path) -> Run:
     records = read_rounds(path)
     if not records:
         raise ConfigError(f"{path}: the run has not finished its first round")
-    config = tomllib.loads((path / "config.toml").read_text())
-    file = path / "summary.json"
+    config = tomllib.loads((path / layout.CONFIG).read_text())
+    file = path / layout.SUMMARY
     done = json.loads(file.read_text()) if file.exists() else None
     summary = done or summarize(records, config["method"]["name"], config["target_accuracy"])
     return Run(summary["method"], path, records, summary)

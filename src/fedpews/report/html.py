@@ -13,7 +13,8 @@ from typing import Any
 
 from fedpews.report.compare import COLUMNS, Run, find_runs, table, verdicts
 from fedpews.report.curves import curve, new_figure, plot_curves
-from fedpews.results.files import write_atomically
+from fedpews.results import layout
+from fedpews.results.nests import write_atomically
 from fedpews.results.records import Record
 
 SHOWN_CLIENTS = 12
@@ -112,17 +113,17 @@ def _masks(records: Mapping[str, Sequence[Record]]) -> str:
 
 def _owners(run: Run) -> str:
     """Who owned which neurons at the end of the warmup, in the first seed that has masks."""
-    files = sorted(run.path.glob("masks-*.safetensors"))
+    files = layout.masks_files(run.path)
     if not files:
         return ""
+    seed, file = next(iter(files.items()))
     from safetensors.numpy import load_file
 
-    masks = load_file(files[0])
+    masks = load_file(file)
     clients = sorted(masks, key=lambda name: int(name.rpartition("-")[2]))
 
     def plot(axes: Any) -> None:
         axes.imshow([masks[name] for name in clients], aspect="auto", cmap="Blues", vmin=0, vmax=1.4)
-        seed = files[0].stem.removeprefix("masks-")
         axes.set(xlabel="hidden neuron, layer by layer", ylabel="client")
         axes.set_title(f"{run.label}: owned in the last warmup round (seed {seed})")
 
@@ -140,7 +141,7 @@ def _plot_bytes(axes: Any, records: Mapping[str, Sequence[Record]]) -> None:
 
 def _settings(runs: Sequence[Run]) -> str:
     """Every key with its value in each run; the ones that differ are marked."""
-    settings = [dict(_flat(tomllib.loads((run.path / "config.toml").read_text()))) for run in runs]
+    settings = [dict(_flat(tomllib.loads((run.path / layout.CONFIG).read_text()))) for run in runs]
     keys = list(dict.fromkeys(key for values in settings for key in values))
     rows = []
     for key in keys:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import finalize
 
-from fedpews.results.files import Nest, leaves, read_nest, write_nest
+from fedpews.results.nests import leaves, read_nest, write_nest
+
+if TYPE_CHECKING:
+    from fedpews.trees import Nest
 
 HELD_BYTES = 64 * 2**20
 """Clients' memories held in RAM; the others are on disk."""

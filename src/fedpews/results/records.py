@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
+from fedpews.results import layout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,9 +102,9 @@ def _std(values: Sequence[float]) -> float | None:
 
 def read_rounds(path: Path) -> list[Record]:
     """The records of a run's folder; a last line cut off by a kill is left out."""
-    file = path / "rounds.jsonl"
+    file = path / layout.ROUNDS
     if not file.exists():
-        raise ConfigError(f"{path} holds no run: there is no rounds.jsonl in it")
+        raise ConfigError(f"{path} holds no run: there is no {layout.ROUNDS} in it")
     lines = file.read_text().split("\n")[:-1]  # what follows the last line's end is not a whole line
     try:
         return [json.loads(line) for line in lines]

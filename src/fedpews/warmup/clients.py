@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedpews.methods.contract import Client, Download, Nest, Upload, Work
+from fedpews.methods.contract import ClientHalf, Download, Upload, Work
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.network import Batch, Network, differentiate
+from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
 
 
 @dataclass(frozen=True)
-class LearnedClient(Client):
+class LearnedClient(ClientHalf):
     """Algorithm 1: at every step first the mask scores s, then the weights of the neurons drawn by them."""
 
-    inner: Client
+    inner: ClientHalf
     masks: Learned
 
     def noise_size(self, net: Network) -> int:
@@ -80,10 +81,10 @@ class LearnedClient(Client):
         h = net.graph.size
         theta = torch.sigmoid(local["scores"]["neurons"])
         neurons = self.choose(theta, local, work.noise[:h])
-        shared = theta if self.masks.share == "probabilities" else neurons.to(theta.dtype)
+        shared = theta if self.masks.upload == "probabilities" else neurons.to(theta.dtype)
         rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
         memory, upload = self.inner.finish(net, download, local["inner"], rest)
-        if self.masks.share == "probabilities":
+        if self.masks.upload == "probabilities":
             upload = replace(upload, extra={**upload.extra, "theta": {"neurons": theta}})
         return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
 
@@ -95,10 +96,10 @@ class LearnedClient(Client):
 
 
 @dataclass(frozen=True)
-class WarmClient(Client):
+class WarmClient(ClientHalf):
     """After the warmup: the inner method as it is, with the memory it brought along."""
 
-    inner: Client
+    inner: ClientHalf
 
     def noise_size(self, net: Network) -> int:
         return self.inner.noise_size(net)

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args, get_type_hints
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
+from fedpews.methods.options import NotNegative, Options, Positive
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.seeds import fold
 
 
 @dataclass(frozen=True)
-class Learned:
+class Learned(Options):
     """Each client learns a score per neuron by which it is drawn, open or closed, at every step.
 
     Args:
         diversity: λ, how strongly a client is pushed away from the others' neurons.
         mask_lr: η_s, the learning rate of the scores.
-        share: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
+        upload: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
             ``"masks"`` it uploads anyway (a smaller upload, slightly slower in rounds).
         gradient: whose score the loss moves: that of neurons ``"open"`` in the draw, as when the mask multiplies
             the parameters, or through the ``"gate"`` also that of closed ones.
@@ -32,38 +33,30 @@ class Learned:
         upload_mask: the neurons a client uploads: those with θ ≥ ½ (``"thresholded"``), or ``"drawn"`` once more.
         draw: when neurons are drawn: at every ``"step"``, twice, or once a ``"round"``.
 
-    >>> Learned(diversity=5.0, start=-1.0).share
+    >>> Learned(diversity=5.0, start=-1.0).upload
     'probabilities'
     """
 
-    diversity: float = 1.0
-    mask_lr: float = 0.1
-    share: Literal["probabilities", "masks"] = "probabilities"
+    diversity: NotNegative = 1.0
+    mask_lr: Positive = 0.1
+    upload: Literal["probabilities", "masks"] = "probabilities"
     gradient: Literal["open", "gate"] = "open"
     start: float = 0.0
-    start_spread: float = 1.0
+    start_spread: NotNegative = 1.0
     start_common: bool = False
     upload_mask: Literal["drawn", "thresholded"] = "thresholded"
     draw: Literal["step", "round"] = "step"
 
-    def __post_init__(self) -> None:
-        for name, hint in get_type_hints(Learned).items():
-            words = get_args(hint)
-            if words and getattr(self, name) not in words:
-                raise ConfigError(f"warmup.{name} is {getattr(self, name)!r}; choose from {', '.join(words)}")
-        if self.start_spread < 0:
-            raise ConfigError(f"warmup.start_spread must not be negative, got {self.start_spread}")
-
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Options):
     """The server cuts every hidden layer into one contiguous group of neurons for each client.
 
     Args:
         shares: each client's part of every layer, in any unit; equal parts when not given.
     """
 
-    shares: tuple[float, ...] | None = None
+    shares: tuple[Positive, ...] | None = None
 
 
 @lru_cache(maxsize=8)

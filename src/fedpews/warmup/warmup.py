@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Client, Cohort, Download, Method, Nest, Upload
-from fedpews.methods.subnetwork import DealtClient
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload
+from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.network import Network
-from fedpews.trees import Tree
+from fedpews.trees import Nest, Tree
+from fedpews.warmup.auto import Auto
 from fedpews.warmup.clients import LearnedClient, WarmClient
 from fedpews.warmup.masks import Fixed, Learned, contiguous, draw_starts
 
@@ -25,9 +28,6 @@ def with_warmup(
     method: Method,
     rounds: int,
     masks: Learned | Fixed | None = None,
-    *,
-    end_at_loss: float | None = None,
-    at_least: int = 3,
 ) -> Method:
     """The same method, with a warmup of ``rounds`` rounds in which each client trains only its own neurons.
 
@@ -36,10 +36,8 @@ def with_warmup(
 
     Args:
         rounds: W, the number of warmup rounds; 0 is the bare method.
-        masks: ``Learned`` (FedPeWS, the default) or ``Fixed`` (FedPeWS-Fixed).
-        end_at_loss: end the warmup early (FedPeWS-Auto), after the first round in which the mean training
-            loss is at most this part of round 1's.
-        at_least: warmup rounds to run before ``end_at_loss`` may end it.
+        masks: ``Learned`` (FedPeWS, the default), ``Fixed`` (FedPeWS-Fixed) or ``Auto`` (FedPeWS-Auto, for which
+            ``rounds`` is the most it may take).
 
     >>> from fedpews.methods.fedprox import FedProx
     >>> with_warmup(FedProx(mu=0.01), rounds=25, masks=Learned(diversity=5.0)).rounds
@@ -51,7 +49,7 @@ def with_warmup(
             f"{name} trains parts of the network by its own rule, so it takes no warmup; "
             "put the warmup around fedavg, fedprox, scaffold, fednova or moon."
         )
-    return Warmup(method, rounds, Learned() if masks is None else masks, end_at_loss, at_least)
+    return Warmup(method, rounds, Learned() if masks is None else masks)
 
 
 @dataclass(frozen=True)
@@ -59,21 +57,19 @@ class Warmup(Method):
     """What ``with_warmup`` returns. State: the inner method's, and what is known of the clients' neurons."""
 
     inner: Method
-    rounds: int
+    rounds: Annotated[int, Field(ge=0)]
     masks: Learned | Fixed
-    end_at_loss: float | None = None
-    at_least: int = 3
 
     def phase(self, state: Nest, round: int) -> str:
         if round <= self.rounds and not bool(state["warmup"]["over"]):
             return WARMUP
         return self.inner.phase(state["inner"], round)
 
-    def client(self, phase: str) -> Client:
+    def client(self, phase: str) -> ClientHalf:
         if phase != WARMUP:
             return WarmClient(self.inner.client(phase))
         inner = self.inner.client("train")
-        return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else DealtClient(inner)
+        return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else AssignedClient(inner)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         device = next(iter(params.values())).device
@@ -111,8 +107,8 @@ class Warmup(Method):
         if not warm:
             return inner
         if isinstance(self.masks, Fixed):
-            dealt = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
-            return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, dealt, strict=True)]
+            assigned = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
+            return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
         theta = {"neurons": self.mean_theta(state)}
         told = [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
         if not self.masks.start_spread:
@@ -147,8 +143,9 @@ class Warmup(Method):
             warmup["theta"] = warmup["theta"].index_copy(0, clients, shared)
         loss = torch.tensor(sum(upload.loss for upload in uploads) / len(uploads))
         warmup["first_loss"] = torch.where(warmup["first_loss"].isnan(), loss, warmup["first_loss"])
-        if self.end_at_loss is not None and round >= self.at_least:
-            warmup["over"] = loss <= self.end_at_loss * warmup["first_loss"]
+        if isinstance(self.masks, Auto):
+            over = self.masks.is_over(round, loss, warmup["first_loss"])
+            warmup["over"] = warmup["over"] if over is None else over
         return {"inner": inner, "warmup": warmup}
 
 

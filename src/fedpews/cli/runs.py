@@ -1,0 +1,75 @@
+"""What commands that run experiments share: the runs that a command line asks for, and how they did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedpews.cli.console import out
+from fedpews.cli.options import parse_seeds
+from fedpews.errors import ConfigError
+
+
+def resolve_runs(
+    config: str,
+    method: list[str] | None,
+    rounds: int | None,
+    seeds: str | None,
+    folder: Path | None,
+    set_: list[str] | None,
+) -> list[tuple[Any, Path]]:
+    """The experiments that a command line asks for, each with its folder."""
+    from fedpews.configs import parse_setting
+    from fedpews.experiment import Experiment
+
+    changes: dict[str, Any] = {}
+    if rounds is not None:
+        changes["rounds"] = rounds
+    if seeds is not None:
+        changes["seeds"] = parse_seeds(seeds)
+    settings = dict(parse_setting(text) for text in set_ or [])
+    name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
+    experiments = [
+        Experiment.load(config, changes | ({} if wanted is None else {"method.name": wanted}) | settings)
+        for wanted in (method or [None])  # type: ignore[list-item]
+    ]
+    folders = [_folder(folder, name, experiment.method_label, len(experiments)) for experiment in experiments]
+    if len(set(folders)) < len(folders):
+        raise ConfigError("the same method is given twice")
+    return list(zip(experiments, folders, strict=True))
+
+
+def show_runs(folders: list[Path]) -> None:
+    """How runs did, and where they are."""
+    show_table(folders)
+    out.print(f"results in {', '.join(str(place) for place in folders)}", soft_wrap=True)
+
+
+def show_table(folders: list[Path], plot: Path | None = None) -> None:
+    """Runs side by side, and a picture of them if one is asked for."""
+    from fedpews.report.compare import COLUMNS, find_runs, table, verdicts
+
+    runs = find_runs(folders)
+    target = f"rounds to reach {100 * runs[0].summary['target_accuracy']:g} %; mean ± standard deviation over seeds"
+    grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in COLUMNS:
+        grid.add_column(column, no_wrap=True, justify="left" if column == COLUMNS[0] else "right")
+    for row in table(runs):
+        grid.add_row(*row)
+    out.print(grid)
+    for sentence in verdicts(runs):
+        out.print(sentence, soft_wrap=True)
+    if plot is not None:
+        from fedpews.report.curves import draw_curves
+
+        draw_curves({run.label: run.records for run in runs}, runs[0].summary["target_accuracy"], plot)
+        out.print(f"drawn to {plot}")
+
+
+def _folder(given: Path | None, config: str, label: str, count: int) -> Path:
+    if given is None:
+        return Path("runs") / f"{config}-{label}"
+    return given if count == 1 else given / label

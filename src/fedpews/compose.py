@@ -1,0 +1,225 @@
+"""From a name such as ``scaffold+fedadam+pews`` to a method: the only place that takes such names apart.
+
+A name is a base method, then in any order a server optimiser, a warmup and ``fedbn``, joined by ``+``. Classes are
+kept as text and imported when they are asked for, so that listing them does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedpews.errors import ConfigError, first_line, nearest
+from fedpews.user_code import load_module
+
+if TYPE_CHECKING:
+    from fedpews.methods.contract import Method
+    from fedpews.methods.server_optimizers import ServerOptimizer
+
+METHODS: dict[str, str] = {
+    "fedavg": "fedpews.methods.fedavg:FedAvg",
+    "fedprox": "fedpews.methods.fedprox:FedProx",
+    "scaffold": "fedpews.methods.scaffold:Scaffold",
+    "fednova": "fedpews.methods.fednova:FedNova",
+    "moon": "fedpews.methods.moon:Moon",
+    "ist": "fedpews.methods.ist:IST",
+    "fedpm": "fedpews.methods.fedpm:FedPM",
+    "lotteryfl": "fedpews.methods.lotteryfl:LotteryFL",
+    "fedweit": "fedpews.methods.fedweit:FedWeIT",
+    "fjord": "fedpews.methods.fjord:FjORD",
+    "heterofl": "fedpews.methods.heterofl:HeteroFL",
+    "fedrolex": "fedpews.methods.fedrolex:FedRolex",
+}
+"""Base methods. Add your own, or name it ``module:Class`` or ``path/to/file.py:Class`` wherever a method is named."""
+
+SERVERS: dict[str, str] = {
+    "fedavgm": "fedpews.methods.server_optimizers:Momentum",
+    "fedadagrad": "fedpews.methods.server_optimizers:Adagrad",
+    "fedyogi": "fedpews.methods.server_optimizers:Yogi",
+    "fedadam": "fedpews.methods.server_optimizers:Adam",
+}
+"""Server optimisers, for every method that has a ``server``."""
+
+PLAIN_SERVER = "fedpews.methods.server_optimizers:SGD"
+"""The server's step when no optimiser is named."""
+
+Kind = Literal["none", "learned", "fixed", "auto"]
+
+WARMUPS: dict[str, Kind] = {"pews": "learned", "pews-fixed": "fixed", "pews-auto": "auto"}
+"""The suffixes that ask for a warmup, and its kind."""
+
+MASKS: dict[Kind, str] = {
+    "learned": "fedpews.warmup.masks:Learned",
+    "fixed": "fedpews.warmup.masks:Fixed",
+    "auto": "fedpews.warmup.auto:Auto",
+}
+"""What decides who owns which neurons, by the kind of warmup."""
+
+FEDBN = "fedbn"
+"""The suffix that keeps norm layers at each client."""
+
+
+@dataclass(frozen=True)
+class MethodName:
+    """A method's name, taken apart.
+
+    >>> MethodName.parse("scaffold+fedadam+pews")
+    MethodName(base='scaffold', server='fedadam', warmup='learned', fedbn=False)
+    >>> str(MethodName.parse("fedavg+fedadam"))
+    'fedadam'
+    """
+
+    base: str = "fedavg"
+    server: str | None = None
+    warmup: Kind = "none"
+    fedbn: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> MethodName:
+        """Take a name apart; a part that is unknown, or there twice, is a ConfigError."""
+        found: dict[str, Any] = {}
+        value: Any
+        for written in text.split("+"):
+            # a module or a file has capitals of its own
+            part = written if ":" in written else written.lower()
+            if part in METHODS or ":" in part:
+                place, value = "base", part
+            elif part in SERVERS:
+                place, value = "server", part
+            elif part in WARMUPS:
+                place, value = "warmup", WARMUPS[part]
+            elif part == FEDBN:
+                place, value = "fedbn", True
+            else:
+                known = nearest(part, [*METHODS, *SERVERS, *WARMUPS, FEDBN])
+                raise ConfigError(f"method.name {text!r}: {part!r} is unknown; {known}")
+            if place in found:
+                raise ConfigError(
+                    f"method.name {text!r}: {part!r} is out of place, there is a {place} already"
+                )
+            found[place] = value
+        return cls(**found)
+
+    def __str__(self) -> str:
+        suffix = {kind: name for name, kind in WARMUPS.items()}.get(self.warmup)
+        base = [self.base] if self.server is None or self.base != "fedavg" else []
+        return "+".join([*base, *filter(None, (self.server, suffix, FEDBN if self.fedbn else None))])
+
+
+def method(
+    name: str | MethodName,
+    *,
+    warmup: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Method:
+    """A method by its name, with all options checked.
+
+    Args:
+        name: such as ``fedprox``, ``scaffold+fedadam`` or ``fedavg+pews``; see `fedpews list methods`.
+        warmup: with a warmup: ``rounds`` (W) and the options of `Learned`, `Fixed` or `Auto`.
+        server: the server optimiser's options, such as ``lr``.
+        options: the base method's own.
+
+    >>> method("fedprox+pews", mu=0.1, warmup={"rounds": 25, "diversity": 5.0}).inner.mu
+    0.1
+    """
+    parts = name if isinstance(name, MethodName) else MethodName.parse(name)
+    made = _base(parts, dict(server or {}), options)
+    if parts.warmup == "none":
+        if warmup:
+            raise ConfigError(f"{parts} has no warmup; add +pews, +pews-fixed or +pews-auto to its name")
+    else:
+        made = _with_warmup(made, parts.warmup, dict(warmup or {}))
+    if parts.fedbn:
+        from fedpews.methods.fedbn import with_local
+
+        made = with_local(made)
+    return made
+
+
+def _base(parts: MethodName, server: dict[str, Any], options: dict[str, Any]) -> Method:
+    from fedpews.methods.options import check
+
+    cls = method_class(parts.base)
+    made: dict[str, Any] = check(cls, options, "method.", parts.base)
+    if takes_server(parts.base):
+        made["server"] = server_optimizer(parts.server, **server)
+    elif server or parts.server:
+        raise ConfigError(
+            f"{parts.base} does not average at the server, so it takes no server optimiser and no server rate"
+        )
+    method: Method = cls(**made)
+    return method
+
+
+def _with_warmup(method: Method, kind: Kind, given: dict[str, Any]) -> Method:
+    from fedpews.methods.options import check
+    from fedpews.warmup import with_warmup
+
+    if "rounds" not in given:
+        raise ConfigError("a warmup needs its number of rounds W: warmup={'rounds': 25}")
+    rounds = given.pop("rounds")
+    masks = masks_class(kind)
+    return with_warmup(method, rounds, masks(**check(masks, given, "warmup.", f"the {kind} warmup")))
+
+
+def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer:
+    """A server optimiser by its name; without one, the plain server step with its rate ``lr``.
+
+    >>> server_optimizer("fedadam", lr=0.01).lr
+    0.01
+    """
+    from fedpews.methods.options import check
+
+    cls = server_class(name) if name else _load(PLAIN_SERVER, "server step", "plain")
+    server: ServerOptimizer = cls(**check(cls, options, "server.", name or "the server"))
+    return server
+
+
+def method_class(name: str) -> type[Any]:
+    """The class behind a base method's name, or behind ``module:Class``."""
+    return _find(name, METHODS, "method")
+
+
+def server_class(name: str) -> type[Any]:
+    """The class behind a server optimiser's name."""
+    return _find(name, SERVERS, "server optimiser")
+
+
+def masks_class(kind: Kind) -> type[Any]:
+    """What decides who owns which neurons in this kind of warmup: Learned, Fixed or Auto."""
+    return _load(MASKS[kind], "kind of warmup", kind)
+
+
+def takes_server(name: str) -> bool:
+    """Whether server optimisers go with the base method."""
+    return any(field.name == "server" for field in dataclasses.fields(method_class(name)))
+
+
+def describe(name: str) -> str:
+    """One line about a base method or a server optimiser: its file's first line, or else its own docstring's."""
+    cls = _find(name, METHODS | SERVERS, "method")
+    text = inspect.getdoc(inspect.getmodule(cls)) if name in METHODS else inspect.getdoc(cls)
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def _find(name: str, places: Mapping[str, str], what: str) -> type[Any]:
+    place = places.get(name, name)
+    if ":" not in place:
+        raise ConfigError(f"there is no {what} {name!r}; {nearest(name, places)}")
+    return _load(place, what, name)
+
+
+def _load(place: str, what: str, name: str) -> type[Any]:
+    module, _, attribute = place.rpartition(":")
+    try:
+        cls = getattr(load_module(module), attribute)
+    except (ImportError, AttributeError, OSError) as error:
+        raise ConfigError(f"the {what} {name!r} cannot be loaded: {first_line(error)}") from error
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"the {what} {name!r} must be a dataclass, so that its options are known")
+    return cls

@@ -1,0 +1,146 @@
+"""Configurations as nested dicts: read from recipes and TOML files, changed by dotted keys."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedpews.compose import MethodName, method_class, takes_server
+from fedpews.errors import ConfigError, nearest
+
+STUDIES = "fedpews.studies.paper"
+"""Where the tables and figures of the paper are."""
+
+RENAMED = {"warmup.share": "warmup.upload"}
+"""Keys that had another name: still taken, with a word about it."""
+
+
+def recipes() -> dict[str, Any]:
+    """The configurations that ship with the package, by name."""
+    return shipped("fedpews.recipes")
+
+
+def shipped(package: str) -> dict[str, Any]:
+    """The TOML files in one of our packages, by name."""
+    files = sorted(resources.files(package).iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
+
+
+def read_config(config: str | Path) -> dict[str, Any]:
+    """The values in a recipe or a TOML file."""
+    known = recipes()
+    if str(config) in known:
+        return tomllib.loads(known[str(config)].read_text())
+    study = str(config).removeprefix("paper/")
+    if study in shipped(STUDIES):
+        raise ConfigError(f"{config} is a study of several runs; run it with: fedpews reproduce {study}")
+    path = Path(config)
+    if not path.is_file():
+        raise ConfigError(
+            f"{config}: no such recipe or file; {nearest(str(config), known)} (see `fedpews list recipes`)"
+        )
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested values with dotted keys set.
+
+    Another method leaves behind the file's options of the first one, and its kind of warmup.
+
+    >>> override({"train": {"lr": 1.0}}, {"train.lr": 0.1, "rounds": 5})
+    {'train': {'lr': 0.1}, 'rounds': 5}
+    """
+    result: dict[str, Any] = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in values.items()
+    }
+    if "method.name" in changes:
+        old = result.get("method", {})
+        kept = old if _base(old.get("name", "")) == _base(str(changes["method.name"])) else {}
+        result["method"] = dict(kept)
+        result.get("warmup", {}).pop("kind", None)
+    for key, value in changes.items():
+        *tables, last = key.split(".")
+        place = result
+        for table in tables:
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{key}: {table} is a single value, not a table")
+        if {"rounds": "fraction", "fraction": "rounds"}.get(last) and tables == ["warmup"]:
+            place.pop({"rounds": "fraction", "fraction": "rounds"}[last], None)
+        if {"epochs", "steps"} >= {last} and tables == ["train"]:
+            place.pop({"epochs": "steps", "steps": "epochs"}[last], None)
+        place[last] = value
+    return result
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``key=value`` from the command line; the value as TOML has it, or else as a plain string.
+
+    >>> parse_setting("train.lr=0.1"), parse_setting("data.name=cifar-mnist")
+    (('train.lr', 0.1), ('data.name', 'cifar-mnist'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: give it as key=value, for instance --set train.lr=0.1")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys.
+
+    >>> flatten({"train": {"lr": 0.1}, "rounds": 5})
+    {'train.lr': 0.1, 'rounds': 5}
+    """
+
+    def walk(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    return dict(walk(values, prefix))
+
+
+def _base(name: str) -> str:
+    return name.lower().split("+")[0]
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values under the names that keys have now."""
+    result = dict(values)
+    for old, new in RENAMED.items():
+        (table, key), (_, now) = old.split("."), new.split(".")
+        given = result.get(table)
+        if isinstance(given, Mapping) and key in given:
+            logging.getLogger("fedpews").warning("%s is called %s now", old, new)
+            result[table] = {now if name == key else name: value for name, value in given.items()}
+    return result
+
+
+def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str | Path) -> dict[str, Any]:
+    """Without the keys of a file that its method uses and the one now asked for does not."""
+    base = MethodName.parse(str(values["method"]["name"])).base
+    unused = [] if takes_server(base) else ["train.server_lr"]
+    options = {field.name for field in fields(method_class(base))}
+    unused += [f"train.{key}" for key in ("momentum", "weight_decay") if key not in options]
+    for place in unused:
+        table, key = place.split(".")
+        if place not in changes and values.get(table, {}).pop(key, None) is not None:
+            logging.getLogger("fedpews").warning(
+                "%s has no use for %s, which %s sets: left out", base, place, config
+            )
+    if not takes_server(base) and not any(key.startswith("server") for key in changes):
+        values.pop("server", None)
+    return values

@@ -1,0 +1,115 @@
+"""Which engine runs an experiment: a modelled cost, and one line that says why.
+
+The model knows only the network and the experiment, never a stopwatch: a run that is resumed, or repeated on a
+busy machine, must get the same engine, because two engines agree only to rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from torch import nn
+
+from fedpews.data.federation import Federation
+from fedpews.engines.compiled.engine import CompiledEngine
+from fedpews.engines.compiled.native import compiler_path
+from fedpews.engines.compiled.program import CannotCompile
+from fedpews.engines.eager import EagerEngine
+from fedpews.engines.engine import Engine, Schedule
+from fedpews.neurons.network import Network
+
+# measured with `make bench`; only their order of magnitude matters
+EAGER_OVERHEAD = 45e-6  # seconds a step for each trainable tensor
+COMPILED_OVERHEAD = 3e-6
+FLOPS = 40e9  # a second, on one core
+SLOWER_CONVOLUTIONS = 1.4  # clients side by side need grouped convolutions
+COMPILE_SECONDS = 30.0  # a program
+WORTHWHILE = 0.8  # of the eager time, or less
+
+
+def choose_engine(
+    name: str,
+    net: Network,
+    data: Federation,
+    schedule: Schedule,
+    workers: int,
+    *,
+    rounds: int,
+    jobs: int,
+    phases: int = 1,
+) -> tuple[Engine, str]:
+    """The engine, and the reason in one line.
+
+    Args:
+        name: "eager", "compiled" or "auto". What cannot be compiled runs eagerly, whatever was asked for.
+        rounds: of the whole experiment, also when it is resumed in the middle.
+        jobs: clients that train in a round, all seeds together.
+        phases: kinds of rounds (2 with a warmup), each a program to compile.
+    """
+    eager = EagerEngine(net, data, schedule, workers)
+    if name == "eager":
+        return eager, "as asked"
+    if name == "auto":
+        plain, compiled = step_seconds(net, schedule.batch_size)
+        steps = rounds * jobs * _steps(data, schedule)
+        saved = steps * (plain - compiled) / 2  # the work runs on two cores or more, the compiler on one
+        if compiled > WORTHWHILE * plain:
+            return eager, f"{_model(net)}: its kernels take the time, so compiling would save little"
+        if saved < phases * COMPILE_SECONDS:
+            return eager, f"{_model(net)}: {steps:,.0f} steps are too few to repay compiling"
+        reason = f"{_model(net)}: about {plain / compiled:.0f} times fewer seconds a step than eager"
+    else:
+        reason = "as asked"
+    try:
+        compiler_path()
+        engine = CompiledEngine(net, data, schedule, workers, lanes_for(jobs), instead=eager)
+    except CannotCompile as refusal:
+        if name == "compiled":
+            logging.getLogger("fedpews").warning("the eager engine runs this: %s", refusal)
+        return eager, f"not compiled: {refusal}"
+    return engine, reason
+
+
+def lanes_for(jobs: int) -> int:
+    """How many clients to step at once: many share a call's overhead, but every core wants a group.
+
+    The size depends on the jobs alone, so any number of workers runs the same programs.
+
+    >>> [lanes_for(jobs) for jobs in (1, 2, 4, 6, 12, 20, 60)]
+    [2, 2, 2, 3, 6, 5, 6]
+    """
+    if jobs <= 4:
+        return 2
+
+    def seconds(lanes: int) -> float:
+        return math.ceil(math.ceil(jobs / lanes) / 2) * (lanes + 0.5)  # two cores; a call costs half a lane
+
+    return min(range(2, 9), key=seconds)
+
+
+def step_seconds(net: Network, batch_size: int) -> tuple[float, float]:
+    """The modelled time of one client's step, eager and compiled."""
+    kernels = 3 * batch_size * net.flops / FLOPS  # forward, and twice that backward
+    slower = SLOWER_CONVOLUTIONS if has_convolutions(net) else 1.0
+    tensors = len(net.trainable)
+    return kernels + EAGER_OVERHEAD * tensors, slower * kernels + COMPILED_OVERHEAD * tensors
+
+
+def has_convolutions(net: Network) -> bool:
+    """Whether the time goes into convolutions rather than matrix products."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return any(isinstance(layer, kinds) for layer in net.module(net.initial()).modules())
+
+
+def _steps(data: Federation, schedule: Schedule) -> float:
+    """Steps of a client in a round, on average."""
+    if schedule.steps:
+        return schedule.steps
+    batches = sum(-(-len(rows) // schedule.batch_size) for rows in data.clients)
+    return (schedule.epochs or 1) * batches / len(data)
+
+
+def _model(net: Network) -> str:
+    size = sum(shape.numel() for shape in net.shapes.values())
+    return f"a model of {size:,} weights"

@@ -1,0 +1,78 @@
+"""One client's part of a round: everything before the first step and after the last, the same on every engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpews.data.federation import Federation
+from fedpews.engines.batches import client_seed, draw_noise, draw_order
+from fedpews.engines.engine import Done, Job, Schedule
+from fedpews.engines.evaluate import chunk_size
+from fedpews.errors import ConfigError, RunFailed
+from fedpews.methods.contract import Work
+from fedpews.neurons.network import Network
+from fedpews.trees import Nest, Tree
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A job whose draws are all made, before its first step."""
+
+    job: Job
+    local: Nest
+    order: Tensor  # rows of the resident data, batch after batch
+    sizes: list[int]  # of each step's batch
+    noise: Tensor  # (steps + 1, numbers)
+
+
+def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> ClientRound:
+    """Start a client: its batches, its random numbers and its local state."""
+    rows = data.clients[job.client]
+    names = (job.seed, job.download.round, job.client)
+    order, sizes = draw_order(len(rows), schedule, client_seed(*names, "batches"), net.least_batch)
+    if min(sizes) < net.least_batch:
+        what = f"client {job.client} has one" if len(rows) == 1 else "train.batch_size is 1"
+        raise ConfigError(
+            f"the model's BatchNorm cannot train on a single sample, and {what}; use larger batches, leave such "
+            "clients out, or take another norm layer"
+        )
+    noise = draw_noise(len(sizes) + 1, job.half.noise_size(net), client_seed(*names, "noise"))
+    memory = job.memory
+    probe = job.half.probe(net, job.download, memory)
+    if probe is not None:
+        memory = job.half.probed(net, job.download, memory, accuracy_on(net, probe, data, rows))
+    local = job.half.start(net, job.download, memory)
+    return ClientRound(job, local, rows[order], sizes, noise.to(data.x.device))
+
+
+def finish(net: Network, data: Federation, started: ClientRound, local: Nest, losses: Tensor) -> Done:
+    """Finish a client after its last step; ``losses`` has one entry per step."""
+    job = started.job
+    samples = len(data.clients[job.client])
+    work = Work(job.client, samples, len(started.sizes), job.lr, _mean(job, losses), started.noise[-1])
+    memory, upload = job.half.finish(net, job.download, local, work)
+    return Done(job.seed, job.client, memory, upload)
+
+
+def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> float:
+    """The part of these training samples that a model gets right."""
+    with torch.no_grad():
+        right = sum(
+            int((net.predict(params, data.x[part]).argmax(1) == data.y[part]).sum())
+            for part in rows.split(chunk_size(net))
+        )
+    return right / len(rows)
+
+
+def _mean(job: Job, losses: Tensor) -> float:
+    mean = float(losses.double().mean())
+    if not math.isfinite(mean):
+        raise RunFailed(
+            f"the loss of client {job.client} is no longer finite in round {job.download.round} "
+            f"(seed {job.seed}); lower train.lr (now {job.lr:g}) or check the inputs' scale"
+        )
+    return mean

@@ -1,0 +1,235 @@
+"""Programs as machine code: compiled ahead of time, kept on disk, run without the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
+from fedpews.errors import first_line
+from fedpews.torch_private import compile_step, compiler_command, library_path, tensor_handles
+
+LOOP = """
+/* Takes many steps in one call: the interpreter's lock is free meanwhile, so groups run side by side. */
+#include <stddef.h>
+#include <stdint.h>
+typedef int32_t (*run_model)(void*, void**, size_t, void**, size_t, void*, void*);
+typedef int32_t (*copy_handle)(void*, void**);
+typedef int32_t (*view_tensor)(void*, int64_t, const int64_t*, const int64_t*, int64_t, void**);
+struct slice { int64_t dims, sizes[2], strides[2], stride; }; /* of a tensor whose first dimension is the step */
+
+int32_t take_steps(run_model run, copy_handle copy, view_tensor view, void* model, void** tensors, size_t count,
+                   const struct slice* slices, size_t by_step, int64_t steps) {
+  void* given[count]; /* a run takes its handles over, so every step needs new ones */
+  for (int64_t step = 0; step < steps; ++step) {
+    for (size_t i = 0; i < by_step; ++i) {
+      const struct slice* s = slices + i;
+      if (view(tensors[i], s->dims, s->sizes, s->strides, step * s->stride, &given[i])) return 1;
+    }
+    for (size_t i = by_step; i < count; ++i)
+      if (copy(tensors[i], &given[i])) return 1;
+    if (run(model, given, count, NULL, 0, NULL, NULL)) return 2;
+  }
+  return 0;
+}
+"""
+
+
+class Slice(ctypes.Structure):
+    """One step of a tensor that has one entry per step, as the loop wants it described."""
+
+    _fields_ = (
+        ("dims", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * 2),
+        ("strides", ctypes.c_int64 * 2),
+        ("stride", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Slice:
+        (_, *sizes), (stride, *strides) = tensor.shape, tensor.stride()
+        pair = ctypes.c_int64 * 2
+        return cls(len(sizes), pair(*sizes), pair(*strides), stride)
+
+
+class Native:
+    """A compiled program in this process. Several threads may run it at once."""
+
+    def __init__(self, library: Path, loop: Path, runners: int) -> None:
+        self._model, self._loop = ctypes.CDLL(str(library)), ctypes.CDLL(str(loop))
+        self._torch = ctypes.CDLL(str(library_path()))
+        self._container = ctypes.c_void_p()
+        if self._model.AOTInductorModelContainerCreateWithDevice(
+            ctypes.byref(self._container), ctypes.c_size_t(runners), b"cpu", None
+        ):
+            raise OSError(f"{library} cannot be opened")
+
+    def run(self, steps: int, sheet: Sheet, inputs: Sequence[Tensor]) -> None:
+        """Take the first steps of a sheet; ``inputs`` are x, y, the state and the constants.
+
+        The state and the sheet's losses change in place.
+        """
+        tensors = [*sheet.by_step, sheet.lr, *inputs]
+        slices = (Slice * len(sheet.by_step))(*map(Slice.of, sheet.by_step))
+        with _handles(self._torch, tensors) as handles:
+            failed = self._loop.take_steps(
+                self._model.AOTInductorModelContainerRun,
+                self._torch.aoti_torch_new_tensor_handle,
+                self._torch.aoti_torch__reinterpret_tensor,
+                self._container,
+                handles,
+                ctypes.c_size_t(len(tensors)),
+                slices,
+                ctypes.c_size_t(len(slices)),
+                ctypes.c_int64(steps),
+            )
+        if failed:
+            raise RuntimeError(
+                "a compiled step failed; run with runtime.engine=eager, and please report this"
+            )
+
+
+@contextlib.contextmanager
+def _handles(library: ctypes.CDLL, tensors: list[Tensor]) -> Iterator[Any]:
+    """The C interface's handles to tensors, in one array."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    capsules = tensor_handles(tensors)
+    handles = (ctypes.c_void_p * len(tensors))(*(pointer(capsule, None) for capsule in capsules))
+    try:
+        yield handles
+    finally:
+        for handle in handles:
+            library.aoti_torch_delete_tensor_object(ctypes.c_void_p(handle))
+
+
+def load(
+    program: Program, example: Sheet, x: Tensor, y: Tensor, state: Sequence[Tensor], runners: int
+) -> Native:
+    """The program from the cache on disk, compiled first when it is not there or does not load.
+
+    A shared object is code that will run in this process. It is trusted because it lies in a directory that
+    only this user can write to.
+    """
+    compiler = compiler_path()
+    key = hashlib.blake2b(
+        repr((program.fingerprint(), _platform(compiler))).encode(), digest_size=16
+    ).hexdigest()
+    folder = cache_dir()
+    loop_key = f"loop{hashlib.blake2b(LOOP.encode(), digest_size=8).hexdigest()}"
+    loop = _find(folder, loop_key) or _keep(
+        folder, loop_key, lambda scratch: _compile_loop(compiler, scratch)
+    )
+    library = _find(folder, key)
+    if library is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            return Native(library, loop, runners)
+        library.unlink(missing_ok=True)
+    library = _keep(folder, key, lambda scratch: _compile(program, example, x, y, state, scratch))
+    try:
+        return Native(library, loop, runners)
+    except (OSError, AttributeError) as error:
+        raise CannotCompile(f"what the compiler built does not load: {error}") from error
+
+
+def compiler_path() -> str:
+    """The C++ compiler that torch would call."""
+    command = compiler_command()
+    found = shutil.which(command)
+    if found is None:
+        raise CannotCompile(f"there is no C++ compiler ({command})")
+    return found
+
+
+def cache_dir() -> Path:
+    """Where compiled programs are kept: FEDPEWS_CACHE, or fedpews/compiled in the user's cache."""
+    given = os.environ.get("FEDPEWS_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpews"
+    folder = (Path(given) if given else base) / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotCompile(f"the cache {folder} cannot be made: {error.strerror}") from error
+    if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
+        raise CannotCompile(f"the cache {folder} belongs to another user")
+    return folder
+
+
+def _platform(compiler: str) -> tuple[str, ...]:
+    version = subprocess.run(
+        [compiler, "-dumpfullversion"], capture_output=True, text=True, check=False
+    ).stdout
+    return torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), version.strip()
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line for line in lines if line.startswith("flags")), "")
+    return ""
+
+
+def _find(folder: Path, key: str) -> Path | None:
+    """A library of the cache; one whose bytes do not give the digest in its name is thrown away."""
+    found = None
+    for path in folder.glob(f"{key}-*.so"):
+        with contextlib.suppress(OSError):
+            if path.name == _name(key, path):
+                found = path
+            else:  # a damaged library may load and then crash, so it must never come that far
+                path.unlink()
+    return found
+
+
+def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
+    """Make a library aside and put it in the cache whole."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        built = make(Path(scratch))
+        library = folder / _name(key, built)
+        os.replace(built, library)
+    return library
+
+
+def _name(key: str, path: Path) -> str:
+    return f"{key}-{hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}.so"
+
+
+def _compile_loop(compiler: str, scratch: Path) -> Path:
+    built = scratch / "loop.so"
+    command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(built), "-"]
+    done = subprocess.run(command, input=LOOP, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotCompile(f"the C compiler fails: {done.stderr.strip()[:200]}")
+    return built
+
+
+def _compile(
+    program: Program, example: Sheet, x: Tensor, y: Tensor, state: Sequence[Tensor], scratch: Path
+) -> Path:
+    """The shared object of a program."""
+    samples = {0: torch.export.Dim("samples", min=2)}
+    shapes = (*[None] * 5, samples, samples, [None] * len(state), [None] * len(program.constants))
+    sheet = [tensor.clone() for tensor in example.at(0)]
+    arguments = (*sheet, x, y, [leaf.clone() for leaf in state], [*program.constants])
+    # torch warns about its own internals while it compiles
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return compile_step(Step(program), arguments, shapes, scratch / "model.so")
+        except Exception as error:  # anything the compiler cannot do is a reason to run eagerly
+            logging.getLogger(__name__).debug("compilation failed", exc_info=True)
+            raise CannotCompile(f"its step cannot be compiled: {first_line(error)}") from error

@@ -1,0 +1,192 @@
+"""One step of several clients at once, traced from a method's own code into one graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedpews.errors import first_line
+from fedpews.methods.contract import ClientHalf
+from fedpews.neurons.network import Batch, Network
+from fedpews.torch_private import TreeSpec, merge_common, tree_flatten, tree_unflatten
+from fedpews.trees import Nest
+
+
+class CannotCompile(Exception):
+    """Why this network or method has to run on the eager engine."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A lane group's whole round, laid out before its first step. A padded sample or step has weight 0."""
+
+    rows: Tensor  # (steps, lanes, batch) int64, rows of the resident data
+    weight: Tensor  # (steps, lanes, batch)
+    noise: Tensor  # (steps, lanes, numbers)
+    losses: Tensor  # (steps, lanes), written by the steps
+    lr: Tensor  # (lanes,), an input so that a schedule of rates needs no second program
+
+    @classmethod
+    def blank(cls, steps: int, lanes: int, batch_size: int, numbers: int) -> Sheet:
+        return cls(
+            rows=torch.zeros(steps, lanes, batch_size, dtype=torch.int64),
+            weight=torch.zeros(steps, lanes, batch_size),
+            noise=torch.empty(steps, lanes, numbers),
+            losses=torch.empty(steps, lanes),
+            lr=torch.zeros(lanes),
+        )
+
+    @property
+    def by_step(self) -> list[Tensor]:
+        return [self.rows, self.weight, self.noise, self.losses]
+
+    def at(self, step: int) -> list[Tensor]:
+        """What one step reads and writes."""
+        return [*(values[step] for values in self.by_step), self.lr]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step of ``lanes`` clients in one graph. It changes the stacked state and the sheet in place."""
+
+    graph: fx.GraphModule  # (rows, weight, noise, lr, x, y, *state, *constants) -> (*changed state, loss)
+    constants: tuple[Tensor, ...]  # frozen parameters, integer buffers, index tables
+    changes: tuple[bool, ...]  # which leaves of the state a step changes
+    spec: TreeSpec  # how the leaves make up the local state
+    lanes: int
+
+    def fingerprint(self) -> str:
+        """A hash of what is compiled; the values of state and constants are inputs, so they do not count."""
+        digest = hashlib.blake2b(repr((self.changes, self.lanes)).encode(), digest_size=16)
+        # a node's name depends on what was traced before, its number does not
+        numbers: dict[fx.Node, str] = {}
+        for node in self.graph.graph.nodes:
+            numbers[node] = f"%{len(numbers)}"
+            given = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
+            value = node.meta["val"] if node.op == "placeholder" else None
+            kind = "" if value is None else f"{tuple(value.shape)}{value.dtype}"
+            digest.update(f"{node.op} {node.op != 'placeholder' and node.target} {given} {kind}\n".encode())
+        return digest.hexdigest()
+
+
+class Step(nn.Module):
+    """The program as a module to export: it writes the results back to where they came from."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.graph, self.changes = program.graph, program.changes
+
+    def forward(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        noise: Tensor,
+        losses: Tensor,
+        lr: Tensor,
+        x: Tensor,
+        y: Tensor,
+        state: Sequence[Tensor],
+        constants: Sequence[Tensor],
+    ) -> tuple[()]:
+        *moved, loss = self.graph(rows, weight, noise, lr, x, y, *state, *constants)
+        changed = [leaf for leaf, changes in zip(state, self.changes, strict=True) if changes]
+        for leaf, value in zip(changed, moved, strict=True):
+            leaf.copy_(value)
+        losses.copy_(loss)
+        return ()
+
+
+def trace_step(
+    net: Network, half: ClientHalf, local: Nest, lanes: int, batch_size: int, x: Tensor, y: Tensor
+) -> Program:
+    """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
+    leaves, spec = tree_flatten(local)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise CannotCompile("its local state holds something else than tensors")
+
+    def step(
+        rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, x: Tensor, y: Tensor, state: list[Tensor]
+    ) -> Any:
+        batch = Batch(x[rows], y[rows], weight)
+        moved, loss = half.step(net, tree_unflatten(state, spec), batch, noise, lr)
+        after, after_spec = tree_flatten(moved)
+        if after_spec != spec:
+            raise CannotCompile("a step changes the structure of its local state")
+        active = weight.sum() > 0
+        # a client whose steps are over keeps its state to the bit
+        kept = [a if a is b else torch.where(active, a, b) for a, b in zip(after, state, strict=True)]
+        return kept, loss
+
+    def all_lanes(*tensors: Tensor) -> list[Tensor]:
+        rows, weight, noise, lr, x, y, *state = tensors
+        every = torch.vmap(step, in_dims=(0, 0, 0, 0, None, None, 0))
+        moved, loss = every(rows, weight, noise, lr, x, y, state)
+        return [*moved, loss]
+
+    rows, weight, noise, _, lr = Sheet.blank(1, lanes, batch_size, half.noise_size(net)).at(0)
+    stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
+    try:
+        graph = make_fx(all_lanes)(rows, weight, noise.zero_(), lr, x[:2], y[:2], *stacked)
+    except CannotCompile:
+        raise
+    except Exception as error:  # whatever stops a foreign module or method from being traced
+        raise CannotCompile(f"its step cannot be traced: {first_line(error)}") from error
+    changes = _drop_unchanged(graph, len(leaves))
+    constants = _lift_constants(graph)
+    # the two passes of a warmup step have their first layer in common
+    graph = fx.GraphModule(graph, merge_common(graph.graph))
+    return Program(graph, constants, changes, spec, lanes)
+
+
+def check_padding(
+    net: Network, half: ClientHalf, local: Nest, x: Tensor, y: Tensor, noise: Tensor, lr: float
+) -> None:
+    """Refuse a step in which padding is not harmless: BatchNorm, or any mixing of the samples of a batch."""
+    size = min(4, len(y))
+    real = torch.cat([torch.ones(size), torch.zeros(size)])
+    outcomes = []
+    for scale in (1.0, -3.0):
+        batch = Batch(torch.cat([x[:size], scale * x[:size]]), torch.cat([y[:size]] * 2), real)
+        moved, loss = half.step(net, local, batch, noise, lr)
+        outcomes.append([loss, *tree_flatten(moved)[0]])
+    if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(*outcomes, strict=True)):
+        raise CannotCompile(
+            "samples of a batch influence each other (BatchNorm?), so batches cannot be padded"
+        )
+
+
+def _drop_unchanged(graph: fx.GraphModule, leaves: int) -> tuple[bool, ...]:
+    """Take the leaves that come out as they went in from the outputs; which ones did change?"""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"][-leaves:] if leaves else []
+    output = next(node for node in graph.graph.nodes if node.op == "output")
+    *state, loss = output.args[0]
+    changes = tuple(after is not before for after, before in zip(state, inputs, strict=True))
+    output.args = ([node for node, changed in zip(state, changes, strict=True) if changed] + [loss],)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return changes
+
+
+def _lift_constants(graph: fx.GraphModule) -> tuple[Tensor, ...]:
+    """Turn the tensors that the graph holds into inputs: torch.export loses those of a nested graph."""
+    constants: dict[str, tuple[fx.Node, Tensor]] = {}
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    for node in list(graph.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        if node.target not in constants:
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"constant_{len(constants)}")
+            value = getattr(graph, node.target).detach()
+            last.meta["val"] = value
+            constants[node.target] = last, value
+        node.replace_all_uses_with(constants[node.target][0])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return tuple(value for _, value in constants.values())

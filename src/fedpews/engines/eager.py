@@ -1,0 +1,79 @@
+"""The plain engine: each client on one core, one batch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from fedpews.data.federation import Federation
+from fedpews.engines.allocator import keep_freed_memory
+from fedpews.engines.batches import client_seed
+from fedpews.engines.client_round import finish, start
+from fedpews.engines.engine import Done, Engine, Job, Schedule
+from fedpews.engines.evaluate import Score, score_models
+from fedpews.neurons.network import Batch, Network
+from fedpews.torch_private import tree_map_only
+from fedpews.trees import Tree
+
+
+class EagerEngine(Engine):
+    """Clients over threads; torch's kernels leave the interpreter free while they run.
+
+    Every client runs on one core: kernels split over a varying number of cores would add in another order, and
+    the numbers would depend on the machine. A network with dropout draws from torch's one global generator,
+    so its clients run one after the other.
+    """
+
+    name = "eager"
+
+    def __init__(self, net: Network, data: Federation, schedule: Schedule, workers: int) -> None:
+        self.net, self.data, self.schedule = net, data, schedule
+        self.workers = 1 if net.is_stochastic else workers
+        self._channels_last = prefers_channels_last(net.module(net.initial()))
+        if self._channels_last:
+            keep_freed_memory()
+        self._pool = ThreadPoolExecutor(
+            self.workers, "client", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    def train(self, jobs: Sequence[Job]) -> list[Done]:
+        return list(self._pool.map(self._run, jobs))
+
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _run(self, job: Job) -> Done:
+        net = self.net.at(job.seed)
+        started = start(net, self.data, self.schedule, job)
+        if self.net.is_stochastic:
+            torch.manual_seed(client_seed(job.seed, job.download.round, job.client, "torch"))
+        local, losses = tree_map_only(Tensor, self._lay_out, started.local), []
+        for rows, noise in zip(started.order.split(started.sizes), started.noise[:-1], strict=True):
+            batch = Batch(self._lay_out(self.data.x[rows]), self.data.y[rows])
+            local, loss = job.half.step(net, local, batch, noise, job.lr)
+            losses.append(loss)
+        local = tree_map_only(Tensor, Tensor.contiguous, local)
+        return finish(net, self.data, started, local, torch.stack(losses))
+
+    def _lay_out(self, tensor: Tensor) -> Tensor:
+        """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""
+        if self._channels_last and tensor.dim() == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+
+def prefers_channels_last(module: nn.Module) -> bool:
+    """Whether a module has convolutions, and none that is faulty in that order.
+
+    The gradient of a strided 1×1 convolution on few channels (a masked network may have few) then writes past
+    its workspace, with wrong numbers, a hang or a crash: uxlfoundation/oneDNN#6035.
+    """
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    faulty = any(max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
+    return bool(convolutions) and not faulty

@@ -1,0 +1,68 @@
+"""What a runtime hands to an engine, and what it gets back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedpews.engines.evaluate import Score
+from fedpews.methods.contract import ClientHalf, Download, Upload
+from fedpews.trees import Nest, Tree
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How every client trains in a round."""
+
+    batch_size: int
+    epochs: int | None = 1
+    steps: int | None = None  # instead of epochs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part of one round."""
+
+    seed: int  # of the run
+    client: int
+    half: ClientHalf
+    download: Download
+    memory: Nest | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job."""
+
+    seed: int
+    client: int
+    memory: Nest
+    upload: Upload
+
+
+class Engine(ABC):
+    """Runs the clients of a round on this machine."""
+
+    name: str
+
+    @abstractmethod
+    def train(self, jobs: Sequence[Job]) -> list[Done]:
+        """Every job, in the order given; the numbers depend on the job alone."""
+
+    @abstractmethod
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        """Each model on the whole test set; ``seeds`` says whose run each is of."""
+
+    def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
+        """The clients that keep a memory where only the engine can reach it."""
+        return ()
+
+    def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
+        """How good these clients find their own models, each on the classes it has."""
+        return {}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads or processes."""

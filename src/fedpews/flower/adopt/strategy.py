@@ -1,0 +1,179 @@
+"""The warmup for a Flower app that has its own training loop: the server's half."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from logging import INFO, WARNING
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from fedpews.errors import ConfigError
+from fedpews.flower.adopt.owned import fill_in, restore
+from fedpews.methods.wire import BadMessage
+
+ABOUT, OTHERS, OWNED, NEURONS, THETA, HIDDEN = "fedpews", "others", "owned", "neurons", "theta", "hidden"
+
+
+class WithWarmup(Strategy):  # type: ignore[misc]
+    """Flower's own averaging strategy with a warmup in which each client trains only its own neurons.
+
+    ``WithWarmup(FedAvg(...), rounds=25)``; clients use `LocalWarmup` in their loop. Any strategy that averages
+    the clients' arrays will do (FedAvg, FedAvgM, FedAdam, ...): what it gets to average is filled in such that
+    its average is the one over the owners of each element. It needs to know nothing of the model.
+
+    Args:
+        strategy: one of Flower's, or your own.
+        rounds: W, rounds of the warmup; 0 is the strategy as it is.
+        diversity: λ, how strongly clients are pushed to different neurons.
+        mask_lr: η_s, learning rate of the clients' scores.
+        gradient, start, start_spread, upload_mask: as in `fedpews.Learned`; each site draws its own start.
+        first_round: the absolute number of this start's first round, when it goes on from an earlier one.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        rounds: int,
+        diversity: float = 1.0,
+        mask_lr: float = 0.1,
+        first_round: int = 1,
+        *,
+        gradient: Literal["open", "gate"] = "open",
+        start: float = 0.0,
+        start_spread: float = 1.0,
+        upload_mask: Literal["drawn", "thresholded"] = "thresholded",
+    ) -> None:
+        if rounds < 0 or diversity < 0 or mask_lr <= 0 or start_spread < 0:
+            raise ConfigError(
+                "rounds, diversity and start_spread must not be negative, and mask_lr must be positive"
+            )
+        self._reading: dict[str, str | float] = {
+            "gradient": gradient,
+            "start": float(start),
+            "start-spread": float(start_spread),
+            "upload-mask": upload_mask,
+        }
+        self.strategy, self.rounds, self.diversity = strategy, rounds, diversity
+        self.mask_lr, self.first_round = mask_lr, first_round
+        self.refused: dict[int, int] = {}  # by node
+        self._old: dict[str, NDArray[Any]] = {}
+        self._theta: dict[int, NDArray[Any]] = {}  # by node: what it last shared
+
+    def is_warmup(self, server_round: int) -> bool:
+        return server_round + self.first_round - 1 <= self.rounds
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        if not self.is_warmup(server_round):
+            return messages
+        self._old = {name: array.numpy() for name, array in arrays.items()}
+        about = ConfigRecord(
+            {
+                "round": server_round + self.first_round - 1,
+                "diversity": self.diversity,
+                "mask-lr": self.mask_lr,
+                **self._reading,
+            }
+        )
+        nodes = set(grid.get_node_ids())  # also those not asked this time: their last word counts
+        self._theta = {node: theta for node, theta in self._theta.items() if node in nodes}
+        for message in messages:
+            content = dict(message.content.items()) | {ABOUT: about}
+            others = self._others(message.metadata.dst_node_id, nodes)
+            if others is not None:
+                content[OTHERS] = ArrayRecord({NEURONS: Array(others)})
+            message.content = RecordDict(content)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        if self.is_warmup(server_round):
+            replies = self._whole(replies)
+        result: tuple[ArrayRecord | None, MetricRecord | None]
+        result = self.strategy.aggregate_train(server_round, replies)
+        return result
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages: Iterable[Message]
+        messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        log(INFO, "\t├──> Warmup: %d rounds, diversity %g", self.rounds, self.diversity)
+        self.strategy.summary()
+
+    def _others(self, node: int, nodes: set[int]) -> NDArray[Any] | None:
+        """θ_{g∖i}: the mean over the other nodes; one not heard of yet counts with the start's mean."""
+        if not self._theta or len(nodes) < 2:
+            return None
+        middle = 1 / (1 + math.exp(-float(self._reading["start"])))
+        start = np.full_like(next(iter(self._theta.values())), middle)
+        known = np.stack([self._theta.get(other, start) for other in sorted(nodes) if other != node])
+        mean: NDArray[Any] = known.mean(axis=0, dtype=np.float32)
+        return mean
+
+    def _whole(self, replies: list[Message]) -> list[Message]:
+        """The replies as the inner strategy expects them, and those with an error as they are."""
+        good, values, masks, weights = [], [], [], []
+        for message in replies:
+            if message.has_error():
+                continue
+            node = message.metadata.src_node_id
+            try:
+                value, mask, theta, weight = self._read(message.content)
+            except BadMessage as error:
+                self.refused[node] = self.refused.get(node, 0) + 1
+                log(WARNING, "upload of node %d refused: %s", node, error)
+                continue
+            self._theta[node] = theta
+            good.append(message)
+            values.append(value)
+            masks.append(mask)
+            weights.append(weight)
+        key = getattr(self.strategy, "arrayrecord_key", "arrays")
+        for message, arrays in zip(good, fill_in(values, masks, weights, self._old), strict=True):
+            metrics = dict(message.content.metric_records.items())
+            record = ArrayRecord({name: Array(value) for name, value in arrays.items()})
+            message.content = RecordDict({key: record, **metrics})
+        return good + [message for message in replies if message.has_error()]
+
+    def _read(self, content: RecordDict) -> tuple[dict[str, Any], dict[str, Any], NDArray[Any], float]:
+        try:
+            records = {key: content[key] for key in (OWNED, NEURONS, THETA)}
+            arrays = {k: {n: _array(a) for n, a in record.items()} for k, record in records.items()}
+            (metrics,) = content.metric_records.values()
+            weight = float(metrics[getattr(self.strategy, "weighted_by_key", "num-examples")])
+            value, mask = restore(arrays[OWNED], arrays[NEURONS], self._old)
+            theta = arrays[THETA][HIDDEN]
+        except BadMessage:
+            raise
+        except Exception as error:  # whatever a foreign message brings about
+            raise BadMessage(f"not a reply of LocalWarmup: {type(error).__name__}: {error!s:.100}") from error
+        size = len(next(iter(self._theta.values()), theta))
+        if theta.dtype != np.float32 or theta.shape != (size,) or not ((theta >= 0) & (theta <= 1)).all():
+            raise BadMessage(f"theta must be {size} numbers from 0 to 1")
+        if not 0 < weight < 1e12:
+            raise BadMessage(f"its weight is {weight}")
+        return value, mask, theta, weight
+
+
+def _array(array: Array) -> NDArray[Any]:
+    """The array; Flower reads it with pickling off."""
+    value: NDArray[Any] = array.numpy()
+    return value

@@ -1,0 +1,196 @@
+"""An experiment as a Flower app: `server_app` and `client_app` are all that an app's two files need.
+
+Flower starts a process for every message to a site, so nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpews.errors import ConfigError, FedpewsError, RunFailed, first_line
+from fedpews.experiment import Experiment
+from fedpews.results import layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpews.build import Setup
+    from fedpews.data import Federation
+    from fedpews.engines.engine import Engine
+    from fedpews.flower.memory import AcceptedRounds
+    from fedpews.flower.site import Site
+
+CONFIG = "experiment.toml"
+AT_SITES = "sites"
+"""The data.name of an experiment whose every site brings its own data."""
+
+
+def server_app(beside: str | Path) -> Any:
+    """The ServerApp of the experiment.toml that lies beside a file: ``app = server_app(__file__)``."""
+    from fedpews.flower.handlers import make_server_app
+
+    config = Path(beside).with_name(CONFIG)
+    return make_server_app(lambda grid, settings: serve(config, grid, settings))
+
+
+def client_app(beside: str | Path) -> Any:
+    """The ClientApp of the experiment.toml that lies beside a file: ``app = client_app(__file__)``."""
+    from fedpews.flower.handlers import make_client_app
+
+    config = Path(beside).with_name(CONFIG)
+    return make_client_app(lambda number, settings: build_site(config, number, settings))
+
+
+def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
+    """A site from the experiment and the site's own ``--node-config``."""
+    from fedpews.build import build_method, build_network, schedule
+    from fedpews.flower.memory import SiteMemory
+    from fedpews.flower.site import Site
+
+    experiment = Experiment.load(config)
+    data = _site_data(experiment, number, settings)
+    if number >= len(data):
+        raise ConfigError(f"this is site {number}, but the experiment has sites 0 to {len(data) - 1}")
+    net, _ = build_network(experiment, data)
+    place = Path(str(settings.get("state-dir", "~/.fedpews/sites"))).expanduser()
+    return Site(
+        number,
+        net,
+        build_method(experiment),
+        data,
+        schedule(experiment),
+        lambda run: SiteMemory(place, number, run),
+        experiment.flower.lost_memory == "restart",
+    )
+
+
+def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
+    """Run the experiment with its clients at the sites; the run's folder is as in one process."""
+    from fedpews.build import build
+    from fedpews.flower.memory import AcceptedRounds
+    from fedpews.running import train
+
+    experiment = Experiment.load(config)
+    # a round among sites takes seconds at least, so saving each one costs nothing
+    experiment = experiment.model_copy(
+        update={"runtime": experiment.runtime.model_copy(update={"checkpoint_every": 1})}
+    )
+    out = Path(str(settings.get("out") or f"runs/flower-{experiment.method_label}")).expanduser()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / layout.SITES_ERROR).unlink(missing_ok=True)
+    accepted = AcceptedRounds()
+    try:
+        train(
+            build(
+                experiment,
+                clients=_server_data(experiment, settings),
+                data_dir=settings.get("data-dir") or None,
+            ),
+            out=out,
+            resume=bool(settings.get("resume", False)),
+            make_engine=lambda setup: (_engine(setup, grid, out, accepted), ""),
+            memories=accepted,
+        )
+    except Exception as error:
+        known = isinstance(error, FedpewsError)
+        message = str(error) if known else f"the server failed: {first_line(error)}"
+        code = error.exit_code if isinstance(error, FedpewsError) else RunFailed.exit_code
+        (out / layout.SITES_ERROR).write_text(json.dumps({"exit_code": code, "message": message}))
+        raise
+
+
+def _engine(setup: Setup, grid: Any, out: Path, accepted: AcceptedRounds) -> Engine:
+    """The engine whose clients are the sites."""
+    from fedpews.build import schedule
+    from fedpews.engines.eager import EagerEngine
+    from fedpews.flower.engine import FlowerEngine, SiteLog, log_line
+    from fedpews.flower.uploads import UploadCheck
+
+    net, data, limits = setup.net, setup.data, setup.experiment.flower
+    has_test = len(data.test_y) > 0
+    local = EagerEngine(net, data, schedule(setup.experiment), workers=1) if has_test else None
+    check, site_log = UploadCheck(net, limits), SiteLog(out / layout.SITES, log_line)
+    return FlowerEngine(grid, net, len(data), _run_id(out), accepted, site_log, limits, check, local)
+
+
+def _run_id(out: Path) -> str:
+    """What names this run's memory at the sites, the same after a resume."""
+    path = out / layout.SITES_RUN
+    if not path.exists() or not (out / layout.CHECKPOINT).exists():
+        path.write_text(uuid.uuid4().hex)
+    return path.read_text()
+
+
+def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federation | None:
+    """What the server has itself: a test set or nothing, when the data is at the sites; None is data by name."""
+    if experiment.data.name != AT_SITES:
+        return None
+    import torch
+
+    sites, table = experiment.data.clients, experiment.flower
+    if sites is None:
+        raise ConfigError("data.name is 'sites', so data.clients must say how many sites there are")
+    test = str(settings.get("test") or "")
+    if test:
+        from fedpews.data.client_folders import read_pair
+        from fedpews.data.federation import from_clients
+
+        pair = read_pair(Path(test).expanduser())
+        checked = from_clients([pair], pair, table.classes)
+        test_x, test_y, classes = checked.test_x, checked.test_y, table.classes or checked.classes
+        shape = tuple(test_x.shape[1:])
+    elif table.input_shape and table.classes:
+        shape, classes = tuple(table.input_shape), table.classes
+        test_x, test_y = torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64)
+    else:
+        raise ConfigError(
+            "data.name is 'sites' and the server has no test set, so flower.input_shape and flower.classes must "
+            "say what the model is for (or give the server one: test=FILE.npz)"
+        )
+    return _federation(torch.zeros(1, *shape), (), sites, -1, test_x, test_y, classes)
+
+
+def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) -> Federation:
+    """The site's own data: what its node config names, or its part of the experiment's data."""
+    from fedpews.build import load_data
+
+    own = settings.get("data")
+    if own is None and experiment.data.name == AT_SITES:
+        raise ConfigError(
+            "the experiment leaves the data to the sites: start this SuperNode with data in its --node-config, "
+            'such as data="folder:/path" with one entry and a test, or data="/path/file.py:function"'
+        )
+    if own is None:
+        return load_data(experiment, data_dir=settings.get("data-dir"))
+    from fedpews import data as data_room
+
+    found = data_room.load(str(own), seed=experiment.data.seed, data_dir=settings.get("data-dir"))
+    if len(found) != 1:
+        raise ConfigError(f"data {own!r} has {len(found)} clients; a site is one, so it must have one")
+    classes = experiment.flower.classes or found.classes
+    if classes < found.classes:
+        raise ConfigError(f"this site has labels up to {found.classes - 1}, but flower.classes is {classes}")
+    sites = experiment.data.clients or number + 1
+    own_rows = replace(found, classes=classes)
+    return _federation(own_rows.x, own_rows.y, sites, number, found.test_x, found.test_y, classes)
+
+
+def _federation(
+    x: Tensor, y: Any, sites: int, mine: int, test_x: Tensor, test_y: Tensor, classes: int
+) -> Federation:
+    """A Federation of which only client ``mine`` (or nobody, −1) is here."""
+    import torch
+
+    from fedpews.data import Federation
+
+    labels = torch.as_tensor(y, dtype=torch.int64)
+    nobody = torch.zeros(0, dtype=torch.int64)
+    rows = tuple(torch.arange(len(labels)) if site == mine else nobody for site in range(sites))
+    # what a site tests on is its own
+    owner = None if mine < 0 else torch.full((len(test_y),), mine)
+    return Federation(x, labels, rows, test_x, test_y, classes, test_owner=owner)

@@ -1,0 +1,309 @@
+"""The engine whose clients are sites: it sends them their part of a round and checks what they return."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from logging import INFO
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Message, MessageType
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from fedpews.engines.engine import Done, Engine, Job
+from fedpews.engines.evaluate import Score
+from fedpews.errors import RunFailed
+from fedpews.experiment import FlowerTable
+from fedpews.flower.memory import AcceptedRounds
+from fedpews.flower.messages import Part, Task, deliver, read_reply, size_on_wire, task_content
+from fedpews.flower.roster import Roster
+from fedpews.flower.uploads import UploadCheck
+from fedpews.methods.contract import Download
+from fedpews.methods.wire import BadMessage, encode_download
+from fedpews.neurons.network import Network
+from fedpews.trees import Tree
+
+Key = tuple[int, int]
+"""Seed and client."""
+
+
+class TooFewSites(RunFailed):
+    """Not enough sites are connected, or not enough of them answered."""
+
+
+@dataclass
+class Answer:
+    """What came of asking one site."""
+
+    outcome: str = "no answer"  # accepted, refused, failed, absent or no answer
+    why: str = ""
+    seconds: float = 0.0
+    bytes_down: int = 0  # on the wire, as Flower's objects
+    bytes_up: int = 0
+
+
+@dataclass
+class Attempt:
+    """One attempt at a round."""
+
+    round: int
+    attempt: int
+    phase: str
+    sites: dict[int, Answer] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """The attempt in one line.
+
+        >>> Attempt(3, 1, "warmup", {0: Answer("accepted"), 1: Answer("failed", "it raised")}).describe()
+        'round 3 (warmup): 0 answered; 1 failed: it raised'
+        """
+        good = [str(site) for site, answer in sorted(self.sites.items()) if answer.outcome == "accepted"]
+        bad = [
+            f"{site} {answer.outcome}: {answer.why}".removesuffix(": ")
+            for site, answer in sorted(self.sites.items())
+            if answer.outcome != "accepted"
+        ]
+        again = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        head = f"round {self.round} ({self.phase}){again}: {', '.join(good) or 'nobody'} answered"
+        return "; ".join([head, *bad])
+
+
+class SiteLog:
+    """Who took part in each round, who did not, and why: a line per attempt in ``sites.jsonl``."""
+
+    def __init__(self, path: Path | None, say: Callable[[str], None]) -> None:
+        self._path, self.say = path, say
+        self.refused: dict[int, int] = {}
+
+    def add(self, attempt: Attempt) -> None:
+        for site, answer in attempt.sites.items():
+            if answer.outcome == "refused":
+                self.refused[site] = self.refused.get(site, 0) + 1
+        self.say(attempt.describe())
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({**asdict(attempt), "refused_so_far": self.refused}) + "\n")
+
+
+def log_line(text: str) -> None:
+    """A line in Flower's log, which ``flwr run --stream`` shows."""
+    log(INFO, "%s", text)
+
+
+class FlowerEngine(Engine):
+    """Trains a round's clients at their sites. Uploads are checked; those refused or missing are left out.
+
+    Args:
+        local: evaluates on the server's own test set; without one the sites evaluate on theirs.
+    """
+
+    name = "flower"
+
+    def __init__(
+        self,
+        grid: Grid,
+        net: Network,
+        total: int,
+        run: str,
+        accepted: AcceptedRounds,
+        site_log: SiteLog,
+        limits: FlowerTable,
+        check: UploadCheck,
+        local: Engine | None,
+    ) -> None:
+        self.grid, self.net, self.total, self.run = grid, net, total, run
+        self.accepted, self.site_log, self.limits = accepted, site_log, limits
+        self.check, self.local = check, local
+        self.roster = Roster(grid, total, site_log.say)
+        self._started = False
+        self._round = 0
+
+    def train(self, jobs: Sequence[Job]) -> list[Done]:
+        self._round = jobs[0].download.round
+        done: dict[Key, Done] = {}
+        for number in range(1, self.limits.attempts + 1):
+            missing = [job for job in jobs if (job.seed, job.client) not in done]
+            attempt = Attempt(self._round, number, jobs[0].download.phase)
+            done |= self._ask(missing, attempt)
+            self.site_log.add(attempt)
+            if self._enough(jobs, done):
+                break
+        else:
+            raise TooFewSites(
+                f"round {self._round} got {len(done)} good uploads of {len(jobs)} asked for in "
+                f"{self.limits.attempts} attempts (flower.min_sites = {self.limits.min_sites}, "
+                f"flower.max_failures = {self.limits.max_failures}); {attempt.describe()}. "
+                "The rounds before are saved: go on with --resume."
+            )
+        for seed, client in done:
+            self.accepted.accept(seed, client, self._round)
+        return [done[job.seed, job.client] for job in jobs if (job.seed, job.client) in done]
+
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        if self.local is not None:
+            return self.local.evaluate(models, seeds)
+        return self._evaluate_at_sites(models, seeds)
+
+    def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
+        return tuple(client for client in clients if self.accepted.accepted(seed, client))
+
+    def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
+        """Each site makes its own model of its memory and this download, and says how good it is."""
+        nodes, encoded, messages = self.roster.online(), {}, {}
+        for site, download in downloads.items():
+            if site in nodes:
+                if id(download) not in encoded:
+                    encoded[id(download)] = encode_download(self.net, download)
+                part = Part(seed, encoded[id(download)], self.accepted.accepted(seed, site))
+                content = task_content(Task(self.run, self._round, 0.0, (part,)))
+                kind = f"{MessageType.EVALUATE}.personal"
+                messages[site] = Message(content, nodes[site], kind, ttl=self.limits.round_seconds)
+        found = {}
+        for site, reply in sorted(deliver(self.grid, messages, self.limits.round_seconds).items()):
+            record = None if isinstance(reply, str) else reply.content.get("personal")
+            accuracy = record.get("accuracy") if isinstance(record, ConfigRecord) else None
+            if isinstance(accuracy, float) and 0 <= accuracy <= 1:
+                found[site] = accuracy
+            else:
+                why = reply if isinstance(reply, str) else f"{accuracy!r:.40} is no accuracy"
+                self.site_log.say(f"round {self._round}: site {site} did not evaluate its own model: {why}")
+        return found
+
+    def close(self) -> None:
+        if self.local is not None:
+            self.local.close()
+
+    def _enough(self, jobs: Sequence[Job], done: dict[Key, Done]) -> bool:
+        for seed in {job.seed for job in jobs}:
+            asked = sum(job.seed == seed for job in jobs)
+            if not is_enough(self.limits, asked, sum(key[0] == seed for key in done)):
+                return False
+        return True
+
+    def _ask(self, jobs: Sequence[Job], attempt: Attempt) -> dict[Key, Done]:
+        """One attempt: every job's site is asked, and what comes back is checked."""
+        by_site: dict[int, list[Job]] = {}
+        for job in jobs:
+            by_site.setdefault(job.client, []).append(job)
+        nodes = self._gather(list(by_site))
+        attempt.sites = {site: Answer("absent", "not connected") for site in by_site if site not in nodes}
+        encoded: dict[int, bytes] = {}
+        messages = {site: self._message(node, by_site[site], encoded) for site, node in sorted(nodes.items())}
+        for site, message in messages.items():
+            attempt.sites[site] = Answer("no answer", f"none within {self.limits.round_seconds:g} s")
+            attempt.sites[site].bytes_down = size_on_wire(message)
+        began = time.monotonic()
+        answers = deliver(self.grid, messages, self.limits.round_seconds)
+        done: dict[Key, Done] = {}
+        for site, reply in answers.items():
+            answer = attempt.sites[site]
+            answer.seconds = round(time.monotonic() - began, 3)
+            if isinstance(reply, str):
+                answer.outcome, answer.why = "failed", reply
+            else:
+                answer.bytes_up = size_on_wire(reply)
+                done |= self._read(by_site[site], reply, answer)
+        return done
+
+    def _read(self, jobs: Sequence[Job], reply: Message, answer: Answer) -> dict[Key, Done]:
+        """The good uploads of one site's answer."""
+        done: dict[Key, Done] = {}
+        answer.outcome, answer.why = "accepted", ""
+        by_seed = {job.seed: job for job in jobs}
+        for seed, data in read_reply(reply.content, list(by_seed)):
+            job = by_seed[seed]
+            try:
+                if isinstance(data, BadMessage):
+                    raise data
+                upload = self.check.read(job, data)
+                done[seed, job.client] = Done(seed, job.client, {}, upload)
+            except BadMessage as error:
+                answer.outcome, answer.why = "refused", f"seed {seed}: {error}"
+        return done
+
+    def _message(self, node: int, jobs: Sequence[Job], encoded: dict[int, bytes]) -> Message:
+        parts = []
+        for job in jobs:
+            key = id(job.download)  # most methods send the same download to everybody
+            if key not in encoded:
+                encoded[key] = encode_download(self.net, job.download)
+            accepted = self.accepted.accepted(job.seed, job.client)
+            parts.append(Part(job.seed, encoded[key], accepted, self.accepted.kept(job.seed, job.client)))
+        task = Task(self.run, self._round, jobs[0].lr, tuple(parts))
+        return Message(task_content(task), node, MessageType.TRAIN, ttl=self.limits.round_seconds)
+
+    def _gather(self, sites: Sequence[int]) -> dict[int, int]:
+        """The nodes of the sites to ask: all of them at the start, later those that are there, but enough."""
+        limits = self.limits
+        patience = 0.0 if self._started else limits.join_seconds
+        here = self.roster.wait_for(sites, patience)
+        least = min(limits.min_sites, len(sites))
+        if len(here) < least:
+            self.site_log.say(f"round {self._round} needs {least} sites and {len(here)} are here; waiting")
+            until = time.monotonic() + limits.wait_seconds
+            while len(here) < least and time.monotonic() < until:
+                here = self.roster.wait_for(sites, 2.0)
+        if len(here) < least:
+            raise TooFewSites(
+                f"round {self._round} needs at least {least} sites (flower.min_sites), but only {len(here)} of "
+                f"{len(sites)} came within {limits.wait_seconds:g} s (flower.wait_seconds): "
+                f"{sorted(here) or 'none'}. The rounds before are saved: start the sites and go on with --resume."
+            )
+        self._started = True
+        return here
+
+    def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        """Sum what the sites found on their own test samples; only three numbers leave a site."""
+        downloads = [Download(self._round, "evaluate", self.total, model) for model in models]
+        parts = tuple(
+            Part(seed, encode_download(self.net, d)) for seed, d in zip(seeds, downloads, strict=True)
+        )
+        content = task_content(Task(self.run, self._round, 0.0, parts))
+        messages = {
+            site: Message(content, node, MessageType.EVALUATE, ttl=self.limits.round_seconds)
+            for site, node in self.roster.online().items()
+        }
+        totals = [[0, 0, 0.0] for _ in models]
+        for site, reply in deliver(self.grid, messages, self.limits.round_seconds).items():
+            try:
+                if isinstance(reply, str):
+                    raise BadMessage(reply)
+                for total, found in zip(totals, read_scores(reply, len(models)), strict=True):
+                    for place, value in enumerate(found):
+                        total[place] += value
+            except BadMessage as error:
+                self.site_log.say(f"round {self._round}: site {site} did not evaluate: {error}")
+        if any(seen == 0 for _, seen, _ in totals):
+            raise RunFailed(
+                "no site has test samples and the server has none either; give the server a test set "
+                "(test=FILE in its run config) or the sites theirs (test_x, test_y)"
+            )
+        return [Score(torch.tensor([right]), torch.tensor([seen]), loss) for right, seen, loss in totals]
+
+
+def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:
+    """Whether a round in which so many of the cohort delivered may be closed."""
+    if good < min(limits.min_sites, asked):
+        return False
+    return limits.max_failures is None or asked - good <= limits.max_failures
+
+
+def read_scores(reply: Message, models: int) -> list[tuple[int, int, float]]:
+    """A site's counts for each model, checked."""
+    scores = []
+    for place in range(models):
+        record = reply.content.get(f"score-{place}")
+        if not isinstance(record, ConfigRecord):
+            raise BadMessage(f"it has no score for model {place}")
+        right, seen, loss = (record.get(name) for name in ("correct", "seen", "loss"))
+        whole = isinstance(right, int) and isinstance(seen, int) and isinstance(loss, float)
+        if not whole or not 0 <= right <= seen or not 0 <= loss < float("inf"):
+            raise BadMessage(
+                f"its score for model {place} makes no sense: {right!r} of {seen!r}, loss {loss!r}"
+            )
+        scores.append((right, seen, loss))
+    return scores

@@ -1,0 +1,85 @@
+"""Flower's two apps, with everything that is ours handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedpews.errors import ConfigError
+from fedpews.flower.deploy.processes import leave_with_parent
+
+if TYPE_CHECKING:
+    from fedpews.flower.site import Site
+
+Settings = Mapping[str, Any]
+
+
+def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
+    """A ClientApp. Flower starts a process for each message, so nothing heavy is imported before it is needed.
+
+    Args:
+        build: from the site's number and its ``--node-config`` to the site.
+    """
+    app = ClientApp()
+
+    @app.query()  # type: ignore[untyped-decorator]
+    def hello(message: Message, context: Context) -> Message:
+        about = ConfigRecord({"site": site_number(context.node_config)})
+        return Message(RecordDict({"hello": about}), reply_to=message)
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Message, context: Context) -> Message:
+        from fedpews.flower.messages import read_task, reply_content
+
+        site = build(site_number(context.node_config), context.node_config)
+        return Message(reply_content(site.train(read_task(message.content))), reply_to=message)
+
+    @app.evaluate()  # type: ignore[untyped-decorator]
+    def evaluate(message: Message, context: Context) -> Message:
+        from fedpews.flower.messages import read_task
+
+        site = build(site_number(context.node_config), context.node_config)
+        names = ("correct", "seen", "loss")
+        scores = site.evaluate(read_task(message.content))
+        records = {
+            f"score-{place}": ConfigRecord(dict(zip(names, score, strict=True)))
+            for place, score in enumerate(scores)
+        }
+        return Message(RecordDict(records), reply_to=message)
+
+    @app.evaluate("personal")  # type: ignore[untyped-decorator]
+    def evaluate_personal(message: Message, context: Context) -> Message:
+        from fedpews.flower.messages import read_task
+
+        site = build(site_number(context.node_config), context.node_config)
+        found = ConfigRecord({"accuracy": site.evaluate_personal(read_task(message.content))})
+        return Message(RecordDict({"personal": found}), reply_to=message)
+
+    return app
+
+
+def make_server_app(serve: Callable[[Grid, Settings], None]) -> ServerApp:
+    """A ServerApp; ``serve`` gets the grid and the run's own settings (``flwr run -c``)."""
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Grid, context: Context) -> None:
+        leave_with_parent()  # or a server whose SuperLink is gone would hold the run's folder for ever
+        serve(grid, context.run_config)
+
+    return app
+
+
+def site_number(settings: Settings) -> int:
+    """The site's own number, from ``--node-config "site=0"``."""
+    site = settings.get("site")
+    if not isinstance(site, int) or isinstance(site, bool) or site < 0:
+        raise ConfigError(
+            f"this SuperNode does not say which site it is: site is {site!r}; start it with "
+            '--node-config "site=0", a different whole number for each site'
+        )
+    return site

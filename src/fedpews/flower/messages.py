@@ -1,0 +1,139 @@
+"""Flower messages between server and sites, whose payload is the wire format's bytes, and how they are sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedpews.methods.wire import BadMessage
+
+TASK, PAYLOAD, FORMAT = "task", "payload", "fedpews.wire"
+POLL_SECONDS = 0.3
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One seed's share of a message to a site."""
+
+    seed: int
+    data: bytes  # an encoded download
+    accepted: int = 0  # the round whose memory the site must start from; 0 is none
+    kept: int = 0  # older rounds than this are never asked for again
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a site is asked to do in a round."""
+
+    run: str  # names the memory that belongs to this run
+    round: int
+    lr: float
+    parts: tuple[Part, ...]
+
+
+def task_content(task: Task) -> RecordDict:
+    """A task as Flower records."""
+    about = ConfigRecord(
+        {
+            "run": task.run,
+            "round": task.round,
+            "lr": task.lr,
+            "seeds": [part.seed for part in task.parts],
+            "accepted": [part.accepted for part in task.parts],
+            "kept": [part.kept for part in task.parts],
+        }
+    )
+    return RecordDict({TASK: about, **{_key(part.seed): pack(part.data) for part in task.parts}})
+
+
+def read_task(content: RecordDict) -> Task:
+    """The inverse of ``task_content``."""
+    about: Mapping[str, Any] = content[TASK]
+    columns = zip(about["seeds"], about["accepted"], about["kept"], strict=True)
+    parts = tuple(Part(seed, unpack(content, _key(seed)), *rounds) for seed, *rounds in columns)
+    return Task(str(about["run"]), int(about["round"]), float(about["lr"]), parts)
+
+
+def reply_content(uploads: Mapping[int, bytes]) -> RecordDict:
+    """A site's answer: an encoded upload for each seed."""
+    return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()})
+
+
+def read_reply(content: RecordDict, seeds: Sequence[int]) -> Iterator[tuple[int, bytes | BadMessage]]:
+    """Each seed's bytes, or why there are none. The content is whatever came from the network."""
+    for seed in seeds:
+        try:
+            yield seed, unpack(content, _key(seed))
+        except BadMessage as error:
+            yield seed, error
+
+
+def pack(data: bytes) -> ArrayRecord:
+    """Bytes as one array, which Flower cuts into chunks when it is large."""
+    return ArrayRecord({PAYLOAD: Array(dtype="uint8", shape=(len(data),), stype=FORMAT, data=data)})
+
+
+def unpack(content: RecordDict, key: str) -> bytes:
+    record = content.get(key)
+    if not isinstance(record, ArrayRecord) or list(record) != [PAYLOAD]:
+        raise BadMessage(f"the message has no payload for {key}")
+    array = record[PAYLOAD]
+    if array.stype != FORMAT or not isinstance(array.data, bytes):
+        raise BadMessage(f"the payload for {key} is in the format {array.stype!r:.40}, not {FORMAT!r}")
+    data: bytes = array.data
+    return data
+
+
+def size_on_wire(message: Message) -> int:
+    """The bytes of all objects a message is made of, as Flower sends them (without HTTP and TLS)."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+
+
+def deliver(grid: Grid, messages: Mapping[Key, Message], seconds: float) -> dict[Key, Message | str]:
+    """Each message's reply, or in words why there is none. A key without an entry did not answer in time."""
+    keys = list(messages)
+    ids = list(grid.push_messages([messages[key] for key in keys]))
+    waiting = {message_id: key for key, message_id in zip(keys, ids, strict=False) if message_id}
+    answers: dict[Key, Message | str] = {
+        key: "the message could not be sent" for key in keys if key not in waiting.values()
+    }
+    until = time.monotonic() + seconds
+    while waiting and time.monotonic() < until:
+        for message_id, key in list(waiting.items()):
+            answer = _collect(grid, message_id)
+            if answer is not None:
+                answers[key] = answer
+                del waiting[message_id]
+        if waiting:
+            time.sleep(POLL_SECONDS)
+    return answers
+
+
+def _collect(grid: Grid, message_id: str) -> Message | str | None:
+    """One by one, so that an answer that cannot even be unpacked harms nobody else's."""
+    try:
+        replies = list(grid.pull_messages([message_id]))
+    except httpx.HTTPError:
+        raise  # the SuperLink itself is out of reach
+    except Exception as error:  # noqa: BLE001 - whatever a foreign message brings about
+        return f"its answer cannot be unpacked: {type(error).__name__}: {error!s:.200}"
+    if not replies:
+        return None
+    reply = replies[0]
+    if reply.has_error():
+        return f"{reply.error.reason or 'unknown error'} (code {reply.error.code})"
+    return reply if reply.has_content() else "its answer is empty"
+
+
+def _key(seed: int) -> str:
+    return f"seed-{seed}"

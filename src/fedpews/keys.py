@@ -1,0 +1,102 @@
+"""Every key of a configuration: its type, default, range and meaning, read off the classes that check it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedpews.compose import METHODS, SERVERS, method_class, server_class
+from fedpews.experiment import Experiment
+
+TRAIN_KEYS = ("momentum", "weight_decay")
+"""Options of most methods that a configuration has under ``train``."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key, in words."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def config_keys() -> Iterator[Key]:
+    """The keys that every experiment has."""
+    schema = Experiment.model_json_schema()
+    for name, entry in schema["properties"].items():
+        table = schema["$defs"].get(entry.get("$ref", "").rpartition("/")[2])
+        if table is None:
+            yield _key(name, entry)
+        else:
+            yield from (_key(f"{name}.{inner}", value) for inner, value in table["properties"].items())
+
+
+def method_keys() -> Iterator[Key]:
+    """The options of each method and server optimiser; these classes are imported."""
+    for name in METHODS:
+        yield from _options(method_class(name), f"method.{{}} ({name})", TRAIN_KEYS)
+    for name in SERVERS:
+        yield from _options(server_class(name), f"server.{{}} ({name})", ())
+
+
+def _options(cls: type[Any], pattern: str, without: tuple[str, ...]) -> Iterator[Key]:
+    from fedpews.methods.options import option_schema
+
+    texts = _arguments(cls)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    for name, entry in option_schema(cls).items():
+        if name not in without:
+            shown = dict(entry) | {"default": defaults[name], "description": texts.get(name, "")}
+            yield _key(pattern.format(name), shown)
+
+
+def _arguments(cls: type[Any]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of its options, under Args."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        part = (inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]).partition("\n\n")[0]
+        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", part, re.MULTILINE):
+            found[name] = " ".join(text.split())
+    return found
+
+
+def _key(name: str, entry: Mapping[str, Any]) -> Key:
+    default = entry.get("default")
+    shown = (
+        ""
+        if default is None
+        else ", ".join(map(str, default))
+        if isinstance(default, tuple)
+        else str(default)
+    )
+    return Key(name, _type(entry), shown, entry.get("description", ""))
+
+
+def _type(entry: Mapping[str, Any]) -> str:
+    """A JSON schema's type and limits in a few words.
+
+    >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"enum": ["a", "b"]})
+    ('number, 0 ≤ · < 1', 'a | b')
+    """
+    if "anyOf" in entry:
+        return _type(next(one for one in entry["anyOf"] if one.get("type") != "null"))
+    if "enum" in entry:
+        return " | ".join(map(str, entry["enum"]))
+    if "const" in entry:
+        return str(entry["const"])
+    kind = str(entry.get("type", "table"))
+    if kind == "array":
+        return f"list of {_type(entry.get('items', {'type': 'value'}))}"
+    low = {"minimum": "≤", "exclusiveMinimum": "<"}
+    high = {"maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{entry[key]:g} {sign} ·" for key, sign in low.items() if key in entry]
+    limits += [f"{sign} {entry[key]:g}" for key, sign in high.items() if key in entry]
+    words = " ".join(limits) if not limits or limits[0].endswith("·") else f"· {' '.join(limits)}"
+    names = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "table"}
+    return ", ".join(filter(None, (names.get(kind, kind), words)))

@@ -1,0 +1,160 @@
+"""A run on disk: its configuration, a line per seed and round, a summary, models, and the way back in.
+
+Nothing here is ever half written: files appear whole (written aside, then renamed), and ``rounds.jsonl`` is cut
+back to the last checkpoint when a killed run goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from fedpews.errors import CheckpointError, ConfigError
+from fedpews.results import layout
+from fedpews.results.memories import MemoryStore, Store
+from fedpews.results.nests import read_nest, write_atomically, write_nest
+from fedpews.results.records import Record, read_rounds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpews.trees import Nest, Tree
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on as if nothing had happened."""
+
+    round: int
+    states: dict[int, Nest]
+    memories: dict[str, int]
+    """"seed-client" -> the number of its file."""
+    rounds_bytes: int
+    about: dict[str, Any]
+
+
+class RunFolder:
+    """One run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(path)
+        self._rounds: IO[bytes] | None = None
+
+    def close(self) -> None:
+        if self._rounds is not None:
+            self._rounds.close()
+        self._lock.close()
+
+    @property
+    def has_run(self) -> bool:
+        return layout.is_begun(self.path)
+
+    @property
+    def config(self) -> Path:
+        return self.path / layout.CONFIG
+
+    def write_config(self, toml: str) -> None:
+        write_atomically(self.config, toml.encode())
+
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        params: Mapping[int, Tree],
+        neurons: Mapping[int, Mapping[int, Tensor]],
+    ) -> None:
+        """Write what a finished run leaves: each seed's model and masks, and last the summary."""
+        from torch import uint8
+
+        for seed, tree in params.items():
+            self._write_tensors(layout.model_file(seed), tree)
+            if neurons[seed]:
+                masks = {f"client-{client}": mask.to(uint8) for client, mask in neurons[seed].items()}
+                self._write_tensors(layout.masks_file(seed), masks)
+        write_atomically(self.path / layout.SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def _write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        from safetensors.torch import save
+
+        write_atomically(
+            self.path / name, save({key: value.contiguous().cpu() for key, value in tensors.items()})
+        )
+
+    def start_rounds(self, checkpoint: Checkpoint | None) -> list[Record]:
+        """Open rounds.jsonl, cut back to what the checkpoint knows of; the records that are left."""
+        keep = 0 if checkpoint is None else checkpoint.rounds_bytes
+        file = (self.path / layout.ROUNDS).open("ab")
+        if file.tell() < keep:
+            file.close()
+            raise CheckpointError(
+                f"{self.path}/{layout.ROUNDS} is shorter than its checkpoint says; it was changed by hand. "
+                "Start again in another folder (--out)."
+            )
+        file.truncate(keep)
+        self._rounds = file
+        return read_rounds(self.path)
+
+    def append(self, records: Sequence[Record]) -> None:
+        assert self._rounds is not None
+        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        self._rounds.write(text.encode())
+        self._rounds.flush()
+
+    def save_checkpoint(
+        self, round: int, states: Mapping[int, Nest], memories: Store, about: Mapping[str, Any]
+    ) -> None:
+        """Write where the run stands; a kill at any moment leaves this checkpoint or the one before it."""
+        assert self._rounds is not None
+        folder = self.path / layout.CHECKPOINT
+        folder.mkdir(exist_ok=True)
+        os.fsync(self._rounds.fileno())
+        versions = memories.commit(round)
+        header = {
+            "round": round,
+            "rounds_bytes": self._rounds.seek(0, os.SEEK_END),
+            "memories": versions,
+            "about": dict(about),
+        }
+        write_nest(folder / layout.STATE, {str(seed): state for seed, state in states.items()}, header)
+        memories.forget_old()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint, or None when the run had not come so far."""
+        path = self.path / layout.CHECKPOINT / layout.STATE
+        if not path.exists():
+            return None
+        states, header = read_nest(path)
+        try:
+            return Checkpoint(
+                round=int(header["round"]),
+                states={int(seed): state for seed, state in states.items()},
+                memories=dict(header["memories"]),
+                rounds_bytes=int(header["rounds_bytes"]),
+                about=dict(header["about"]),
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is damaged ({error}). Start again in another folder (--out)."
+            ) from error
+
+    def memory_store(self) -> MemoryStore:
+        return MemoryStore(self.path / layout.CHECKPOINT / layout.MEMORIES)
+
+
+def _lock(path: Path) -> IO[str]:
+    """Hold the folder for this process. The system lets go of it even after kill -9."""
+    file = (path / layout.LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"{path} is in use by another run; wait for it or give another folder (--out)"
+        ) from error
+    return file

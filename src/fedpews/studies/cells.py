@@ -1,0 +1,135 @@
+"""Run what is missing of a cell, and read back what is there. A cell's runs are ordinary run folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpews.errors import ConfigError, DataMissing, FedpewsError, Interrupted, first_line
+from fedpews.experiment import Experiment
+from fedpews.results import layout
+from fedpews.results.records import Record, Rounds, read_rounds
+from fedpews.studies.published import read_published
+from fedpews.studies.study import Cell, on_draw
+
+if TYPE_CHECKING:
+    from fedpews.running import Watcher
+
+MakeWatcher = Callable[[Experiment], AbstractContextManager["Watcher"]]
+"""Who looks on while an experiment runs, for as long as it does."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is on disk of a cell."""
+
+    cell: Cell
+    runs: dict[int, list[Record]] = field(default_factory=dict)  # finished seeds
+    status: str = "not run"  # done, part done, data missing, failed, not run
+    message: str = ""
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def missing(self) -> list[int]:
+        return [seed for seed in self.cell.experiment.seeds if seed not in self.runs]
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(record["seconds"] for run in self.runs.values() for record in run))
+
+
+def read_cell(
+    root: Path, cell: Cell, published: Path | None = None, status: str = "", message: str = ""
+) -> Found:
+    """The finished seeds of a cell, of those that are asked for: run folders, then what was published."""
+    runs: dict[int, list[Record]] = {}
+    folders = []
+    for folder in _folders(root, cell):
+        if not layout.is_finished(folder):
+            continue
+        records = Rounds(_with_activations(folder, read_rounds(folder)))
+        draw = Experiment.load(folder / layout.CONFIG).data.seed
+        asked = [seed for seed in cell.experiment.seeds if cell.draw(seed) == draw]
+        wanted = [seed for seed in records.seeds if seed in asked and seed not in runs]
+        runs |= {seed: records.of_seed(seed) for seed in wanted}
+        folders += [folder] if wanted else []
+    runs = {**read_published(published, cell), **runs}
+    if not status:
+        complete = set(runs) >= set(cell.experiment.seeds)
+        status = "done" if complete else "part done" if runs else "not run"
+    return Found(cell, dict(sorted(runs.items())), status, message, tuple(folders))
+
+
+def run_cell(
+    root: Path,
+    cell: Cell,
+    data_dir: Path | None,
+    watch: MakeWatcher | None = None,
+    published: Path | None = None,
+) -> Found:
+    """Finish a cell: go on with runs that were stopped, then start the seeds that nobody has begun.
+
+    What cannot be run is said in the result, so that the other cells still run; only an interruption ends it all.
+    """
+    found = read_cell(root, cell, published)
+    try:
+        for folder in _folders(root, cell):
+            begun = Experiment.load(folder / layout.CONFIG)
+            wanted = {seed for seed in found.missing if cell.draw(seed) == begun.data.seed}
+            if set(begun.seeds) & wanted:
+                _run(folder, cell, on_draw(cell, begun.seeds, begun.data.seed), data_dir, watch)
+                found = read_cell(root, cell, published)
+        for draw in sorted({cell.draw(seed) for seed in found.missing}):
+            seeds = [seed for seed in found.missing if cell.draw(seed) == draw]
+            name = "-".join([f"draw-{draw}"] * (cell.draws > 1) + ["seeds", *map(str, seeds)])
+            _run(root / "runs" / cell.name / name, cell, on_draw(cell, seeds, draw), data_dir, watch)
+    except Interrupted:
+        raise
+    except DataMissing as error:
+        return read_cell(root, cell, published, "data missing", str(error))
+    except FedpewsError as error:
+        return read_cell(root, cell, published, "failed", str(error))
+    except Exception as error:  # noqa: BLE001 - days of other cells may wait behind this one
+        return read_cell(root, cell, published, "failed", first_line(error))
+    return read_cell(root, cell, published)
+
+
+def _run(
+    folder: Path, cell: Cell, experiment: Experiment, data_dir: Path | None, watch: MakeWatcher | None
+) -> None:
+    from fedpews.running import Watcher, run
+
+    with watch(experiment) if watch else nullcontext(Watcher()) as watcher:
+        if cell.probe == "activations":
+            from fedpews.studies.activations import watch_activations
+
+            watcher = watch_activations(watcher, experiment, folder, data_dir)
+        elif cell.probe is not None:
+            raise ConfigError(f"there is no probe {cell.probe!r}; there is activations")
+        run(experiment, out=folder, resume=True, data_dir=data_dir, watcher=watcher)
+
+
+def _folders(root: Path, cell: Cell) -> list[Path]:
+    """The run folders of a cell; what else lies at its place is left alone."""
+    places = sorted(path.parent for path in (root / "runs" / cell.name).glob(f"*/{layout.CONFIG}"))
+    return [place for place in places if _is_run_of(place, cell)]
+
+
+def _is_run_of(folder: Path, cell: Cell) -> bool:
+    try:
+        return cell.is_run_by(Experiment.load(folder / layout.CONFIG))
+    except ConfigError:  # of another version
+        return False
+
+
+def _with_activations(folder: Path, records: list[Record]) -> list[Record]:
+    file = folder / layout.ACTIVATIONS
+    if not file.exists():
+        return records
+    lines = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+    extra = {(line["seed"], line["round"]): line for line in lines}  # a resumed round is there twice, equally
+    return [record | extra.get((record["seed"], record["round"]), {}) for record in records]

@@ -1,0 +1,227 @@
+"""The paper's figures, drawn from our runs: one function per kind of figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from fedpews.report.curves import new_figure, plot_curves, plot_over_time
+from fedpews.report.heatmap import plot_heatmap
+from fedpews.report.split import plot_split
+from fedpews.results.records import Record
+from fedpews.studies.cells import Found
+from fedpews.studies.measures import MEASURES, printed
+from fedpews.studies.paper_curves import plot_paper
+from fedpews.studies.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Table = Mapping[tuple[str, str], Found]
+"""(row, column) → what is there."""
+
+
+def draw(study: Study, table: Table, data_dir: Path | None = None) -> list[Figure]:
+    """Every figure of a study for which there is a run to draw."""
+    if not any(found.runs for found in table.values()):
+        return []
+    return [
+        KINDS[figure.kind](study, table, {**figure.options, "data_dir": data_dir}) for figure in study.figures
+    ]
+
+
+def _records(found: Found) -> list[Record]:
+    return [record for run in found.runs.values() for record in run]
+
+
+def _lines(
+    study: Study, table: Table, column: str, rows: Sequence[str] | None = None
+) -> dict[str, list[Record]]:
+    """Label → records of the rows that have runs in a column (or serve every column)."""
+    found = {}
+    for row in rows or study.rows:
+        cell = table.get((row, study.column_for(row, column)))
+        if cell is not None and cell.runs:
+            found[study.row_label(row)] = _records(cell)
+    return found
+
+
+def _panels(count: int, height: float = 3.4, most: int = 4, rows: int = 1) -> tuple[Figure, list[Any]]:
+    across = min(count, most)
+    down = math.ceil(count / across) * rows
+    figure = new_figure(max(5.0, 3.7 * across), height * down)
+    axes = figure.subplots(down, across, squeeze=False)
+    flat = [place for line in axes for place in line]
+    for place in flat[count * rows :]:
+        place.set_visible(False)
+    return figure, flat
+
+
+def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """A panel per column (and per key): each row's mean over seeds."""
+    keys, smooth = options.get("keys", ["accuracy"]), options.get("smooth", 1)
+    columns = [c for c in study.columns if _lines(study, table, c, options.get("rows"))]
+    figure, places = _panels(len(columns) * len(keys))
+    panels = [(column, key) for column in columns for key in keys]
+    for axes, (column, key) in zip(places, panels, strict=False):
+        lines = _lines(study, table, column, options.get("rows"))
+        target = _target(table, column) if options.get("target") and key == "accuracy" else None
+        plot_curves(axes, lines, key, target=target, smooth=smooth)
+        if key == "accuracy":
+            plot_paper(axes, study, column, list(options.get("rows") or study.rows))
+        axes.set_title(study.column_label(column), fontsize=10)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _target(table: Table, column: str) -> float:
+    return next(found.cell.experiment.target_accuracy for (_, c), found in table.items() if c == column)
+
+
+def _time(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """Accuracy against seconds, one seed of each run."""
+    columns = [c for c in study.columns if _lines(study, table, c)]
+    figure, places = _panels(len(columns))
+    for axes, column in zip(places, columns, strict=False):
+        plot_over_time(axes, _lines(study, table, column))
+        axes.set_title(study.column_label(column), fontsize=10)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """Left: the curves of some rows in one column. Right: every cell's mean; an only cell of a row leads it."""
+    measure = MEASURES[options.get("measure", "final")]
+    means = [
+        [
+            fmean([measure.read(run, 1.0) for run in table[row, c].runs.values()])
+            if (row, c) in table and table[row, c].runs
+            else math.nan
+            for c in study.columns
+        ]
+        for row in study.rows
+    ]
+    figure = new_figure(12, max(3.5, 1.4 + 0.34 * len(study.rows)))
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    column = options.get("curves_column", next(iter(study.columns)))
+    if column in study.columns:
+        plot_curves(left, _lines(study, table, column, options.get("curves_rows")))
+        left.set_title(study.column_label(column), fontsize=10)
+        left.legend(fontsize=8)
+    labels = [study.row_label(row) for row in study.rows]
+    plot_heatmap(right, means, labels, [study.column_label(c) for c in study.columns])
+    right.set_title(measure.label, fontsize=10)
+    return figure
+
+
+def _bars(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """A bar per row beside the paper's number, a panel per column."""
+    measure_name = options.get("measure", "final")
+    measure = MEASURES[measure_name]
+    columns = [c for c in study.columns if _lines(study, table, c)]
+    figure, places = _panels(len(columns), most=2, height=3.8)
+    for axes, column in zip(places, columns, strict=False):
+        rows = [row for row in study.rows if column in study.columns_of(row)]
+        for i, row in enumerate(rows):
+            values = [measure.read(run, 1.0) for run in table[row, column].runs.values()]
+            if values:
+                deviation = stdev(values) if len(values) > 1 else 0
+                axes.barh(i - 0.2, fmean(values), 0.38, xerr=deviation, color="C0", label="" if i else "here")
+            paper = printed(study.paper_number(measure_name, row, column))
+            if math.isfinite(paper):
+                axes.barh(i + 0.2, paper, 0.38, color="0.75", label="" if i else "the paper")
+        axes.set_yticks(range(len(rows)), [study.row_label(row) for row in rows])
+        axes.invert_yaxis()
+        axes.set(xlabel=measure.label, title=study.column_label(column))
+        if "from" in options:
+            axes.set_xlim(left=options["from"])
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _clients(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """The global model on everything, then on each client's own mix of classes."""
+    column = next(iter(study.columns))
+    lines = _lines(study, table, column)
+    names = options["clients"]
+    figure, places = _panels(1 + len(names))
+    plot_curves(places[0], lines)
+    places[0].set_title("all", fontsize=10)
+    for client, name in enumerate(names):
+        plot_curves(places[client + 1], lines, "client_accuracy", client)
+        places[client + 1].set_title(name, fontsize=10)
+    for axes in places:
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _splits(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """Above, who holds what in each column; below, the curves."""
+    from fedpews.build import load_data
+
+    columns = [c for c in study.columns if _lines(study, table, c)]
+    figure = new_figure(3.4 * len(columns), 7)
+    places = figure.subplots(2, len(columns), squeeze=False)
+    for k, column in enumerate(columns):
+        found = next(cell for (_, c), cell in table.items() if c == column and cell.runs)
+        labels = load_data(found.cell.experiment, data_dir=options.get("data_dir"))
+        plot_split(places[0][k], labels.counts().tolist())
+        places[0][k].set_title(study.column_label(column), fontsize=10)
+        plot_curves(places[1][k], _lines(study, table, column))
+        places[1][k].legend(fontsize=8)
+    return figure
+
+
+def _activations(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """Per client and layer: each neuron's activation over the rounds, of one row and its first seed."""
+    row = options["row"]
+    found = table[row, next(iter(study.columns))]
+    if not found.runs:
+        return new_figure(4, 1)
+    records = [record for record in next(iter(found.runs.values())) if "activations" in record]
+    clients, layers = len(records[0]["activations"]), len(records[0]["activations"][0])
+    figure = new_figure(3.1 * layers, 2.5 * clients)
+    places = figure.subplots(clients, layers, squeeze=False)
+    for i in range(clients):
+        for k in range(layers):
+            image = list(zip(*[record["activations"][i][k] for record in records], strict=True))
+            extent = (0.5, len(records) + 0.5, len(image) - 0.5, -0.5)
+            places[i][k].imshow(image, aspect="auto", cmap="magma", extent=extent, interpolation="nearest")
+            warm = [record["round"] for record in records if record["phase"] == "warmup"]
+            if warm:
+                places[i][k].axvline(max(warm) + 0.5, color="w", linestyle="--", linewidth=1)
+            places[i][k].axhline(len(image) / 2 - 0.5, color="w", linestyle=":", linewidth=0.6)
+            places[i][k].set_title(f"client {i + 1}, FC{k + 1}", fontsize=9)
+    figure.supxlabel("round")
+    figure.supylabel("neuron")
+    figure.suptitle(study.row_label(row))
+    return figure
+
+
+def _cost(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """Seconds of every round, and the part of the network that a client trains in it."""
+    columns = [c for c in study.columns if _lines(study, table, c)]
+    figure, places = _panels(len(columns), rows=2, most=4)
+    for k, column in enumerate(columns):
+        lines = _lines(study, table, column)
+        plot_curves(places[k], lines, "seconds")
+        places[k].set_yscale("log")
+        plot_curves(places[len(columns) + k], lines, "density")
+        places[k].set_title(study.column_label(column), fontsize=10)
+        places[k].legend(fontsize=8)
+    return figure
+
+
+KINDS: dict[str, Callable[[Study, Table, Mapping[str, Any]], Figure]] = {
+    "curves": _curves,
+    "time": _time,
+    "heatmap": _heatmap,
+    "bars": _bars,
+    "clients": _clients,
+    "splits": _splits,
+    "activations": _activations,
+    "cost": _cost,
+}

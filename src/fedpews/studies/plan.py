@@ -1,0 +1,122 @@
+"""What a study would run, and how long it would take here: a few steps of each kind of run, timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedpews.configs import override
+from fedpews.errors import DataMissing, FedpewsError
+from fedpews.experiment import Experiment
+from fedpews.studies.cells import read_cell
+from fedpews.studies.study import Cell, Scale, Study, canonical, cells, with_seeds
+
+if TYPE_CHECKING:
+    from fedpews.data import Federation
+
+STEPS = {"eager": (3, 9), "compiled": (50, 250)}
+"""Local steps in the two probes: the difference is what a step costs, the rest is what a round costs."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell, and what is left to do of it."""
+
+    cell: Cell
+    missing: tuple[int, ...]
+    seconds: float | None  # of all missing seeds; None when it cannot be run
+    problem: str = ""
+
+
+def plan(
+    study: Study,
+    root: Path,
+    scale: Scale | None = None,
+    data_dir: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Planned]:
+    """Every cell with its missing seeds and the time they would take. Kinds of run are probed once each."""
+    known: dict[str, tuple[float, float]] = {}
+    planned = []
+    for cell in cells(study, scale):
+        missing = tuple(read_cell(root, cell).missing)
+        if not missing:
+            planned.append(Planned(cell, (), 0.0))
+            continue
+        try:
+            experiment = with_seeds(cell, missing).experiment
+            kind = _kind(experiment).fingerprint()
+            if kind not in known:
+                tell(f"probing {experiment.method_label} on {experiment.data.name}")
+                known[kind] = round_seconds(experiment, data_dir)
+            warm, plain = known[kind]
+        except DataMissing as error:
+            planned.append(Planned(cell, missing, None, f"data missing: {error}"))
+            continue
+        except FedpewsError as error:
+            planned.append(Planned(cell, missing, None, str(error)))
+            continue
+        W = experiment.warmup_rounds
+        seconds = len(missing) * (W * warm + (experiment.rounds - W) * plain)
+        planned.append(Planned(cell, missing, seconds))
+    return planned
+
+
+def round_seconds(experiment: Experiment, data_dir: Path | None = None) -> tuple[float, float]:
+    """Seconds a seed of a warmup round and of a plain one, from runs of a few steps."""
+    from fedpews.build import load_data
+    from fedpews.running import run
+
+    data = load_data(experiment, data_dir=data_dir)
+    train = experiment.train
+    size = train.batch_size
+    steps = train.steps or (train.epochs or 1) * fmean(-(-len(rows) // size) for rows in data.clients)
+    engine = engine_of(experiment, data)
+    W = min(3, experiment.warmup_rounds)
+    changes = {"rounds": 6, "runtime.engine": engine} | ({"warmup.rounds": W} if W else {})
+    times = []
+    for count in STEPS[engine]:
+        values = override(experiment.to_dict(), changes | {"train.steps": count})
+        records = run(Experiment(**values), clients=data).rounds
+        times.append(
+            [
+                min([r["seconds"] for r in records if (r["phase"] == "warmup") == warm][-2:], default=0.0)
+                for warm in (True, False)
+            ]
+        )
+    few, many = STEPS[engine]
+    warm, plain = (
+        # with fewer steps than probed, noise in the difference must not eat up the whole round
+        max(short + max(long - short, 0.0) / (many - few) * (steps - few), short * min(1.0, steps / few))
+        for short, long in zip(*times, strict=True)
+    )
+    return warm, plain
+
+
+def engine_of(experiment: Experiment, data: Federation) -> str:
+    """The engine that the whole experiment would get."""
+    from fedpews.build import build, build_engine
+
+    engine, _ = build_engine(build(experiment, clients=data))
+    engine.close()
+    return engine.name
+
+
+def _kind(experiment: Experiment) -> Experiment:
+    """What decides a round's time: not λ, rates, targets or how many rounds there are."""
+    changes: dict[str, Any] = {
+        "rounds": 100,
+        "target_accuracy": 0.99,
+        "train.lr": 0.001,
+        "train.lr_milestones": [],
+    }
+    if experiment.warmup_kind != "none":
+        changes["warmup.rounds"] = 50
+    if experiment.warmup_kind in ("learned", "auto"):
+        changes["warmup.diversity"] = 1.0
+    values = override(experiment.to_dict(), changes)
+    values["train"].pop("server_lr", None)
+    return canonical(Experiment(**values))

@@ -1,0 +1,182 @@
+"""What our runs say about a claim of the paper: a paired difference with its interval, and words that follow from it.
+
+Seeds are paired because they differ far more than methods do. A claim is never said to hold: it says *better by a to
+b*, *worse*, *no difference larger than d* or *not enough runs*, and whether that agrees with the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from fedpews.results.statistics import Difference, holm, interval, paired_difference
+from fedpews.studies.measures import MEASURES, Measure, printed
+from fedpews.studies.study import Claim, Study
+
+ENOUGH_SEEDS = 6
+"""With five seeds even a unanimous two-sided sign test cannot go below 0.0625; with six it reaches 0.031."""
+
+Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
+"""(measure, row, column) → seed → number; cells that are not finished are absent."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim at one place: the paper's evidence, ours, and what follows."""
+
+    claim: str
+    where: str
+    paper: str
+    ours: str
+    """The mean gain and its 95 % interval."""
+    seeds: int
+    finding: str
+    """In words that follow from the interval."""
+    agrees: bool | None
+    """Whether the whole interval is on the paper's side; False when it is wholly against it, None when undecided."""
+    p: float | None = None
+    """Of the exact sign-flip test, corrected (Holm) for all claims of the page; None where there is no such test."""
+
+
+def judge(study: Study, readings: Readings) -> list[Verdict]:
+    """A verdict for every claim, row and column."""
+    found = [verdict for claim in study.claims for verdict in _judge(study, claim, readings)]
+    tested = [i for i, verdict in enumerate(found) if verdict.p is not None]
+    corrected = dict(zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True))
+    return [replace(v, p=corrected[i]) if i in corrected else v for i, v in enumerate(found)]
+
+
+def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
+    verdicts = []
+    for row in claim.rows:
+        own = [c for c in study.columns_of(row) if claim.columns is None or c in claim.columns]
+        if claim.kind == "shrinks":
+            verdicts.append(_shrinks(study, claim, row, own, readings))
+            continue
+        for column in own:
+            rule = {"better": _better, "near": _near, "between": _between}[claim.kind]
+            verdicts.append(rule(study, claim, row, column, readings))
+    return verdicts
+
+
+def _gain(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Difference:
+    """How much better the row is than what it is compared with, over the seeds that both have."""
+    assert claim.than is not None
+    mine = readings.get((claim.measure, row, column), {})
+    other = readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {})
+    return paired_difference(mine, other, MEASURES[claim.measure].higher_is_better)
+
+
+def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+    found = _gain(study, claim, row, column, readings)
+    agrees = True if found.low > claim.by else False if found.high < claim.by else None
+    return _verdict(study, claim, row, column, found, agrees)
+
+
+def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+    found = _gain(study, claim, row, column, readings)
+    inside = -claim.within <= found.low and found.high <= claim.within
+    outside = found.low > claim.within or found.high < -claim.within
+    return _verdict(study, claim, row, column, found, True if inside else False if outside else None)
+
+
+def _verdict(
+    study: Study, claim: Claim, row: str, column: str, found: Difference, agrees: bool | None
+) -> Verdict:
+    measure = MEASURES[claim.measure]
+    where = f"{study.row_label(row)} against {study.row_label(claim.than or '')}"
+    if len(study.columns) > 1:
+        where = f"{where}, {study.column_label(column)}"
+    paper = _papers_gain(study, claim, row, column, measure) or claim.paper
+    return _finish(claim.text, where, paper, found, measure, agrees)
+
+
+def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings: Readings) -> Verdict:
+    """Whether the gain in the first column is larger than in the last."""
+    measure = MEASURES[claim.measure]
+    gains = []
+    for column in (columns[0], columns[-1]):
+        mine = readings.get((claim.measure, row, column), {})
+        other = readings.get(
+            (claim.measure, claim.than or "", study.column_for(claim.than or "", column)), {}
+        )
+        sign = 1 if measure.higher_is_better else -1
+        gains.append({seed: sign * (mine[seed] - other[seed]) for seed in mine.keys() & other.keys()})
+    found = paired_difference(gains[0], gains[1])
+    agrees = True if found.low > 0 else False if found.high < 0 else None
+    where = f"{study.row_label(row)}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
+    return _finish(claim.text, where, claim.paper, found, measure, agrees)
+
+
+def _between(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+    values = list(readings.get((claim.measure, row, column), {}).values())
+    low, high = interval(values) if values else (-math.inf, math.inf)
+    inside, outside = claim.low <= low and high <= claim.high, low > claim.high or high < claim.low
+    measure, seeds = MEASURES[claim.measure], len(values)
+    where = f"{study.row_label(row)}, {study.column_label(column)}"
+    paper = study.paper_number(claim.measure, row, column) or claim.paper
+    number = f"{{:.{measure.digits}f}}".format
+    ours = (
+        f"{number(fmean(values))} [{number(low)}, {number(high)}]"
+        if seeds > 1
+        else "".join(map(number, values))
+    )
+    if seeds < ENOUGH_SEEDS:
+        return Verdict(claim.text, where, paper, ours, seeds, _too_few(seeds), None)
+    finding = f"{number(low)} to {number(high)}"
+    return Verdict(
+        claim.text, where, paper, ours, seeds, finding, True if inside else False if outside else None
+    )
+
+
+def _finish(
+    claim: str, where: str, paper: str, found: Difference, measure: Measure, agrees: bool | None
+) -> Verdict:
+    unit = f" {measure.unit}" if measure.unit else ""
+    ours = ""
+    if found.seeds:
+        ours = f"{found.mean:+.{measure.digits}f}{unit}"
+    if found.seeds > 1:
+        ours = f"{ours} [{found.low:+.{measure.digits}f}, {found.high:+.{measure.digits}f}]"
+    if found.seeds < ENOUGH_SEEDS:
+        return Verdict(claim, where, paper, ours, found.seeds, _too_few(found.seeds), None)
+    return Verdict(
+        claim, where, paper, ours, found.seeds, found.describe(measure.digits, unit), agrees, found.p
+    )
+
+
+def _too_few(seeds: int) -> str:
+    return "not run" if not seeds else f"not enough runs ({seeds} seed{'s' * (seeds > 1)})"
+
+
+def _papers_gain(study: Study, claim: Claim, row: str, column: str, measure: Measure) -> str:
+    """The paper's own gain, from the numbers it prints; in words where one side never reached the target."""
+    assert claim.than is not None
+    places = (row, column), (claim.than, study.column_for(claim.than, column))
+    mine, other = (printed(study.paper_number(claim.measure, *place)) for place in places)
+    if math.isnan(mine) or math.isnan(other):
+        return ""
+    if math.isinf(mine) or math.isinf(other):
+        sides = (math.isinf(mine), math.isinf(other))
+        return {(False, True): "only it arrives", (True, False): "only the other arrives"}.get(
+            sides, "neither arrives"
+        )
+    gain = mine - other if measure.higher_is_better else other - mine
+    return f"{gain:+.{measure.digits}f} {measure.unit}".strip()
+
+
+def summarise(verdicts: Sequence[Mapping[str, object]]) -> str:
+    """One line for a claim out of the findings at its places."""
+    ran = [v for v in verdicts if v["seeds"]]
+    if len(verdicts) == 1 or not ran:
+        return str(verdicts[0]["finding"])
+    count = {answer: sum(v["agrees"] is answer for v in ran) for answer in (True, False, None)}
+    parts = [
+        f"agrees in {count[True]} of {len(verdicts)} places",
+        f"contradicts in {count[False]}" if count[False] else "",
+        f"undecided in {count[None]}" if count[None] else "",
+        f"{len(verdicts) - len(ran)} not run" if len(ran) < len(verdicts) else "",
+    ]
+    return ", ".join(filter(None, parts))

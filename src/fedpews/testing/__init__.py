@@ -1,0 +1,43 @@
+"""For those who write a method: the laws that every method obeys, as checks to run on your own.
+
+>>> from fedpews.methods.fedavg import FedAvg
+>>> check_method(FedAvg())
+"""
+
+from fedpews.testing.laws import (
+    Whole,
+    check_alone,
+    check_finite,
+    check_laws,
+    check_method,
+    check_nests,
+    check_order,
+    check_purity,
+    check_same,
+    check_unowned,
+    check_vectorised,
+    check_warmup,
+    equal,
+)
+from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
+
+__all__ = [
+    "Played",
+    "Playground",
+    "Samples",
+    "Whole",
+    "check_alone",
+    "check_finite",
+    "check_laws",
+    "check_method",
+    "check_nests",
+    "check_order",
+    "check_purity",
+    "check_same",
+    "check_unowned",
+    "check_vectorised",
+    "check_warmup",
+    "equal",
+    "small_clients",
+    "small_network",
+]

@@ -1,0 +1,356 @@
+"""The laws that every method obeys, as checks to run on your own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpews.methods.average import Average
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.subnetwork import AssignedClient
+from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
+from fedpews.neurons.network import Batch, Network
+from fedpews.results.nests import leaves, read_nest, write_nest
+from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
+from fedpews.trees import Nest, Tree
+from fedpews.warmup import Fixed, Learned, with_warmup
+from fedpews.warmup.masks import contiguous
+
+
+def check_method(
+    method: Method,
+    net: Network | None = None,
+    clients: Sequence[Samples] | None = None,
+    *,
+    lr: float = 0.1,
+    rounds: int = 3,
+) -> None:
+    """Raise an AssertionError, in a sentence that says what is wrong, unless a method keeps its contract.
+
+    Its state, memory and local state are nested dicts of tensors that survive a checkpoint; no function changes
+    what it is given; the same seed gives the same numbers; what is not sent is not used; the order of uploads
+    does not matter; what nobody owns stays; clients' steps can be vectorised; and if it takes a warmup, all of
+    this holds inside one, where what one client alone owns moves as if there were no other.
+
+    Args:
+        net: a network to try it on; by default a small one.
+        clients: (x, y) of each client; by default three clients of different classes.
+        lr: local learning rate.
+        rounds: how many rounds to try, with two thirds of the clients in each but the first.
+    """
+    net = small_network() if net is None else net
+    clients = small_clients() if clients is None else clients
+    check_laws(Playground(method, net, clients, lr=lr), rounds)
+    if method.takes_warmup:
+        check_warmup(Playground(method, net, clients, lr=lr), rounds)
+
+
+def check_laws(ground: Playground, rounds: int = 3) -> None:
+    """All laws but those about the warmup."""
+    check_nests(ground, rounds)
+    check_purity(ground, rounds)
+    played = ground.partly(rounds)
+    check_finite(played)
+    check_same(
+        played, ground.partly(rounds), "two runs with the same seed differ: draw only from the noise given"
+    )
+    with TemporaryDirectory() as folder:
+        kept = replace(ground, keep=lambda nest: _through_disk(Path(folder) / "nest", nest)).partly(rounds)
+    check_same(
+        played,
+        kept,
+        "a run that is saved and loaded in every round differs: the order of a dict must not matter",
+    )
+    sent = replace(
+        ground,
+        send=lambda d: decode_download(ground.net, encode_download(ground.net, d)),
+        reply=lambda u: decode_upload(ground.net, encode_upload(ground.net, u)),
+    ).partly(rounds)
+    check_same(played, sent, "a run over the wire differs: something is used that is not sent")
+    check_order(ground, rounds)
+    check_unowned(ground, rounds)
+    check_vectorised(ground, rounds)
+
+
+def check_warmup(ground: Playground, rounds: int = 3) -> None:
+    """A method inside a warmup: no rounds are the bare method, all neurons too, and every law holds."""
+    method, bare = ground.method, ground.partly(rounds)
+    none = replace(ground, method=with_warmup(method, rounds=0)).partly(rounds)
+    check_same(bare, none, "a warmup of no rounds differs from the bare method", deep=False)
+    whole = replace(ground, method=Whole(method)).partly(rounds)
+    check_same(bare, whole, "training with every neuron open differs from the bare method", deep=False)
+    check_alone(method, rounds)
+    for masks in (Learned(), Fixed()):
+        check_laws(replace(ground, method=with_warmup(method, rounds - 1, masks)), rounds)
+
+
+def check_alone(method: Method, rounds: int = 3) -> None:
+    """Neurons that one client alone owns move as if there were no other client.
+
+    It takes a network in which every parameter belongs to a neuron, so that fixed masks share nothing.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)]
+    net, clients = Network(nn.Sequential(*layers), torch.zeros(1, 3)), small_clients()
+    together = Playground(with_warmup(method, rounds, Fixed()), net, clients).play(rounds)
+    for i, mine in enumerate(clients):
+        neurons = contiguous(net.graph, i, len(clients))
+        alone = Playground(Whole(method, neurons), net, [mine]).play(rounds)
+        owned = net.graph.expand(neurons)
+        for round, (a, b) in enumerate(zip(together.params, alone.params, strict=True), 1):
+            for name, mask in owned.items():
+                same = torch.allclose(a[name] * mask, b[name] * mask, atol=1e-5)
+                assert same, f"in round {round} others change {name} where client {i} alone owns it"
+
+
+def check_nests(ground: Playground, rounds: int) -> None:
+    """State, memory and local state are nested dicts of tensors, and a step keeps the local state's shape."""
+
+    class Watched(_Around):
+        def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor) -> Any:
+            _check_nest(local, "the local state")
+            moved, loss = self.inner.step(net, local, batch, noise, lr)
+            _check_nest(moved, "the local state after a step")
+            before, after = _signature(local), _signature(moved)
+            assert before == after, f"a step changes the local state's structure from {before} to {after}"
+            assert getattr(loss, "shape", None) == (), f"a step's loss must be a scalar tensor, got {loss}"
+            return moved, loss
+
+    played = replace(ground, half=Watched, keep=lambda nest: _check_nest(nest, "state or memory")).partly(
+        rounds
+    )
+    assert len(played.params) == rounds
+
+
+def check_purity(ground: Playground, rounds: int) -> None:
+    """No function changes what it is given."""
+
+    class Guarded(_Around):
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            return _guard(found, name) if name in ("start", "step", "finish", "probe", "probed") else found
+
+    class GuardedMethod:
+        def __init__(self, method: Method) -> None:
+            self.method = method
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self.method, name)
+            return _guard(found, name) if name in ("init", "params", "downloads", "update") else found
+
+    guarded: Any = GuardedMethod(ground.method)
+    replace(ground, method=guarded, half=Guarded).partly(rounds)
+
+
+def check_finite(played: Played) -> None:
+    for round, params in enumerate(played.params, 1):
+        for name, value in params.items():
+            assert bool(torch.isfinite(value).all()), f"{name} is not finite after round {round}"
+
+
+def check_same(a: Played, b: Played, sentence: str, *, deep: bool = True) -> None:
+    """Two runs are equal to the bit: models after every round and, if ``deep``, states and memories."""
+    for round, (one, other) in enumerate(zip(a.params, b.params, strict=True), 1):
+        for name, value in one.items():
+            assert equal(value, other[name]), f"{sentence} ({name} in round {round})"
+    if deep:
+        for what in ("state", "memories"):
+            one, other = (dict(leaves(_texts(getattr(played, what)))) for played in (a, b))
+            assert one.keys() == other.keys(), f"{sentence} ({what} have other names)"
+            for name, value in one.items():
+                assert equal(value, other[name]), f"{sentence} ({what}: {name})"
+
+
+def check_order(ground: Playground, rounds: int) -> None:
+    """Uploads in another order give the same model, but for rounding."""
+    method, net = ground.method, ground.net
+
+    class Turned:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(method, name)
+
+        def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+            turned = Average(average.weights[::-1], average.masks[::-1])
+            return method.update(net, state, list(uploads)[::-1], turned)
+
+    backwards: Any = Turned()
+    # FedPM and the like may round a draw the other way later on, so one round is compared
+    for a, b in zip(ground.play(1).params, replace(ground, method=backwards).play(1).params, strict=True):
+        for name in net.names:
+            same = torch.allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
+            assert same, f"{name} depends on the order in which uploads arrive"
+
+
+def check_unowned(ground: Playground, rounds: int) -> None:
+    """An element that no upload of a round covers keeps its value."""
+    played = ground.partly(rounds)
+    before = ground.method.params(ground.method.init(ground.net, ground.net.initial(), len(ground.clients)))
+    for round, (after, uploads) in enumerate(zip(played.params, played.uploads, strict=True), 1):
+        if any(u.neurons is not None or u.mask is not None for u in uploads):
+            covered = ground.average(uploads).covered(before)
+            for name, value in after.items():
+                kept = torch.where(covered[name], value, before[name])
+                assert torch.equal(value, kept), f"{name} changes in round {round} where nobody owns it"
+        before = after
+
+
+def check_vectorised(ground: Playground, rounds: int) -> None:
+    """A step of two clients at once gives the numbers of two steps, so that engines may run them together."""
+    method, net = ground.method, ground.net
+    played = ground.play(rounds)
+    cohort = Cohort(rounds + 1, tuple(range(len(ground.clients))), len(ground.clients), 0)
+    half = method.client(method.phase(played.state, cohort.round))
+    for halves in {id(h): h for h in (half, method.client(method.phase(played.state, 1)))}.values():
+        round = cohort.round if halves is half else 1
+        state = played.state if halves is half else method.init(net, net.initial(), cohort.total)
+        downloads = method.downloads(net, state, replace(cohort, round=round))[:2]
+        begun = [
+            ground.begin(halves, i, d, played.memories.get(i) if halves is half else None)
+            for i, d in enumerate(downloads)
+        ]
+        locals_, batches, noise = zip(*begun, strict=True)
+        x, y = (torch.stack([b[0][k] for b in batches]) for k in (0, 1))
+        one_by_one = [
+            halves.step(net, local, Batch(x[i], y[i]), noise[i][0], ground.lr)
+            for i, local in enumerate(locals_)
+        ]
+        flat = [dict(leaves(local)) for local in locals_]
+        assert len({str(_signature(local)) for local in locals_}) == 1, (
+            "clients' local states differ in structure"
+        )
+        stacked = {name: torch.stack([leaf[name] for leaf in flat]) for name in flat[0]}
+
+        def step(
+            leaf: Tree,
+            x: Tensor,
+            y: Tensor,
+            noise: Tensor,
+            halves: ClientHalf = halves,
+            like: Nest = locals_[0],
+        ) -> Any:
+            moved, loss = halves.step(net, _rebuild(like, leaf), Batch(x, y), noise, ground.lr)
+            return dict(leaves(moved)), loss
+
+        try:
+            moved, losses = torch.vmap(step)(stacked, x, y, torch.stack([n[0] for n in noise]))
+        except RuntimeError as error:
+            raise AssertionError(
+                f"a step cannot be vectorised; no branch may depend on a tensor's value ({error})"
+            ) from error
+        for i, (local, loss) in enumerate(one_by_one):
+            assert torch.allclose(losses[i], loss, atol=1e-5), "a vectorised step has another loss"
+            for name, value in leaves(local):
+                same = torch.allclose(moved[name][i], value, rtol=1e-4, atol=1e-5)
+                assert same, f"a vectorised step gives another {name}"
+
+
+class _Around(ClientHalf):
+    """A client half with something to watch around it."""
+
+    def __init__(self, inner: ClientHalf) -> None:
+        self.inner = inner
+        for name in ("noise_size", "probe", "probed", "start", "step", "finish", "personal"):
+            if name not in type(self).__dict__:
+                setattr(self, name, getattr(inner, name))
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        raise NotImplementedError
+
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor) -> Any:
+        raise NotImplementedError
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Whole(Method):
+    """A method whose clients are all assigned the same neurons, by default every one: nothing is closed then."""
+
+    inner: Method
+    neurons: Tensor | None = field(default=None, compare=False)
+
+    def client(self, phase: str) -> ClientHalf:
+        return AssignedClient(self.inner.client(phase))
+
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        return self.inner.init(net, params, total)
+
+    def params(self, state: Nest) -> Tree:
+        return self.inner.params(state)
+
+    def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
+        everything = torch.ones(net.graph.size, dtype=torch.bool) if self.neurons is None else self.neurons
+        return [replace(d, neurons=everything) for d in self.inner.downloads(net, state, cohort)]
+
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        return self.inner.update(net, state, uploads, average)
+
+
+def _check_nest(nest: Nest, what: str, path: str = "") -> Nest:
+    assert isinstance(nest, dict), (
+        f"{what} must be a nested dict of tensors; {path or 'it'} is {type(nest).__name__}"
+    )
+    for key, value in nest.items():
+        assert isinstance(key, str), f"{what} must have texts as keys; {path} has {key!r}"
+        if not isinstance(value, Tensor):
+            _check_nest(value, what, f"{path}/{key}")
+    return nest
+
+
+def _signature(nest: Nest) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    return [(name, tuple(leaf.shape), leaf.dtype) for name, leaf in leaves(nest)]
+
+
+def _rebuild(like: Nest, flat: Tree) -> Nest:
+    names = iter(name for name, _ in leaves(like))
+
+    def build(nest: Nest) -> Nest:
+        return {k: build(v) if isinstance(v, dict) else flat[next(names)] for k, v in nest.items()}
+
+    return build(like)
+
+
+def _texts(nest: Any) -> Nest:
+    return {str(key): value for key, value in nest.items()}
+
+
+def _through_disk(path: Path, nest: Nest) -> Nest:
+    write_nest(path, nest, {})
+    return read_nest(path)[0]
+
+
+def _guard(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def guarded(*given: Any) -> Any:
+        before = [None if isinstance(value, Network) else copy.deepcopy(value) for value in given]
+        result = function(*given)
+        for was, now in zip(before, given, strict=True):
+            assert isinstance(now, Network) or equal(was, now), (
+                f"{name} changes what it is given; return new values"
+            )
+        return result
+
+    return guarded
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values of a method (nests, downloads, uploads) are the same to the bit, NaN included."""
+    if isinstance(a, Tensor) and a.is_floating_point():
+        return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, Download | Upload | Work | Average):
+        return equal(vars(a), vars(b))
+    return bool(a == b)

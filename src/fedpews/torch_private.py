@@ -1,0 +1,86 @@
+"""Everything that is used of torch and that torch does not promise to keep, each with its reason.
+
+A new release of torch is tried by running the tests of this file's users; nothing else in the package reaches below
+torch's public surface.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+# What autograd, vmap and export do with nested dicts of tensors, so that ours are laid out as theirs. The public
+# torch.utils.pytree lacks tree_map_only.
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+__all__ = [
+    "TreeSpec",
+    "compile_step",
+    "compiler_command",
+    "is_transformed",
+    "library_path",
+    "merge_common",
+    "tensor_handles",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+]
+
+
+def is_transformed() -> bool:
+    """Whether this code runs inside vmap or a functional gradient, where a branch on a tensor's value is impossible.
+
+    There is no public way to ask; inside a transform plain autograd would raise.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def merge_common(graph: fx.Graph) -> fx.Graph:
+    """The graph with equal subexpressions computed once: the two passes of a warmup step share their first layer."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    return fx_graph_cse(graph)
+
+
+def compiler_command() -> str:
+    """The C++ compiler that torch's own code generator would call."""
+    from torch._inductor import config
+
+    command = config.cpp.cxx[1] if isinstance(config.cpp.cxx, tuple) else config.cpp.cxx
+    return str(command)
+
+
+def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: Any, output: Path) -> Path:
+    """A module as a shared object with a C interface.
+
+    The public torch._inductor.aoti_compile_and_package makes an archive that is unpacked at every load, and a
+    Python object that holds the interpreter's lock while it runs.
+    """
+    from torch._inductor import aot_compile, config
+
+    settings = {
+        # a group of lanes has one core; several cores take several groups
+        "cpp.threads": 1,
+        "aot_inductor.package": False,
+        "aot_inductor.output_path": str(output),
+    }
+    with config.patch(settings):
+        exported = torch.export.export(module, arguments, dynamic_shapes=shapes)
+        return Path(str(aot_compile(exported.module(), arguments)))
+
+
+def tensor_handles(tensors: list[torch.Tensor]) -> list[Any]:
+    """Capsules with the C interface's handles to tensors; whoever takes them must delete them."""
+    from torch._C._aoti import unsafe_alloc_void_ptrs_from_tensors
+
+    handles: list[Any] = unsafe_alloc_void_ptrs_from_tensors(tensors)
+    return handles
+
+
+def library_path() -> Path:
+    """The library that has the functions which compiled steps call."""
+    return Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

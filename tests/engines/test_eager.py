@@ -1,0 +1,102 @@
+"""The eager engine's short cuts change the time, not the numbers."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import closing
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedpews.compose import METHODS, method_class
+from fedpews.compose import method as make
+from fedpews.data.federation import Federation, build
+from fedpews.engines.allocator import keep_freed_memory
+from fedpews.engines.eager import EagerEngine
+from fedpews.engines.engine import Done, Job, Schedule
+from fedpews.methods import subnetwork
+from fedpews.methods.contract import Cohort, Method
+from fedpews.neurons import Hidden, NeuronGraph
+from fedpews.neurons.network import Network
+from fedpews.warmup import Fixed, Learned, with_warmup
+
+
+def network() -> Network:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU()]
+    return Network(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 16, 3)), torch.zeros(1, 2, 6, 6))
+
+
+def federation() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 2, 6, 6, generator=generator), torch.randint(0, 3, (30,), generator=generator)
+    return build(x[:24], y[:24], torch.arange(24).split([14, 10]), x[24:], y[24:], 3)
+
+
+def train(net: Network, method: Method, data: Federation, workers: int = 1) -> list[Done]:
+    state = method.init(net, net.initial(), 2)
+    downloads = method.downloads(net, state, Cohort(1, (0, 1), 2, 0))
+    half = method.client(method.phase(state, 1))
+    jobs = [Job(0, client, half, downloads[client], None, 0.1) for client in (0, 1)]
+    with closing(EagerEngine(net, data, Schedule(4), workers)) as engine:
+        return engine.train(jobs)
+
+
+def assert_close(ours: list[Done], theirs: list[Done]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        for name, value in a.upload.params.items():
+            torch.testing.assert_close(value, b.upload.params[name], rtol=1e-4, atol=1e-5)
+
+
+WITH_WARMUP = [name for name in METHODS if method_class(name).takes_warmup]
+
+
+@pytest.mark.parametrize("masks", [Learned(), Fixed()], ids=["learned", "fixed"])
+@pytest.mark.parametrize("name", WITH_WARMUP)
+def test_a_step_of_the_cut_network_is_the_masked_step(
+    name: str, masks: Learned | Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, data, method = network(), federation(), with_warmup(make(name), 1, masks)
+    monkeypatch.setattr(subnetwork, "CUT_FROM", float("inf"))
+    masked = train(net, method, data)
+    cuts = []
+    step_cut = subnetwork._step_cut
+    monkeypatch.setattr(subnetwork, "CUT_FROM", 0)
+    monkeypatch.setattr(subnetwork, "_step_cut", lambda *given: cuts.append(1) or step_cut(*given))
+    cut = train(net, method, data)
+    assert_close(cut, masked)
+    assert cuts, "no step was cut, so this compared nothing"
+
+
+def test_the_order_of_channels_in_memory_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, data, method = network(), federation(), make("fedavg", momentum=0.9)
+    last = train(net, method, data)
+    assert all(value.is_contiguous() for done in last for value in done.upload.params.values())
+    monkeypatch.setattr(EagerEngine, "_lay_out", lambda _, tensor: tensor)
+    assert_close(last, train(net, method, data))
+
+
+def test_any_number_of_workers_gives_the_same_bits() -> None:
+    net, data, method = network(), federation(), with_warmup(make("fedavg"), 1)
+    for one, two in zip(train(net, method, data), train(net, method, data, workers=2), strict=True):
+        assert all(torch.equal(one.upload.params[name], two.upload.params[name]) for name in net.names)
+
+
+def test_a_model_with_fixed_sizes_is_not_cut() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(2, 4, 3), nn.Linear(4 * 16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x).relu().reshape(-1, 64))
+            return out
+
+    graph = NeuronGraph.by_hand(Fixed(), [Hidden("first", read_by=["second"])])
+    assert not Network(Fixed(), torch.zeros(1, 2, 6, 6), graph=graph).can_be_cut
+    assert network().can_be_cut
+
+
+def test_keeping_freed_memory_is_arranged_where_the_c_library_is_glibc() -> None:
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

@@ -1,0 +1,133 @@
+"""A real SuperLink and real SuperNodes, with TLS and authentication, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpews.flower.deploy.processes import descendants
+from fedpews.results.records import read_rounds
+
+CONFIG = """
+rounds = 2
+seeds = [0, 1]
+[data]
+name = "synthetic-3.2k"
+partition = "parity"
+train_per_class = 40
+test_per_class = 20
+[train]
+batch_size = 16
+[method]
+name = "scaffold+pews"
+[warmup]
+rounds = 1
+[runtime]
+engine = "eager"
+"""
+LONGEST = 280
+FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
+
+
+def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [*FEDPEWS, "flower", "up", str(config), "--sites", "2", "--out", str(out)]
+    return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + LONGEST
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until, "it takes too long"
+        time.sleep(0.2)
+
+
+def rounds_done(out: Path) -> int:
+    return len({r["round"] for r in read_rounds(out)}) if (out / "rounds.jsonl").exists() else 0
+
+
+def pids(out: Path) -> dict[str, int]:
+    found: dict[str, int] = json.loads((out / "flower" / "pids.json").read_text())
+    return found
+
+
+def without_seconds(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in read_rounds(folder)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "trial.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_deployment_whose_superlink_is_killed_resumes_to_the_numbers_of_one_process(
+    config: Path, tmp_path: Path
+) -> None:
+    out, alone = tmp_path / "sites", tmp_path / "process"
+    command = [*FEDPEWS, "run", str(config), "--out", str(alone), "--quiet"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    first = start(config, out)
+    wait_for(first, lambda: rounds_done(out) >= 1)
+    os.kill(pids(out)["superlink"], signal.SIGKILL)
+    text, _ = first.communicate(timeout=LONGEST)
+    assert first.returncode == 5
+    assert "--resume" in text
+    assert rounds_done(out) == 1
+
+    again = start(config, out, "--resume")
+    text, _ = again.communicate(timeout=LONGEST)
+    assert again.returncode == 0, text
+    assert without_seconds(out) == without_seconds(alone)
+    for name in ("model-0.safetensors", "model-1.safetensors", "masks-0.safetensors"):
+        assert (out / name).read_bytes() == (alone / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_site_killed_in_a_round_is_asked_again_and_the_numbers_stay(config: Path, tmp_path: Path) -> None:
+    out, alone = tmp_path / "sites", tmp_path / "process"
+    command = [*FEDPEWS, "run", str(config), "--out", str(alone), "--quiet"]
+    subprocess.run(command, check=True, capture_output=True)
+    process = start(config, out, "--set", "flower.max_failures=0")
+    wait_for(process, lambda: rounds_done(out) >= 1)
+    os.kill(pids(out)["site-1"], signal.SIGKILL)
+    text, _ = process.communicate(timeout=2 * LONGEST)
+    assert process.returncode == 0, text
+    assert "site 1 ended" in text
+    assert without_seconds(out) == without_seconds(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_running_however_it_is_stopped(number: int, config: Path, tmp_path: Path) -> None:
+    process = start(config, tmp_path / "sites")
+    wait_for(process, (tmp_path / "sites" / "flower" / "pids.json").exists)
+    time.sleep(5)
+    family = descendants(process.pid)
+    assert len(family) >= 3
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    until = time.monotonic() + 30
+    while any(map(alive, family)) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not [pid for pid in family if alive(pid)]
+    if number != signal.SIGKILL:
+        assert process.returncode == 130

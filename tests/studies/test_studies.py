@@ -1,0 +1,282 @@
+"""Studies: cells on disk, pages, sweeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import TINY, study
+from typer.testing import CliRunner
+
+from fedpews.cli import app
+from fedpews.errors import ConfigError, Interrupted
+from fedpews.experiment import Experiment
+from fedpews.studies import cells as cells_module
+from fedpews.studies.cells import read_cell, run_cell
+from fedpews.studies.page import conclude, markdown, write_index, write_page
+from fedpews.studies.plan import plan
+from fedpews.studies.reproduce import reproduce, run_study
+from fedpews.studies.study import (
+    Cell,
+    Figure,
+    Line,
+    Quick,
+    Scale,
+    canonical,
+    cells,
+    load_study,
+    scaled,
+    used,
+)
+from fedpews.studies.sweep import make_sweep, parse_grid
+
+
+@pytest.fixture(autouse=True)
+def _no_html(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of single runs have tests of their own, and take most of a tiny run's time."""
+    monkeypatch.setattr("fedpews.report.html.write_report", lambda folders, path: path)
+
+
+def test_a_finished_cell_is_not_run_twice_and_more_seeds_run_only_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[list[int]] = []
+    real = cells_module._run
+
+    def count(folder: Path, cell: Cell, experiment: Experiment, *rest: Any) -> None:
+        runs.append(experiment.seeds)
+        real(folder, cell, experiment, *rest)
+
+    monkeypatch.setattr(cells_module, "_run", count)
+    small = study(columns={"a": Line(set=TINY)}, paper={})
+    run_study(small, tmp_path)
+    run_study(small, tmp_path)
+    assert runs == [[0, 1], [0, 1]]  # two cells, once each
+
+    run_study(small.model_copy(update={"seeds": [0, 1, 2]}), tmp_path)
+
+    assert runs[2:] == [[2], [2]]
+    assert len(list((tmp_path / "runs").glob("*/*/summary.json"))) == 4
+
+
+def test_a_stopped_cell_goes_on(tmp_path: Path) -> None:
+    (cell,) = cells(
+        study(columns={"a": Line(set=TINY)}, rows={"fedavg": study().rows["fedavg"]}, paper={}, claims=[])
+    )
+    run_cell(tmp_path, cell, None)
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    whole = (folder / "rounds.jsonl").read_text()
+    (folder / "summary.json").unlink()  # as if killed before the end
+    assert read_cell(tmp_path, cell).status == "not run"
+
+    assert run_cell(tmp_path, cell, None).status == "done"
+    assert (folder / "rounds.jsonl").read_text() == whole
+
+
+def test_missing_data_and_a_failing_run_leave_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPEWS_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("FEDPEWS_DATA", raising=False)
+    columns = {
+        "missing": Line(set=TINY | {"data": {"name": "cifar-mnist", "partition": "source"}}),
+        "failing": Line(set=TINY | {"train": {"steps": 20, "lr": 1e30}}),
+        "good": Line(set=TINY),
+    }
+
+    outcome = run_study(study(columns=columns, paper={}), tmp_path)
+
+    statuses = {place: found.status for place, found in outcome.table.items()}
+    assert statuses["fedavg", "missing"] == "data missing"
+    assert "cifar" in outcome.table["fedavg", "missing"].message
+    assert statuses["fedavg", "failing"] == "failed"
+    assert statuses["fedavg", "good"] == statuses["pews", "good"] == "done"
+    page = write_page(outcome, tmp_path).read_text()
+    assert "data missing" in page
+
+
+def test_an_interruption_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr(cells_module, "_run", stop)
+    command = ["reproduce", "table1", "--quick", "--out", str(tmp_path)]
+
+    with pytest.raises(Interrupted):
+        run_study(study(), tmp_path)
+    answer = CliRunner().invoke(app, command)
+
+    assert answer.exit_code == 130
+    assert "the same command goes on" in answer.output
+
+
+def test_equal_experiments_are_the_same_cell() -> None:
+    plain = Experiment(method={"name": "fedavg"}, warmup={"diversity": 3.0, "fraction": 0.5})
+    assert canonical(plain) == canonical(Experiment(method={"name": "fedavg"}))
+
+    tau = Experiment(rounds=200, warmup={"fraction": 0.125})
+    assert canonical(tau) == canonical(Experiment(rounds=200, warmup={"rounds": 25}))
+
+    names = {Cell("r", "c", plain.model_copy(update={"seeds": seeds})).name for seeds in ([0], [1, 2])}
+    assert len(names) == 1
+
+
+def test_what_is_not_there_yet_is_shown_without_running(tmp_path: Path) -> None:
+    (outcome,) = reproduce("table1", tmp_path, Scale(quick=True), run=False)
+
+    assert not (tmp_path / "runs").exists()
+    text = (tmp_path / "table1.md").read_text()
+    assert "not run" in text
+    assert "Not at the paper's scale" in text
+    assert outcome.command == "fedpews reproduce table1 --quick"
+
+
+# ---- scale, pages, sweep, plan
+
+
+def test_quick_keeps_the_papers_numbers_beside_their_cells() -> None:
+    quick = scaled(study(quick=Quick(columns=["b"], seeds=[0])), Scale(quick=True))
+
+    assert quick.paper_number("final", "pews", "b") == "66"
+    assert quick.seeds == [0]
+    assert [claim.text for claim in quick.claims] == ["higher (only some of its cells here)"]
+
+
+def test_a_stand_in_replaces_a_data_set_and_is_said() -> None:
+    scale = Scale(stand_in={"synthetic-32k": "synthetic-3.2k"})
+
+    assert {cell.experiment.data.name for cell in cells(study(), scale)} == {"synthetic-3.2k"}
+    assert scale.describe(study()) == ["synthetic-3.2k stands in for synthetic-32k"]
+    assert used(study(), scale) == scale
+    assert used(study(), Scale(stand_in={"cifar-mnist": "mnist"})).stand_in is None
+
+
+def test_the_page_shows_both_numbers_and_the_index_sums_the_claims(tmp_path: Path) -> None:
+    toy = study()
+    outcome = run_study(toy, tmp_path, data_dir=None)
+
+    text = write_page(outcome, tmp_path).read_text()
+
+    assert "[75 ± 2]" in text
+    assert (tmp_path / "toy.png").exists()
+    facts = json.loads((tmp_path / "toy.json").read_text())
+    assert facts["cells"] == "4 of 4"
+    index = write_index(tmp_path).read_text()
+    assert "| higher | Table 0 | +5.00 points / +6.00 points |" in index
+    assert "`fedpews reproduce toy`" in index
+
+
+def test_notes_beside_a_page_become_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "toy.notes.md").write_text("It is the seeds.")
+
+    page = write_page(conclude(study(), Scale(), []), tmp_path)
+
+    assert "It is the seeds." in page.read_text()
+
+
+def test_a_sweep_is_a_table_of_all_combinations(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(Experiment(**TINY, method={"name": "fedavg+pews"}).to_toml())
+    grid = dict(parse_grid(text) for text in ("warmup.diversity=0.5,5", "train.lr=0.01,0.1"))
+
+    outcome = run_study(make_sweep(str(config), grid), tmp_path)
+
+    assert len(outcome.table) == 4
+    assert all(found.status == "done" for found in outcome.table.values())
+    rates = {cell.experiment.train.lr for cell in cells(outcome.study)}
+    assert rates == {0.01, 0.1}
+    assert write_page(outcome, tmp_path).exists()
+
+
+@pytest.mark.parametrize("text", ["", "train.lr", "=1,2", "train.lr="])
+def test_a_grid_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_grid(text)
+
+
+def test_a_plan_tells_what_is_left_and_about_how_long(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={})
+    done, *_ = cells(small)
+    run_cell(tmp_path, done, None)
+
+    first, second = plan(small, tmp_path)
+
+    assert (first.missing, first.seconds) == ((), 0.0)
+    assert second.missing == (0, 1)
+    assert second.seconds is not None
+    assert 0 < second.seconds < 60
+
+
+def test_the_sweep_command_names_the_highest(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(Experiment(**TINY, method={"name": "fedavg+pews"}).to_toml())
+    command = ["sweep", str(config), "--grid", "train.lr=0.01,0.1", "--out", str(tmp_path), "--quiet"]
+
+    answer = CliRunner().invoke(app, command)
+
+    assert answer.exit_code == 0, answer.output
+    assert "highest: train.lr = 0.1" in answer.output or "highest: train.lr = 0.01" in answer.output
+
+
+def test_an_unknown_study_is_told_what_there_is() -> None:
+    with pytest.raises(ConfigError, match="table1"):
+        load_study("tabel1")
+
+
+def test_a_table_in_markdown() -> None:
+    assert markdown([["a", "b"], ["1", "x|y"]]) == "| a | b |\n| --- | --- |\n| 1 | x\\|y |"
+
+
+def test_an_unknown_kind_of_figure_is_found_when_the_study_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "odd.toml"
+    file.write_text(
+        'item = "x"\ntitle = "x"\nbase = "synthetic-32k"\nrows.a.label = "a"\ncolumns.b.label = "b"\n'
+        'figures = [{ kind = "pie" }]\n'
+    )
+
+    with pytest.raises(ConfigError, match="pie"):
+        load_study(str(file))
+    assert Figure().kind == "curves"
+
+
+def test_seeds_go_over_several_draws_of_the_data(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={}, seeds=[0, 1, 2, 3], draws=3)
+
+    outcome = run_study(small, tmp_path)
+
+    folders = sorted(path.name for path in (tmp_path / "runs").glob("*fedavg-*/*"))
+    assert folders == ["draw-0-seeds-0-3", "draw-1-seeds-1", "draw-2-seeds-2"]
+    assert list(outcome.table["fedavg", "a"].runs) == [0, 1, 2, 3]
+    draws = [
+        Experiment.load(path).data.seed
+        for path in sorted((tmp_path / "runs").glob("*fedavg-*/*/config.toml"))
+    ]
+    assert draws == [0, 1, 2]
+
+
+def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={})
+    ran = run_study(small, tmp_path / "runs", published=tmp_path / "published")
+
+    again = run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    assert again.verdicts == ran.verdicts
+    assert again.readings == ran.readings
+    whole, short = (outcome.table["pews", "a"].runs[0] for outcome in (ran, again))
+    assert [record["phase"] for record in short] == [record["phase"] for record in whole]
+    assert [r["accuracy"] for r in short] == pytest.approx([r["accuracy"] for r in whole], rel=1e-4)
+
+
+def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None:
+    told: list[str] = []
+    outcome = run_study(study(), tmp_path, only="pews:b,fedavg:a", tell=told.append)
+    assert [text.partition(": ")[2].partition(", 2")[0] for text in told][:2] == [
+        "PeWS, B, 3 rounds",
+        "FedAvg, A",
+    ]
+    assert outcome.table["fedavg", "b"].status == "not run"
+    with pytest.raises(ConfigError, match="has no such cell; it has fedavg:a, pews:a"):
+        run_study(study(), tmp_path, only="fedavg:z")

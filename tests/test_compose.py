@@ -1,0 +1,155 @@
+"""Methods by name, and what a wrong option is told."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpews.compose import (
+    METHODS,
+    SERVERS,
+    MethodName,
+    describe,
+    method_class,
+    server_optimizer,
+    takes_server,
+)
+from fedpews.compose import method as make
+from fedpews.errors import ConfigError
+from fedpews.methods.fedprox import FedProx
+from fedpews.methods.options import option_types
+from fedpews.methods.scaffold import Scaffold
+from fedpews.warmup import Learned, with_warmup
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_made_described_and_documented(name: str) -> None:
+    cls = method_class(name)
+    assert make(name) == cls()
+    assert 20 < len(describe(name)) < 160, describe(name)
+    doc = inspect.getdoc(cls) or ""
+    assert ">>>" in doc
+    for option in option_types(cls).keys() - {"momentum", "weight_decay"}:
+        assert f"{option}:" in doc, f"{name} does not explain {option}"
+    module = inspect.getmodule(cls)
+    assert module is not None
+    assert "20" in (module.__doc__ or ""), "the reference, with its year"
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_every_server_optimiser_is_made_and_described(name: str) -> None:
+    assert server_optimizer(name, lr=0.5).lr == 0.5  # type: ignore[attr-defined]
+    assert "Fed" in describe(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedprx", {}, "did you mean 'fedprox'"),
+        ("nothing", {}, "'nothing' is unknown; there is fedadagrad"),
+        ("fedavg+fedprox", {}, "'fedprox' is out of place, there is a base already"),
+        (
+            "fedprox",
+            {"weigth_decay": 1},
+            "fedprox has no option method.weigth_decay; did you mean 'weight_decay'",
+        ),
+        (
+            "fedprox",
+            {"strength": 1},
+            "fedprox has no option method.strength; there is momentum, mu, weight_decay",
+        ),
+        ("fedprox", {"mu": -1}, "method.mu: input should be greater than or equal to 0, got -1"),
+        ("fedprox", {"mu": "a"}, "method.mu: input should be a valid number, got 'a'"),
+        ("fedprox", {"mu": True}, "method.mu: input should be a valid number, got True"),
+        ("fedprox", {"mu": float("nan")}, "method.mu: input should be a finite number"),
+        ("fedavg", {"momentum": 1.0}, "method.momentum: input should be less than 1"),
+        ("moon", {"temperature": 0}, "method.temperature: input should be greater than 0"),
+        ("heterofl", {"widths": [0.5, 2]}, "method.widths.1: input should be less than or equal to 1, got 2"),
+        ("heterofl", {"widths": 0.5}, "method.widths: input should be a valid tuple, got 0.5"),
+        ("heterofl", {"widths": []}, "method.widths: tuple should have at least 1 item"),
+        ("fedpm", {"evaluate": "guess"}, "method.evaluate: input should be 'sample' or 'threshold'"),
+        ("fedpm", {"momentum": 0.9}, "fedpm has no option method.momentum"),
+        ("no.such.module:Method", {}, "cannot be loaded"),
+        ("fedpews.trees:add", {}, "must be a dataclass"),
+    ],
+)
+def test_a_wrong_name_or_option_is_told_what_is_right(
+    name: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(name, **options)
+
+
+def test_lists_and_whole_numbers_become_what_the_method_wants() -> None:
+    assert make("heterofl", widths=[1, 0.5]).widths == (1.0, 0.5)  # type: ignore[attr-defined]
+    assert isinstance(make("fedprox", mu=1).mu, float)  # type: ignore[attr-defined]
+
+
+def test_a_method_can_be_named_by_its_module() -> None:
+    assert make("fedpews.methods.fedprox:FedProx", mu=0.5).mu == 0.5  # type: ignore[attr-defined]
+
+
+def test_a_method_can_be_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedpews.methods.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    strength: float = 0.5\n"
+    )
+
+    assert make(f"{tmp_path}/mine.py:Mine", strength=2.0).strength == 2.0
+
+
+def test_fedpm_takes_no_server_optimiser() -> None:
+    assert not takes_server("fedpm")
+    with pytest.raises(ConfigError, match="takes no server optimiser"):
+        make("fedpm+fedadam")
+
+
+def test_base_optimisers_take_a_warmup_and_methods_with_masks_do_not() -> None:
+    takers = {name for name in METHODS if method_class(name).takes_warmup}
+    assert takers == {"fedavg", "fedprox", "scaffold", "fednova", "moon"}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: FedProx(mu=-5.0), "FedProx.mu: input should be greater than or equal to 0, got -5.0"),
+        (lambda: Scaffold(momentum=0.9), "scaffold needs plain SGD"),
+        (lambda: Learned(mask_lr=0.0), "Learned.mask_lr: input should be greater than 0"),
+        (lambda: Learned(upload="all"), "Learned.upload: input should be 'probabilities' or 'masks'"),  # type: ignore[arg-type]
+        (
+            lambda: with_warmup(FedProx(), rounds=-1),
+            "Warmup.rounds: input should be greater than or equal to 0",
+        ),
+    ],
+)
+def test_an_option_given_in_python_is_checked_as_one_in_a_file(made: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made()
+
+
+def test_a_composed_name_makes_the_method_it_says() -> None:
+    made: Any = make(
+        "scaffold+fedadam+pews+fedbn", warmup={"rounds": 4, "diversity": 2.0}, server={"lr": 0.5}
+    )
+    warmup = made.inner
+    assert type(made).__name__ == "Local"
+    assert (warmup.rounds, warmup.masks) == (4, Learned(diversity=2.0))
+    assert warmup.inner == Scaffold(server=server_optimizer("fedadam", lr=0.5))
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedadam", "scaffold+fedyogi+pews-fixed", "fedavg+pews-auto+fedbn"]
+)
+def test_a_name_is_written_as_it_was_read(name: str) -> None:
+    assert str(MethodName.parse(name)) == name
+
+
+def test_a_warmup_without_its_length_is_told_to_give_it() -> None:
+    with pytest.raises(ConfigError, match="needs its number of rounds W"):
+        make("fedavg+pews")

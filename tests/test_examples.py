@@ -1,0 +1,32 @@
+"""The example scripts run as they are, and show what they are meant to show."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def output(name: str, folder: Path) -> str:
+    # many threads on a busy machine only wait for each other
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, EXAMPLES / name]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_round_by_hand_learns_and_ends_its_warmup(tmp_path: Path) -> None:
+    rounds = re.findall(r"round +(\d+) (\w+) +([\d.]+)", output("a_round_by_hand.py", tmp_path))
+    assert [kind for _, kind, _ in rounds] == ["warmup"] * 10 + ["full"] * 20
+    assert float(rounds[-1][2]) > 0.8
+
+
+def test_own_model_and_data_trains_the_users_module(tmp_path: Path) -> None:
+    said = output("own_model_and_data.py", tmp_path)
+    assert float(re.findall(r"accuracy ([\d.]+)", said)[0]) > 0.7
+    assert "BatchNorm1d" in said
