@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fedpews.flower.flwr_apps import make_client_app
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedpews.flower.app import build_site
+from fedpews.flower.handlers import make_client_app
 
 Handler = Callable[[Message], Message | None]
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from fedpews.flower.flwr_apps import site_number
 from memory_grid import MemoryGrid
 
 from fedpews.errors import ConfigError
@@ -21,6 +20,7 @@ from fedpews.flower.deploy.keys import make_server_keys, make_site_key
 from fedpews.flower.deploy.loopback import up
 from fedpews.flower.deploy.processes import Processes, descendants
 from fedpews.flower.deploy.template import new_app, starter
+from fedpews.flower.handlers import site_number
 from fedpews.flower.memory import MemoryLost, SiteMemory
 
 RUN = "0123456789abcdef" * 2
