@@ -64,6 +64,7 @@ function lineChart(spec) {
   function bounds(low, high) {
     if (low === null || high === null || low === undefined) return [0, 1];
     if (spec.fixed) return spec.fixed;
+    if (spec.zero) { low = Math.min(low, 0); high = Math.max(high, 0); }
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     return spec.percent ? [Math.max(0, low - room), Math.min(100.6, high + room)] : [low - room, high + room];
   }
