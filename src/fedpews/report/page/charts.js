@@ -3,6 +3,8 @@
 const charts = new Set();
 const AXES = { rounds: "round", bytes: "MB sent and received, one seed", seconds: "seconds, one seed" };
 
+const WHOLE = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
+
 function xOf(run) {
   if (view.x === "rounds") return run.rounds;
   const all = run[view.x].map(floats), scale = view.x === "bytes" ? 1e6 : 1;
@@ -53,9 +55,9 @@ function lineChart(spec) {
       width, height, series, bands, legend: { show: false }, padding: [10, 14, 0, 0],
       scales: { x: { time: false, range: (u, low, high) => view.zoom || [low, high > low ? high : low + 1] },
         y: spec.log ? { distr: 3 } : { range: (u, low, high) => bounds(low, high) } },
-      axes: [{ ...axis, label: AXES[view.x], labelFont: "12px system-ui, sans-serif", labelSize: 20, size: 34, values: (u, v) => v.map((x) => (x === null ? null : whole(x))) },
+      axes: [{ ...axis, label: AXES[view.x], labelFont: "12px system-ui, sans-serif", labelSize: 20, size: 34, ...(view.x === "rounds" ? { incrs: WHOLE } : {}), values: (u, v) => v.map((x) => (x === null ? null : whole(x))) },
         { ...axis, size: 52, values: (u, v) => v.map((y) => (y === null ? null : whole(y) + unit)) }],
-      cursor: { drag: { x: true, y: false, dist: 6 }, points: { show: false }, sync: { key: "runs", scales: ["x", null], filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } } },
+      cursor: { y: false, drag: { x: true, y: false, dist: 6 }, points: { show: false }, sync: { key: "runs", scales: ["x", null], filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } } },
       hooks: { draw: [marks], setScale: [zoomed], setCursor: [pointed] },
     }, data, plot);
     chart.over.addEventListener("mouseleave", hideTip);

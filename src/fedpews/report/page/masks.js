@@ -92,7 +92,7 @@ function maskView(host) {
       for (let j = 0; j < size; j++) paint(j, y, tall, row[j] ? color : css("--empty"), row[j] ? (owners[j] === 1 ? 1 : 0.45) : 1);
     });
     const below = head + tall * count + (count ? 8 : 0);
-    for (let j = 0; j < size; j++) { paint(j, below, strip, css("--empty"), 1); paint(j, below + strip * (1 - owners[j] / most), strip * (owners[j] / most), css("--muted"), 1); }
+    for (let j = 0; j < size; j++) { paint(j, below, strip, css("--empty"), 1); if (owners[j]) paint(j, below + strip * (1 - owners[j] / most), strip * (owners[j] / most), css("--muted"), 1); }
     context.globalAlpha = 1; context.fillStyle = css("--muted");
     if (tall >= 11) rows.forEach((_, i) => context.fillText(fit(context, nameOf(one.clients[i]), labels - 8), 0, head + i * tall + tall / 2));
     else if (count) context.fillText(`${count} clients`, 0, head + 8);
