@@ -244,7 +244,12 @@ def _masks(run: Run, budget: int) -> dict[str, Any] | None:
 
 
 def _size(kept: Sequence[Ownership], seeds: Sequence[int]) -> int:
-    return sum(len(one.line()) for one in kept if one.seed in seeds)
+    """About how many characters they take."""
+    return sum(
+        60 + len(one.owned or one.owners or "") + 4 * sum(map(len, one.theta or []))
+        for one in kept
+        if one.seed in seeds
+    )
 
 
 def _mask(one: Ownership) -> dict[str, Any]:
