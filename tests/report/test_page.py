@@ -247,3 +247,10 @@ def test_before_the_first_round_the_watcher_waits(tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_port_in_use_is_said_and_exit_2(watched: int, runs_folder: Path) -> None:
+    done = fedpews("watch", str(runs_folder), "--port", str(watched))
+
+    assert done.code == 2
+    assert "--port 0" in done.stderr
