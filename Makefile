@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow check format bench bench-peers docs clean
+.PHONY: setup demo test test-slow check format vendor bench bench-peers docs clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,16 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# the chart library inside the report, from npm by name and version; its checksums are in the repository
+UPLOT := 1.6.32
+VENDOR := src/fedpews/report/page/vendor
+vendor:
+	rm -rf build/uplot && mkdir -p build/uplot
+	cd build/uplot && npm pack --silent uplot@$(UPLOT) && tar xzf uplot-$(UPLOT).tgz
+	cp build/uplot/package/dist/uPlot.iife.min.js build/uplot/package/dist/uPlot.min.css $(VENDOR)
+	cp build/uplot/package/LICENSE $(VENDOR)/uPlot.LICENSE
+	cd $(VENDOR) && sha256sum --check SHA256SUMS
 
 # our engines against a plain PyTorch loop and the floor of bare kernels, on one core and on two
 bench: setup

@@ -32,7 +32,8 @@ ROOMS = {
     "experiment": {"compose", "configs"},
     "keys": {"compose", "experiment", "methods"},
     "engines": {"data", "methods", "neurons", "seeds", "torch_private", "trees"},
-    "server": {"data", "engines", "methods", "neurons", "results", "seeds", "trees"},
+    "observe": {"methods", "neurons", "results"},
+    "server": {"data", "engines", "methods", "neurons", "observe", "results", "seeds", "trees"},
     "report": {"results"},
     "build": {
         "compose",
@@ -54,11 +55,13 @@ ROOMS = {
         "engines",
         "experiment",
         "neurons",
+        "observe",
         "report",
         "results",
         "server",
         "trees",
     },
+    "trackers": {"experiment", "results", "running"},
     "testing": {"methods", "neurons", "results", "seeds", "trees", "warmup"},
     "studies": {"build", "configs", "data", "experiment", "report", "results", "running", "seeds"},
     "flower": {
@@ -88,6 +91,7 @@ ROOMS = {
         "results",
         "running",
         "studies",
+        "trackers",
     },
     "__init__": {"compose", "data", "experiment", "methods", "neurons", "running", "warmup"},
 }

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from fedpews.errors import CheckpointError, ConfigError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.observe import describe_federation
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize
 from fedpews.results.run_folder import Checkpoint, RunFolder
@@ -65,11 +67,29 @@ class Result:
         seed = self.experiment.seeds[0] if seed is None else seed
         return self._net.at(seed).module(self.params[seed])
 
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """Accuracy over the rounds; also written to ``path`` when one is given."""
-        from fedpews.report.curves import draw_curves
+    def plot(
+        self, path: str | Path | None = None, *, kind: str = "curves", format: str | None = None
+    ) -> Figure:
+        """A figure in the style of ``fedpews plot``, also written to ``path`` when one is given.
 
-        return draw_curves({self.summary["method"]: self.rounds}, self.experiment.target_accuracy, path)
+        Args:
+            kind: curves, bytes, masks or clients.
+        """
+        from fedpews.report.figures import Masks, draw
+        from fedpews.report.runs import Run
+
+        label, seed = self.summary["method"], self.experiment.seeds[0]
+        run = Run(label, self.folder, list(self.rounds), self.summary, self.experiment.to_dict())
+        masks: list[Masks] | None = [] if kind == "masks" and self.folder is None else None
+        if masks is not None and self.neurons[seed]:
+            layers = [
+                {"name": layer.name, "start": layer.start, "size": layer.size}
+                for layer in self._net.graph.layers
+            ]
+            owned = torch.stack(list(self.neurons[seed].values())).cpu().numpy()
+            names = [f"client {client}" for client in self.neurons[seed]]
+            masks = [Masks(label, owned, names, layers, f"{label}, last warmup round, seed {seed}")]
+        return draw([run], kind, path, format, masks)
 
 
 def run(
@@ -171,7 +191,8 @@ def _loop(
             if watcher.models is not None:
                 watcher.models(round, server.models())
             if folder is not None:
-                folder.append(new)
+                folder.describe(partial(_federation, setup, bool(server.observed)))
+                folder.append(new, server.observed)
                 last = round == experiment.rounds or stop.is_set()
                 if last or round % experiment.runtime.checkpoint_every == 0:
                     folder.save_checkpoint(round, server.states, server.memories, _about(setup))
@@ -196,6 +217,13 @@ def _result(setup: Setup, server: Server, records: list[Record], folder: RunFold
         None if folder is None else folder.path,
         setup.net,
     )
+
+
+def _federation(setup: Setup, masked: bool) -> dict[str, Any]:
+    data = setup.data
+    counts = data.counts() if len(data.y) else None
+    found = describe_federation(setup.net, data.client_names, data.class_names, counts, len(data), masked)
+    return found | {"data": setup.data_hash}
 
 
 def _about(setup: Setup) -> dict[str, str]:

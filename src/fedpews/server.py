@@ -20,7 +20,9 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import encode_download, encode_upload
 from fedpews.neurons.network import Network
+from fedpews.observe import observe_neurons, update_cosine
 from fedpews.results.memories import Store
+from fedpews.results.neurons import Ownership
 from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree
 
@@ -77,6 +79,8 @@ class Server:
     ) -> None:
         self.net, self.method, self.data, self.engine = net, method, data, engine
         self.memories, self.rules, self.states = memories, rules, dict(states)
+        # of the last round, where clients own neurons
+        self.observed: list[Ownership] = []
         known = len(data.y) > 0  # a server among real sites has nobody's samples
         self._counts = data.counts() if known and len(data) <= SHOWN_CLIENTS else None
 
@@ -100,9 +104,15 @@ class Server:
         for done in self.engine.train(jobs):
             self.memories.put(done.seed, done.client, done.memory)
             uploads[done.seed].append(done.upload)
+        cosines = {}
         for seed, state in self.states.items():
             average = average_of(self.net, uploads[seed], self.rules.weighting)
+            cosines[seed] = update_cosine(self.net, uploads[seed], downloads[seed], average.masks)
             self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
+        seen = (
+            observe_neurons(self.net, seed, round, sent, len(self.data)) for seed, sent in uploads.items()
+        )
+        self.observed = [one for one in seen if one is not None]
         scores = self.engine.evaluate(list(self.models().values()), list(self.states))
         seconds = (time.perf_counter() - began) / len(self.states)
         return [
@@ -112,6 +122,7 @@ class Server:
                 "phase": phases[seed],
                 **self._measure(score, uploads[seed], downloads[seed]),
                 **self._evaluate_personal(seed, cohorts[seed]),
+                "update_cosine": cosines[seed],
                 "seconds": seconds,
             }
             for seed, score in zip(self.states, scores, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,20 @@ def test_the_sweep_command_names_the_highest(tmp_path: Path) -> None:
 
     assert answer.exit_code == 0, answer.output
     assert "highest: train.lr = 0.1" in answer.output or "highest: train.lr = 0.01" in answer.output
+
+
+def test_the_command_on_a_sweeps_page_is_one_that_makes_it_again(tmp_path: Path) -> None:
+    config = tmp_path / "my runs.toml"
+    config.write_text(Experiment(**TINY, method={"name": "fedavg"}).to_toml())
+    command = ["sweep", str(config), "--grid", "train.lr=0.01,0.1", "--seeds", "0", "--set", "rounds=1"]
+    assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / "a"), "--quiet"]).exit_code == 0
+    (page,) = (tmp_path / "a").glob("sweep-*.md")
+
+    line = next(line for line in page.read_text().splitlines() if line.startswith("    fedpews "))
+    again = CliRunner().invoke(app, [*shlex.split(line)[1:], "--out", str(tmp_path / "b"), "--quiet"])
+
+    assert again.exit_code == 0, again.output
+    assert shlex.split(line)[1:] == command
 
 
 def test_an_unknown_study_is_told_what_there_is() -> None:

@@ -15,7 +15,8 @@ from rich.table import Table
 from fedpews.cli.console import err, out
 from fedpews.cli.data import data
 from fedpews.cli.flower import flower
-from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
+from fedpews.cli.options import Config, DataDir, Log, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
+from fedpews.cli.pages import PAGES, write_joint_page
 from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, nearest
@@ -52,24 +53,29 @@ def run(
     set_: Set = None,
     resume: Resume = False,
     quiet: Quiet = False,
+    log: Log = None,
 ) -> None:
     """Train with one method or several, and show how they did.
 
-    Every run writes a folder: config.toml, rounds.jsonl, summary.json, report.html, the models and a checkpoint.
-    Kill it at any moment: with --resume it goes on to the same numbers.
+    Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint; then one page
+    about all of them, whose path is printed last. Kill it at any moment: with --resume it goes on to the same
+    numbers. `fedpews watch` shows the page while it goes on.
     """
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
     for experiment, place in runs:
-        _run_one(experiment, place, data_dir, resume, quiet)
-    show_runs([place for _, place in runs])
+        _run_one(experiment, place, data_dir, resume, quiet, log or [])
+    places = [place for _, place in runs]
+    show_runs(places)
+    write_joint_page(places, folder, runs[0][0].method_label)
 
 
-def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool) -> None:
-    from fedpews.report.html import write_report
+def _run_one(
+    experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool, log: list[str]
+) -> None:
     from fedpews.report.progress import ProgressBar
-    from fedpews.results.layout import REPORT
     from fedpews.running import Watcher
     from fedpews.running import run as run_experiment
+    from fedpews.trackers import tracking
 
     with ProgressBar(experiment.method_label, err, quiet) as bar:
 
@@ -82,14 +88,8 @@ def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool,
         def stopping() -> None:
             err.print("finishing this round, then saving; Ctrl-C again stops at once", soft_wrap=True)
 
-        run_experiment(
-            experiment,
-            out=folder,
-            resume=resume,
-            data_dir=data_dir,
-            watcher=Watcher(begin=begin, round=bar.round, stopping=stopping),
-        )
-    write_report([folder], folder / REPORT)
+        with tracking(log, Watcher(begin=begin, round=bar.round, stopping=stopping), folder) as watcher:
+            run_experiment(experiment, out=folder, resume=resume, data_dir=data_dir, watcher=watcher)
 
 
 @app.command(name="list")
@@ -203,7 +203,7 @@ def _explained(debug: bool) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-for command in STUDIES:
+for command in (*PAGES, *STUDIES):
     app.command()(command)
 
 

@@ -27,6 +27,15 @@ Set = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")]
 
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="TRACKER",
+        help="Also send every round to tensorboard, wandb, mlflow or trackio; several: one option each.",
+    ),
+]
+
 
 def parse_seeds(text: str) -> list[int]:
     """The seeds of ``--seeds 0,1,2``."""

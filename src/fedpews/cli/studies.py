@@ -1,4 +1,4 @@
-"""The commands about studies and reports: reproduce, plan, sweep, report. Everything heavy is imported when used."""
+"""The commands about studies: reproduce, plan, sweep. Everything heavy is imported when used."""
 
 from __future__ import annotations
 
@@ -165,18 +165,6 @@ def sweep(
         out.print(f"highest: {escape(settings)}, {mean:.2f} % over {len(outcome.table[best].runs)} seeds")
 
 
-def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    file: Annotated[
-        Path | None, typer.Option("--out", help="The page [default: report.html in the first folder].")
-    ] = None,
-) -> None:
-    """One HTML page about one run or several: settings, curves, clients, masks, bytes."""
-    from fedpews.report.html import write_report
-
-    out.print(f"written to {write_report(folders, file or folders[0] / 'report.html')}", soft_wrap=True)
-
-
 def _show(outcome: Outcome, page: Path) -> None:
     from fedpews.studies.measures import MEASURES
     from fedpews.studies.page import number_rows
@@ -267,5 +255,5 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-STUDIES = (reproduce, plan, sweep, report)
+STUDIES = (reproduce, plan, sweep)
 """The commands of this file."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.report.curves import new_figure
+from fedpews.report.style import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,6 +7,10 @@ from pathlib import Path
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
+NEURONS = "neurons.jsonl"
+"""Who owned which neurons, a line per seed and round."""
+FEDERATION = "federation.json"
+"""Who takes part, what each holds, and the layers that masks cover."""
 REPORT = "report.html"
 LOCK = ".lock"
 

@@ -96,8 +96,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _std(values: Sequence[float]) -> float | None:
-    """Over the runs seen, as papers report it: with n − 1, and 0 for a single run."""
-    return None if not values else statistics.stdev(values) if len(values) > 1 else 0.0
+    """Over the runs seen, as papers report it: with n − 1; a single run has none."""
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def read_rounds(path: Path) -> list[Record]:

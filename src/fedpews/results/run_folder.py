@@ -1,7 +1,7 @@
 """A run on disk: its configuration, a line per seed and round, a summary, models, and the way back in.
 
-Nothing here is ever half written: files appear whole (written aside, then renamed), and ``rounds.jsonl`` is cut
-back to the last checkpoint when a killed run goes on.
+Nothing here is ever half written: files appear whole (written aside, then renamed), and ``rounds.jsonl`` and
+``neurons.jsonl`` are cut back to the last checkpoint when a killed run goes on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from fedpews.errors import CheckpointError, ConfigError
 from fedpews.results import layout
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.nests import read_nest, write_atomically, write_nest
+from fedpews.results.neurons import Ownership
 from fedpews.results.records import Record, read_rounds
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Checkpoint:
     memories: dict[str, int]
     """"seed-client" -> the number of its file."""
     rounds_bytes: int
+    neurons_bytes: int
     about: dict[str, Any]
 
 
@@ -46,10 +48,12 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(path)
         self._rounds: IO[bytes] | None = None
+        self._neurons: IO[bytes] | None = None
 
     def close(self) -> None:
-        if self._rounds is not None:
-            self._rounds.close()
+        for file in (self._rounds, self._neurons):
+            if file is not None:
+                file.close()
         self._lock.close()
 
     @property
@@ -87,37 +91,49 @@ class RunFolder:
         )
 
     def start_rounds(self, checkpoint: Checkpoint | None) -> list[Record]:
-        """Open rounds.jsonl, cut back to what the checkpoint knows of; the records that are left."""
-        keep = 0 if checkpoint is None else checkpoint.rounds_bytes
-        file = (self.path / layout.ROUNDS).open("ab")
+        """Open rounds.jsonl and neurons.jsonl, cut back to what the checkpoint knows of; the records that are left."""
+        self._rounds = self._cut(layout.ROUNDS, 0 if checkpoint is None else checkpoint.rounds_bytes)
+        self._neurons = self._cut(layout.NEURONS, 0 if checkpoint is None else checkpoint.neurons_bytes)
+        return read_rounds(self.path)
+
+    def _cut(self, name: str, keep: int) -> IO[bytes]:
+        file = (self.path / name).open("ab")
         if file.tell() < keep:
             file.close()
             raise CheckpointError(
-                f"{self.path}/{layout.ROUNDS} is shorter than its checkpoint says; it was changed by hand. "
+                f"{self.path}/{name} is shorter than its checkpoint says; it was changed by hand. "
                 "Start again in another folder (--out)."
             )
         file.truncate(keep)
-        self._rounds = file
-        return read_rounds(self.path)
+        return file
 
-    def append(self, records: Sequence[Record]) -> None:
+    def describe(self, federation: Callable[[], Mapping[str, Any]]) -> None:
+        """Write who takes part, once: a resumed run that has no masks any more would know less of the layers."""
+        if not (self.path / layout.FEDERATION).exists():
+            write_atomically(self.path / layout.FEDERATION, (json.dumps(federation()) + "\n").encode())
+
+    def append(self, records: Sequence[Record], observed: Sequence[Ownership] = ()) -> None:
         assert self._rounds is not None
-        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-        self._rounds.write(text.encode())
-        self._rounds.flush()
+        assert self._neurons is not None
+        # neurons first: a page that reads along never finds a round whose masks are missing
+        _write(self._neurons, "".join(one.line() + "\n" for one in observed))
+        _write(self._rounds, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
     def save_checkpoint(
         self, round: int, states: Mapping[int, Nest], memories: Store, about: Mapping[str, Any]
     ) -> None:
         """Write where the run stands; a kill at any moment leaves this checkpoint or the one before it."""
         assert self._rounds is not None
+        assert self._neurons is not None
         folder = self.path / layout.CHECKPOINT
         folder.mkdir(exist_ok=True)
         os.fsync(self._rounds.fileno())
+        os.fsync(self._neurons.fileno())
         versions = memories.commit(round)
         header = {
             "round": round,
             "rounds_bytes": self._rounds.seek(0, os.SEEK_END),
+            "neurons_bytes": self._neurons.seek(0, os.SEEK_END),
             "memories": versions,
             "about": dict(about),
         }
@@ -136,6 +152,8 @@ class RunFolder:
                 states={int(seed): state for seed, state in states.items()},
                 memories=dict(header["memories"]),
                 rounds_bytes=int(header["rounds_bytes"]),
+                # checkpoints of the first versions have none
+                neurons_bytes=int(header.get("neurons_bytes", 0)),
                 about=dict(header["about"]),
             )
         except (KeyError, ValueError, TypeError) as error:
@@ -145,6 +163,11 @@ class RunFolder:
 
     def memory_store(self) -> MemoryStore:
         return MemoryStore(self.path / layout.CHECKPOINT / layout.MEMORIES)
+
+
+def _write(file: IO[bytes], text: str) -> None:
+    file.write(text.encode())
+    file.flush()
 
 
 def _lock(path: Path) -> IO[str]:

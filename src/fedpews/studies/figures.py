@@ -8,9 +8,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedpews.report.curves import new_figure, plot_curves, plot_over_time
+from fedpews.report.curves import plot_curves, plot_over_time
 from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.split import plot_split
+from fedpews.report.style import new_figure
 from fedpews.results.records import Record
 from fedpews.studies.cells import Found
 from fedpews.studies.measures import MEASURES, printed

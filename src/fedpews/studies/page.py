@@ -33,7 +33,8 @@ class Outcome:
 
     @property
     def command(self) -> str:
-        return " ".join([f"fedpews reproduce {self.study.name}", *_flags(self.scale)])
+        base = self.study.command or f"fedpews reproduce {self.study.name}"
+        return " ".join([base, *_flags(self.scale)])
 
 
 def conclude(study: Study, scale: Scale, found: Sequence[Found]) -> Outcome:

@@ -92,6 +92,7 @@ class Study(_Table):
     figures: list[Figure] = [Figure()]
     probe: str | None = Field(None, description="what to record besides the rounds: activations")
     notes: str = ""
+    command: str = Field("", description="what makes it again, for a study that is in no file")
     quick: Quick = Quick()
 
     def row_label(self, row: str) -> str:
