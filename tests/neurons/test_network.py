@@ -142,6 +142,7 @@ def test_a_model_that_views_what_a_convolution_made_is_trained_and_evaluated(met
         test=(x, y),
         method=method,
         rounds=2,
+        **({"warmup": {"rounds": 1}} if "pews" in method else {}),
         runtime={"engine": "eager"},
     )
     assert len(result.rounds) == 2
