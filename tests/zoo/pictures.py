@@ -116,7 +116,6 @@ ANIMALS = [
     ),
     mixer("MixerBlock"),
     mixer("ResBlock", mlp_ratio=4),
-    mixer("SpatialGatingBlock", mlp_ratio=4),
     vit("vit", "ViT", **HEADS),
     vit("simple_vit", "SimpleViT", **HEADS),
     vit("deepvit", "DeepViT", **HEADS),
