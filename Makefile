@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow check format vendor bench bench-peers docs clean
+.PHONY: setup demo test test-slow zoo check format vendor bench bench-peers docs clean
 
 setup: $(VENV)/.ready
 
@@ -25,6 +25,11 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -n 2
+
+# the libraries of the zoo are 40 MB to fetch and 250 MB on disk; without them its tests are skipped
+zoo: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[zoo]"
+	$(BIN)/python -m pytest -q -n 2 tests/zoo
 
 check: setup
 	$(BIN)/ruff check .

@@ -6,23 +6,35 @@ torch's public surface.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# Sees every kernel of a pass, whatever Python code calls it; nothing public does.
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # What autograd, vmap and export do with nested dicts of tensors, so that ours are laid out as theirs. The public
 # torch.utils.pytree lacks tree_map_only.
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+# Labels of tensors that live as long as these; a plain dict would compare their elements.
+from torch.utils.weak import WeakTensorKeyDictionary
+
 __all__ = [
+    "TorchDispatchMode",
     "TreeSpec",
+    "WeakTensorKeyDictionary",
     "compile_step",
     "compiler_command",
     "is_transformed",
     "library_path",
     "merge_common",
+    "plain_kernels",
     "tensor_handles",
     "tree_flatten",
     "tree_leaves",
@@ -37,6 +49,23 @@ def is_transformed() -> bool:
     There is no public way to ask; inside a transform plain autograd would raise.
     """
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Attention, transformer layers and recurrent layers step by step instead of in one fused kernel.
+
+    oneDNN has a public switch too, but that one warns about graphics cards that are not there.
+    """
+    fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(onednn)
 
 
 def merge_common(graph: fx.Graph) -> fx.Graph:

@@ -32,7 +32,7 @@ class EagerEngine(Engine):
     def __init__(self, net: Network, data: Federation, schedule: Schedule, workers: int) -> None:
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
-        self._channels_last = prefers_channels_last(net.module(net.initial()))
+        self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
         if self._channels_last:
             keep_freed_memory()
         self._pool = ThreadPoolExecutor(

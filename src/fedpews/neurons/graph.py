@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,9 @@ class NeuronGraph:
 
     ``layers`` are in forward order. ``axes`` is keyed as in ``named_parameters`` and ``named_buffers``; a name
     it lacks belongs to no neuron. ``norms`` has the neuron of each channel of every norm on the way, by module
-    name, because a norm without parameters has to be resized too when the network is cut.
+    name, because a norm without parameters has to be resized too when the network is cut. ``weights`` counts the
+    elements of every parameter. ``left_whole`` are the layers that belong to no neuron, so to every client, and why;
+    ``uncut`` those that can be masked but not cut out, because the model's code has their sizes written into it.
 
     >>> from fedpews.neurons import trace
     >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
@@ -68,6 +71,24 @@ class NeuronGraph:
     layers: tuple[Layer, ...]
     axes: Mapping[str, tuple[Axis, ...]]
     norms: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+    left_whole: Mapping[str, str] = field(default_factory=dict)
+    uncut: frozenset[str] = frozenset()
+
+    @property
+    def masked_share(self) -> float:
+        """The part of the model's weights that belong to some neuron, so that a client may not have them.
+
+        >>> from fedpews.neurons import trace
+        >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
+        >>> graph.masked_share  # 9 + 3 of 9 + 4: all but the last bias
+        0.9230769230769231
+        """
+        shared = 0.0
+        for name, count in self.weights.items():
+            kept = [float((axis.neurons < 0).float().mean()) for axis in self.axes.get(name, ())]
+            shared += count * math.prod(kept)
+        return 1 - shared / max(1, sum(self.weights.values()))
 
     @property
     def size(self) -> int:
@@ -129,6 +150,32 @@ class NeuronGraph:
             name: _put(value, sliced[name], self.axes.get(name, ()), neurons) for name, value in full.items()
         }
 
+    def without(self, layers: Mapping[str, str]) -> NeuronGraph:
+        """The graph in which these layers (by name, with the reason) are whole."""
+        numbers = torch.full((self.size + 1,), -1)  # the last is that of no neuron
+        kept: list[Layer] = []
+        for layer in self.layers:
+            if layer.name not in layers:
+                start = sum(before.size for before in kept)
+                numbers[layer.start : layer.start + layer.size] = torch.arange(start, start + layer.size)
+                kept.append(Layer(layer.name, start, layer.size))
+        axes = {
+            name: tuple(
+                Axis(axis.dim, numbers[axis.neurons], axis.reads, axis.rank)
+                for axis in found
+                if bool((numbers[axis.neurons] >= 0).any())
+            )
+            for name, found in self.axes.items()
+        }
+        norms = {name: numbers[neurons] for name, neurons in self.norms.items()}
+        return replace(
+            self,
+            layers=tuple(kept),
+            axes={name: found for name, found in axes.items() if found},
+            norms={name: neurons for name, neurons in norms.items() if bool((neurons >= 0).any())},
+            left_whole={**self.left_whole, **layers},
+        )
+
     @classmethod
     def by_hand(cls, model: nn.Module, hidden: Sequence[Hidden]) -> NeuronGraph:
         """The graph of a model that cannot be traced: one :class:`Hidden` per hidden layer, in forward order.
@@ -180,7 +227,8 @@ def assemble(
         found[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
     ordered = {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in found.items() if axes}
     norms = {name: neurons for (name, _), neurons in channels.items() if is_norm(modules[name])}
-    return NeuronGraph(tuple(layers), ordered, norms)
+    weights = {name: value.numel() for name, value in model.named_parameters()}
+    return NeuronGraph(tuple(layers), ordered, norms, weights)
 
 
 def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], neurons: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
 from fedpews.neurons.channels import is_norm
+from fedpews.neurons.modules import batch_counters, materialised, total
+from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import is_transformed, tree_map_only
 from fedpews.trees import Tree
 
@@ -88,7 +90,7 @@ class Network:
         sample_loss: SampleLoss = cross_entropy,
         graph: NeuronGraph | None = None,
     ) -> None:
-        self._template = copy.deepcopy(module)
+        self._template = module = materialised(copy_module(module), example)
         self._own = threading.local()
         self.sample_loss = sample_loss
         self._given_graph = graph
@@ -96,7 +98,7 @@ class Network:
         self.example = example
         self._first: Network | None = None
         self._seeds: dict[int, Network] = {}
-        counted = _counted(module)
+        counted = batch_counters(module)
         self.trainable = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         self.frozen = tuple(name for name, value in module.named_parameters() if not value.requires_grad)
         self.buffers = tuple(
@@ -136,7 +138,7 @@ class Network:
     @cached_property
     def classifier(self) -> str:
         """The name of the layer that makes the outputs: the last one with parameters to run."""
-        module, last = copy.deepcopy(self._template).eval(), [""]
+        module, last = copy_module(self._template).eval(), [""]
         for name, layer in module.named_modules():
             if any(True for _ in layer.parameters(recurse=False)):
                 layer.register_forward_hook(lambda *_, name=name: last.append(name))
@@ -165,8 +167,35 @@ class Network:
         params = self.initial()
         batch = self.example.expand(2, *self.example.shape[1:])
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            first, second = (self._call(params, batch, training=True)[0] for _ in range(2))
-        return not torch.equal(first, second)
+            first, second = (outputs_of(self._call(params, batch, training=True)[0]) for _ in range(2))
+        return not all(map(torch.equal, first, second))
+
+    @cached_property
+    def survives_channels_last(self) -> bool:
+        """Whether the model runs on images laid out channels last, forward and backward.
+
+        A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out.
+        """
+
+        def laid_out(value: Tensor) -> Tensor:
+            return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+        params = {name: laid_out(value) for name, value in self.initial().items()}
+        batch = laid_out(self.example[:1].expand(2, *self.example.shape[1:]))
+        try:
+            with torch.random.fork_rng(devices=[]):
+                differentiate(
+                    lambda trainable: (
+                        total(self._call(params | trainable, batch, training=True)[0]),
+                        None,
+                    ),
+                    trees.pick(params, self.trainable),
+                )
+                with torch.no_grad():
+                    self.predict(params, batch)
+        except RuntimeError:
+            return False
+        return True
 
     def initial(self) -> Tree:
         """A copy of the values the module came with."""
@@ -183,13 +212,16 @@ class Network:
 
     def module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """An ordinary module in evaluation mode that holds these values."""
-        module = copy.deepcopy(self._template).eval()
-        module.load_state_dict(dict(params), strict=False)
+        module = copy_module(self._template).eval()
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in params.items():
+                tensors[name].copy_(value)
         return module
 
     def gated(self, gates: Tensor) -> Network:
         """The same network with every hidden neuron's output multiplied by its gate, wherever it is read."""
-        _ = self._fed  # found once, with the graph, then shared by all copies
+        _ = self._fed, self.frozen_readers  # found once, with the graph, then shared by all copies
         gated = copy.copy(self)
         gated._gates = gates
         return gated
@@ -256,6 +288,8 @@ class Network:
 
         A model that reshapes to fixed sizes, or has a LayerNorm, does not: so we try it out.
         """
+        if self.graph.uncut:
+            return False
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
         neurons = torch.zeros(self.graph.size, dtype=torch.bool)
@@ -289,12 +323,35 @@ class Network:
         x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
         trial = copy.copy(self)
         trial._gates = torch.rand(self.graph.size, generator=generator).to(self.example.device) + 0.5
-        outputs = []
-        with torch.no_grad():
-            for trial.__dict__["_fed"] in ({}, fed):
-                outputs.append(trial.predict(self.initial(), x))
-        at_weights, at_inputs = outputs
-        return fed if torch.allclose(at_weights, at_inputs, rtol=1e-3, atol=1e-5) else {}
+
+        def outputs(gated_at: dict[str, str], training: bool) -> list[Tensor]:
+            trial.__dict__["_fed"] = gated_at
+            # in training a norm over two samples would blow up the rounding of single precision
+            params = {name: value.double() if training else value for name, value in self.initial().items()}
+            batch = x.double() if training and x.is_floating_point() else x
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return outputs_of(trial._call(params, batch, training=training)[0])
+
+        for training in (False, True):
+            try:
+                at_weights = outputs({}, training)
+            except RuntimeError:  # insists on single precision, or on more than two samples
+                continue
+            try:
+                at_inputs = outputs(fed, training)
+            except (RuntimeError, IndexError):  # a layer that is called in a way of its own
+                return {}
+            pairs = zip(at_weights, at_inputs, strict=True)
+            if not all(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in pairs):
+                return {}
+        return fed
+
+    @cached_property
+    def _frozen_readers(self) -> tuple[str, ...]:
+        """The parameters that read neurons without being trained."""
+        axes = self.graph.axes
+        return tuple(name for name in self.frozen if any(axis.reads for axis in axes.get(name, ())))
 
     @contextmanager
     def _gating(self, module: nn.Module) -> Iterator[None]:
@@ -322,7 +379,9 @@ class Network:
         if self._gates is not None:
             gating = self._gating(module)
             fed = self._fed.values()
-            rest = {name: value for name, value in values.items() if name not in fed}
+            # what is frozen is not trained, but of a closed neuron it must read nothing either
+            frozen = {name: module.get_parameter(name).detach() for name in self.frozen_readers}
+            rest = {name: value for name, value in (frozen | values).items() if name not in fed}
             values |= self.graph.gate(rest, self._gates)
         # BatchNorm writes its statistics and its counter in place: let it write into copies, so the call stays pure
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
@@ -349,15 +408,6 @@ class Network:
         name = "training" if training else "evaluating"
         module: nn.Module | None = getattr(self._own, name, None)
         if module is None:
-            module = copy.deepcopy(self._template).train(training)
+            module = copy_module(self._template).train(training)
             setattr(self._own, name, module)
         return module
-
-
-def _counted(module: nn.Module) -> set[str]:
-    """The counts of batches that decide something: of norm layers without a momentum, which average over all."""
-    return {
-        f"{name}.num_batches_tracked".lstrip(".")
-        for name, layer in module.named_modules()
-        if getattr(layer, "momentum", 0) is None and getattr(layer, "num_batches_tracked", None) is not None
-    }
