@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
 from fedpews.neurons.channels import is_norm
+from fedpews.neurons.example import outputs_of
 from fedpews.neurons.modules import batch_counters, materialised, total
 from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import is_transformed, tree_map_only
@@ -221,7 +222,7 @@ class Network:
 
     def gated(self, gates: Tensor) -> Network:
         """The same network with every hidden neuron's output multiplied by its gate, wherever it is read."""
-        _ = self._fed, self.frozen_readers  # found once, with the graph, then shared by all copies
+        _ = self._fed, self._frozen_readers  # found once, with the graph, then shared by all copies
         gated = copy.copy(self)
         gated._gates = gates
         return gated
@@ -380,7 +381,7 @@ class Network:
             gating = self._gating(module)
             fed = self._fed.values()
             # what is frozen is not trained, but of a closed neuron it must read nothing either
-            frozen = {name: module.get_parameter(name).detach() for name in self.frozen_readers}
+            frozen = {name: module.get_parameter(name).detach() for name in self._frozen_readers}
             rest = {name: value for name, value in (frozen | values).items() if name not in fed}
             values |= self.graph.gate(rest, self._gates)
         # BatchNorm writes its statistics and its counter in place: let it write into copies, so the call stays pure
