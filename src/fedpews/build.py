@@ -63,6 +63,8 @@ class Setup:
             train.lr,
             tuple(train.lr_milestones),
             train.lr_decay,
+            self.experiment.runtime.evaluate_every,
+            self.experiment.rounds,
         )
 
 
@@ -110,8 +112,31 @@ def load_data(
     else:
         table = experiment.data.model_dump(exclude_none=True)
         held = data.load(table.pop("name"), data_dir=data_dir, **table)
-    device = torch.device(experiment.runtime.device)
+    device = find_device(experiment.runtime.device)
     return held if device.type == "cpu" else held.to(device)
+
+
+def find_device(name: str) -> torch.device:
+    """The device that ``runtime.device`` names; ``auto`` is a GPU if there is one.
+
+    >>> find_device("cpu")
+    device(type='cpu')
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, available in there.items() if available))
+    device = torch.device(name)
+    if not there.get(device.type, False):
+        raise ConfigError(
+            f"runtime.device is {name!r}, but torch finds no such device here (it was built "
+            f"{'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'}); "
+            f"use {' or '.join(kind for kind, available in there.items() if available)}, or auto"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"runtime.device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices, counted from 0"
+        )
+    return device
 
 
 def build_network(
@@ -168,6 +193,14 @@ def schedule(experiment: Experiment) -> Schedule:
     return Schedule(train.batch_size, train.epochs, train.steps)
 
 
+def available_cores() -> int:
+    """The cores this process may run on; a container or a batch system may have given it fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    # macOS and Windows do not tell
+    return os.cpu_count() or 1
+
+
 def build_engine(setup: Setup) -> tuple[Engine, str]:
     """The engine that trains the clients on this machine, and why it was chosen."""
     experiment = setup.experiment
@@ -176,7 +209,7 @@ def build_engine(setup: Setup) -> tuple[Engine, str]:
         setup.net,
         setup.data,
         schedule(experiment),
-        experiment.runtime.workers or len(os.sched_getaffinity(0)),
+        experiment.runtime.workers or available_cores(),
         rounds=experiment.rounds,
         jobs=len(experiment.seeds) * cohort_size(len(setup.data), experiment.participation),
         phases=1 if experiment.warmup_kind == "none" else 2,

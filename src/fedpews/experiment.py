@@ -129,8 +129,13 @@ class RuntimeTable(_Table):
     workers: Count | None = Field(
         None, description="clients trained at once; by default as many as there are cores"
     )
-    device: str = Field("cpu", description="where tensors live, as torch names it")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
+        "cpu", description="where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
+    )
     checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
+    evaluate_every: Count = Field(
+        1, description="rounds between two evaluations of the global model; the last round always has one"
+    )
 
 
 class FlowerTable(_Table):

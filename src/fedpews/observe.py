@@ -72,15 +72,15 @@ def update_cosine(
     norms = torch.zeros_like(inner)  # (i, j): ‖update of i‖² on what j owns too
     for name in names:
         moved = torch.stack([uploads[i].params[name] for i in chosen]).detach()
-        moved = (moved - torch.stack([downloads[i].params[name] for i in chosen])).flatten(1).double()
+        moved = (moved - torch.stack([downloads[i].params[name] for i in chosen])).flatten(1).cpu().double()
         owned = _owned(name, [masks[i] for i in chosen], uploads[chosen[0]].params[name])
         if owned is None:
-            inner += (moved @ moved.T).cpu()
-            norms += moved.square().sum(1, keepdim=True).cpu()
+            inner += moved @ moved.T
+            norms += moved.square().sum(1, keepdim=True)
             continue
         moved = torch.where(owned, moved, 0.0)
-        inner += (moved @ moved.T).cpu()
-        norms += (moved.square() @ owned.double().T).cpu()
+        inner += moved @ moved.T
+        norms += moved.square() @ owned.double().T
     pairs = torch.triu_indices(len(chosen), len(chosen), 1)
     lengths = (norms * norms.T).sqrt()[pairs[0], pairs[1]]
     cosines = (inner[pairs[0], pairs[1]] / lengths)[lengths > 0]
@@ -100,7 +100,7 @@ def _owned(name: str, masks: Sequence[Mapping[str, Tensor] | None], like: Tensor
         return None
     everything = torch.ones((), dtype=torch.bool, device=like.device)
     whole = [(everything if part is None else part != 0).expand_as(like) for part in parts]
-    return torch.stack(whole).flatten(1)
+    return torch.stack(whole).flatten(1).cpu()
 
 
 def describe_federation(

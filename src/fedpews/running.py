@@ -27,7 +27,7 @@ from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize
 from fedpews.results.run_folder import Checkpoint, RunFolder
 from fedpews.server import Server
-from fedpews.trees import Tree
+from fedpews.trees import Tree, place_like
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,7 +148,8 @@ def train(
     """
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
         checkpoint = None if folder is None else _reopen(folder, setup, resume)
-        store = memories or (MemoryStore(None) if folder is None else folder.memory_store())
+        device = setup.net.device
+        store = memories or (MemoryStore(None, device) if folder is None else folder.memory_store(device))
         engine, why = make_engine(setup)
         with closing(engine):
             server = _server(setup, engine, store, checkpoint)
@@ -161,13 +162,13 @@ def train(
 
 
 def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None) -> Server:
-    if checkpoint is None:
-        clients = len(setup.data)
+    clients = len(setup.data)
+    states = {s: setup.method.init(setup.net.at(s), params, clients) for s, params in setup.starts.items()}
+    if checkpoint is not None:
         states = {
-            s: setup.method.init(setup.net.at(s), params, clients) for s, params in setup.starts.items()
+            seed: place_like(state, states[seed], setup.net.device)
+            for seed, state in checkpoint.states.items()
         }
-    else:
-        states = checkpoint.states
     memories.restore({} if checkpoint is None else checkpoint.memories)
     return Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
 

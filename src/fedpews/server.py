@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
-from fedpews.methods.wire import encode_download, encode_upload
+from fedpews.methods.wire import download_size, upload_size
 from fedpews.neurons.network import Network
 from fedpews.observe import observe_neurons, update_cosine
 from fedpews.results.memories import Store
@@ -39,10 +38,30 @@ class Rules:
     lr: float = 0.01
     milestones: tuple[int, ...] = ()
     decay: float = 0.1
+    evaluate_every: int = 1
+    rounds: int | None = None  # the last one is always evaluated
 
     def lr_at(self, round: int) -> float:
         """The local learning rate: multiplied by ``decay`` after every milestone passed."""
         return self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+
+    def is_evaluated(self, round: int) -> bool:
+        """Whether the global model is evaluated after this round.
+
+        >>> [round for round in range(1, 9) if Rules(evaluate_every=3, rounds=8).is_evaluated(round)]
+        [3, 6, 8]
+        """
+        return round % self.evaluate_every == 0 or round == self.rounds
+
+
+@dataclass(frozen=True)
+class Part:
+    """One seed's part of a round."""
+
+    phase: str
+    cohort: Cohort
+    downloads: Sequence[Download]  # in the cohort's order
+    uploads: list[Upload] = field(default_factory=list)  # of those who answered
 
 
 def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:
@@ -61,7 +80,13 @@ def cohort_size(total: int, participation: float) -> int:
 def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Average:
     """The average that a round's uploads ask for."""
     weights = tuple(1.0 if weighting == "uniform" else float(upload.samples) for upload in uploads)
-    return Average(weights, tuple(upload.ownership(net) for upload in uploads))
+    neurons = [upload.neurons for upload in uploads if upload.neurons is not None and upload.mask is None]
+    if len(neurons) < len(uploads):
+        return Average(weights, tuple(upload.ownership(net) for upload in uploads))
+    # all clients' masks at once: with many small clients, calls cost more than numbers
+    masks = net.graph.expand(torch.stack(neurons))
+    rows = zip(*map(Tensor.unbind, masks.values()), strict=True)
+    return Average(weights, tuple(dict(zip(masks, row, strict=True)) for row in rows))
 
 
 class Server:
@@ -81,72 +106,72 @@ class Server:
         self.memories, self.rules, self.states = memories, rules, dict(states)
         # of the last round, where clients own neurons
         self.observed: list[Ownership] = []
+        self.total = len(data)
         known = len(data.y) > 0  # a server among real sites has nobody's samples
-        self._counts = data.counts() if known and len(data) <= SHOWN_CLIENTS else None
+        self._counts = data.counts() if known and self.total <= SHOWN_CLIENTS else None
 
     def run(self, round: int) -> list[dict[str, Any]]:
-        """One round of all seeds; a record for each."""
+        """One round of all seeds; a record for each. Without an evaluation it says nothing about accuracy."""
         began = time.perf_counter()
-        cohorts = {
-            seed: choose_cohort(len(self.data), self.rules.participation, round, seed) for seed in self.states
-        }
-        phases = {seed: self.method.phase(state, round) for seed, state in self.states.items()}
-        downloads = {
-            seed: self.method.downloads(self.net, state, cohorts[seed]) for seed, state in self.states.items()
-        }
+        parts: dict[int, Part] = {}
+        jobs: list[Job] = []
         lr = self.rules.lr_at(round)
-        jobs = [
-            Job(seed, client, self.method.client(phases[seed]), download, self.memories.get(seed, client), lr)
-            for seed, cohort in cohorts.items()
-            for client, download in zip(cohort.clients, downloads[seed], strict=True)
-        ]
-        uploads: dict[int, list[Upload]] = {seed: [] for seed in self.states}
+        for seed, state in self.states.items():
+            cohort = choose_cohort(self.total, self.rules.participation, round, seed)
+            part = Part(
+                self.method.phase(state, round), cohort, self.method.downloads(self.net, state, cohort)
+            )
+            half, parts[seed] = self.method.client(part.phase), part
+            for client, download in zip(cohort.clients, part.downloads, strict=True):
+                jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
         for done in self.engine.train(jobs):
             self.memories.put(done.seed, done.client, done.memory)
-            uploads[done.seed].append(done.upload)
-        cosines = {}
-        for seed, state in self.states.items():
-            average = average_of(self.net, uploads[seed], self.rules.weighting)
-            cosines[seed] = update_cosine(self.net, uploads[seed], downloads[seed], average.masks)
-            self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
-        seen = (
-            observe_neurons(self.net, seed, round, sent, len(self.data)) for seed, sent in uploads.items()
-        )
-        self.observed = [one for one in seen if one is not None]
-        scores = self.engine.evaluate(list(self.models().values()), list(self.states))
-        seconds = (time.perf_counter() - began) / len(self.states)
-        return [
-            {
-                "seed": seed,
-                "round": round,
-                "phase": phases[seed],
-                **self._measure(score, uploads[seed], downloads[seed]),
-                **self._evaluate_personal(seed, cohorts[seed]),
-                "update_cosine": cosines[seed],
-                "seconds": seconds,
-            }
-            for seed, score in zip(self.states, scores, strict=True)
-        ]
+            parts[done.seed].uploads.append(done.upload)
+        is_evaluated = self.rules.is_evaluated(round)
+        cosines: dict[int, float | None] = {}
+        self.observed = []
+        for seed, part in parts.items():
+            average = average_of(self.net, part.uploads, self.rules.weighting)
+            if is_evaluated:
+                cosines[seed] = update_cosine(self.net, part.uploads, part.downloads, average.masks)
+            self.states[seed] = self.method.update(self.net, self.states[seed], part.uploads, average)
+            seen = observe_neurons(self.net, seed, round, part.uploads, self.total)
+            self.observed += [] if seen is None else [seen]
+        scores: Sequence[Score | None] = [None] * len(parts)
+        if is_evaluated:
+            scores = self.engine.evaluate([*self.models().values()], [*parts])
+        records = []
+        for (seed, part), score in zip(parts.items(), scores, strict=True):
+            record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)
+            if score is not None and self.method.personalised:
+                record |= self._evaluate_personal(seed, part.cohort)
+            records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))
+        seconds = (time.perf_counter() - began) / len(records)
+        return [record | {"seconds": seconds} for record in records]
 
     def models(self) -> dict[int, Tree]:
         """Each seed's global model."""
         return {seed: self.method.params(state) for seed, state in self.states.items()}
 
-    def _measure(self, score: Score, uploads: list[Upload], downloads: list[Download]) -> dict[str, Any]:
-        if not math.isfinite(score.loss):
-            raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
-        record: dict[str, Any] = {
-            "accuracy": score.accuracy,
-            "loss": score.mean_loss,
-            "train_loss": sum(upload.loss for upload in uploads) / len(uploads),
-        }
-        if self._counts is not None:
+    def _measure(self, part: Part, score: Score | None) -> dict[str, Any]:
+        """How good the global model is (if it was evaluated), what travelled, and who owned what."""
+        record: dict[str, Any] = {}
+        if score is not None:
+            if not math.isfinite(score.loss):
+                raise RunFailed(
+                    "the global model's loss is no longer finite; lower train.lr or train.server_lr"
+                )
+            record |= {"accuracy": score.accuracy, "loss": score.mean_loss}
+        uploads, downloads = part.uploads, part.downloads
+        record["train_loss"] = sum(upload.loss for upload in uploads) / len(uploads)
+        if score is not None and self._counts is not None:
             record["client_accuracy"] = score.client_accuracy(self._counts)
+        # most methods send one download to everybody
         shared = {id(download): download for download in downloads}
-        sizes = {key: len(encode_download(self.net, download)) for key, download in shared.items()}
-        record["bytes_up"] = sum(len(encode_upload(self.net, upload)) for upload in uploads)
+        sizes = {key: download_size(self.net, download) for key, download in shared.items()}
+        record["bytes_up"] = sum(upload_size(self.net, upload) for upload in uploads)
         record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
-        return record | measure_ownership(uploads, each=len(self.data) <= SHOWN_CLIENTS)
+        return record | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
 
     def _evaluate_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
         """How good each client's own model is, for a method that gives clients their own.
@@ -154,14 +179,11 @@ class Server:
         It is judged on the client's own test samples, or else on the classes it has. Its own
         model is made of the client's memory and what the server would send it next.
         """
-        if not self.method.personalised:
-            return {}
-        clients = range(len(self.data)) if len(self.data) <= SHOWN_CLIENTS else cohort.clients
+        clients = range(self.total) if self.total <= SHOWN_CLIENTS else cohort.clients
         kept = {client: self.memories.get(seed, client) for client in clients}
         known = {client: memory for client, memory in kept.items() if memory is not None}
-        chosen = tuple(known) or self.engine.remembering(
-            seed, clients
-        )  # among real sites, memories are there
+        # among real sites, memories are there
+        chosen = tuple(known) or self.engine.remembering(seed, clients)
         state = self.states[seed]
         after = replace(cohort, round=cohort.round + 1, clients=chosen)
         downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
@@ -181,7 +203,7 @@ class Server:
         if not found:
             return {}
         record: dict[str, Any] = {"personal_accuracy": sum(found.values()) / len(found)}
-        if len(self.data) <= SHOWN_CLIENTS:
+        if self.total <= SHOWN_CLIENTS:
             record["client_personal_accuracy"] = [found.get(client) for client in clients]
         return record
 
@@ -192,26 +214,27 @@ def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str
     In hidden neurons, or in single weights for a method that owns those. Overlap is the mean over pairs of
     |both| / |either|. With ``each``, also how much every client of the cohort owns.
     """
-    owned = [_owned(upload) for upload in uploads]
-    if any(part is None for part in owned):
-        return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
-    masks = torch.stack([part for part in owned if part is not None]).double()  # (clients, neurons)
-    shares = masks.mean(1)
-    both = masks @ masks.T
-    either = masks.sum(1)[:, None] + masks.sum(1)[None] - both
-    pairs = [
-        float(both[a, b] / either[a, b]) if either[a, b] else 0.0
-        for a, b in itertools.combinations(range(len(masks)), 2)
-    ]
+    owned = []
+    for upload in uploads:
+        if upload.mask is not None:
+            owned.append(torch.cat([mask.flatten() for mask in upload.mask.values()]))
+        elif upload.neurons is not None:
+            owned.append(upload.neurons)
+        else:
+            return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
+    masks = torch.stack(owned).cpu()  # (clients, neurons)
+    # whole numbers, exact in single precision as long as nobody owns 2²⁴ elements
+    numbers = masks.to(torch.float32 if masks.shape[1] < 2**24 else torch.float64)
+    both = (numbers @ numbers.T).double()
+    sizes = both.diagonal()
+    either = sizes[:, None] + sizes[None] - both
+    first, second = torch.triu_indices(len(owned), len(owned), 1)
+    # two that own nothing have nothing in common
+    alike = (both / either.clamp_min(1))[first, second].tolist()
+    shares = sizes / masks.shape[1]
     record = {"client_density": shares.tolist()} if each else {}
     return record | {
         "density": float(shares.mean()),
-        "coverage": float((masks.sum(0) > 0).double().mean()),
-        "overlap": sum(pairs) / len(pairs) if pairs else 1.0,
+        "coverage": float(masks.any(0).double().mean()),
+        "overlap": sum(alike) / len(alike) if alike else 1.0,
     }
-
-
-def _owned(upload: Upload) -> Tensor | None:
-    if upload.mask is not None:
-        return torch.cat([mask.flatten() for mask in upload.mask.values()])
-    return upload.neurons

@@ -6,6 +6,7 @@ torch's public surface.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +19,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # Sees every kernel of a pass, whatever Python code calls it; nothing public does.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What autograd, vmap and export do with nested dicts of tensors, so that ours are laid out as theirs. The public
+# A module's outputs and an autograd by-product may be any nest of lists, tuples and dicts. The public
 # torch.utils.pytree lacks tree_map_only.
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 # Labels of tensors that live as long as these; a plain dict would compare their elements.
 from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
     "TorchDispatchMode",
-    "TreeSpec",
     "WeakTensorKeyDictionary",
     "compile_step",
     "compiler_command",
@@ -36,10 +36,8 @@ __all__ = [
     "merge_common",
     "plain_kernels",
     "tensor_handles",
-    "tree_flatten",
     "tree_leaves",
     "tree_map_only",
-    "tree_unflatten",
 ]
 
 
@@ -112,4 +110,5 @@ def tensor_handles(tensors: list[torch.Tensor]) -> list[Any]:
 
 def library_path() -> Path:
     """The library that has the functions which compiled steps call."""
-    return Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    return Path(torch.__file__).parent / "lib" / name

@@ -13,6 +13,7 @@ from rich.table import Table
 from fedpews.cli.console import out
 from fedpews.cli.options import parse_seeds
 from fedpews.errors import ConfigError
+from fedpews.results.layout import legal_name
 
 SHORT_NAME = 12
 """Characters of a method's name that stay on one line, however narrow the window."""
@@ -83,5 +84,5 @@ def show_table(folders: list[Path], plot: Path | None = None) -> None:
 
 def _folder(given: Path | None, config: str, label: str, count: int) -> Path:
     if given is None:
-        return Path("runs") / f"{config}-{label}"
-    return given if count == 1 else given / label
+        return Path("runs") / legal_name(f"{config}-{label}")
+    return given if count == 1 else given / legal_name(label)

@@ -6,28 +6,13 @@ import torch
 from torch import Tensor
 
 from fedpews.engines.engine import Schedule
-from fedpews.seeds import fold
-
-
-def client_seed(seed: int, round: int, client: int, purpose: str) -> int:
-    """The seed of one draw of one client in one round, whoever runs it."""
-    return fold(seed, round, client, purpose)
-
-
-def draw_batches(samples: int, schedule: Schedule, seed: int) -> list[Tensor]:
-    """Positions in a client's own data, one tensor per step; every epoch visits every sample exactly once.
-
-    The last batch of an epoch may be smaller. With ``steps`` the epochs go on until there are enough.
-
-    >>> [len(batch) for batch in draw_batches(5, Schedule(batch_size=2), seed=0)]
-    [2, 2, 1]
-    """
-    order, sizes = draw_order(samples, schedule, seed)
-    return list(order.split(sizes))
 
 
 def draw_order(samples: int, schedule: Schedule, seed: int, least: int = 1) -> tuple[Tensor, list[int]]:
-    """The same as one tensor, batch after batch, and the sizes of the batches.
+    """Positions in a client's own data, batch after batch, and the sizes of the batches.
+
+    Every epoch visits every sample exactly once; its last batch may be smaller. With ``steps`` the epochs go on until
+    there are enough.
 
     A last batch of fewer than ``least`` samples joins the one before it.
 

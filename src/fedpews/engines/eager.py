@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from fedpews.data.federation import Federation
 from fedpews.engines.allocator import keep_freed_memory
-from fedpews.engines.batches import client_seed
 from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Done, Engine, Job, Schedule
 from fedpews.engines.evaluate import Score, score_models
 from fedpews.neurons.network import Batch, Network
-from fedpews.torch_private import tree_map_only
-from fedpews.trees import Tree
+from fedpews.seeds import fold
+from fedpews.trees import Tree, map_leaves
 
 
 class EagerEngine(Engine):
@@ -40,7 +39,10 @@ class EagerEngine(Engine):
         )
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
-        return list(self._pool.map(self._run, jobs))
+        # the longest first, so that no core is left alone with a large client at the end
+        order = sorted(range(len(jobs)), key=lambda i: -len(self.data.clients[jobs[i].client]))
+        done = dict(zip(order, self._pool.map(self._run, [jobs[i] for i in order]), strict=True))
+        return [done[i] for i in range(len(jobs))]
 
     def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
         return score_models(self.net, models, seeds, self.data, self._pool)
@@ -52,20 +54,22 @@ class EagerEngine(Engine):
         net = self.net.at(job.seed)
         started = start(net, self.data, self.schedule, job)
         if self.net.is_stochastic:
-            torch.manual_seed(client_seed(job.seed, job.download.round, job.client, "torch"))
-        local, losses = tree_map_only(Tensor, self._lay_out, started.local), []
+            torch.manual_seed(fold(job.seed, job.download.round, job.client, "torch"))
+        local, losses = started.local, []
+        if self._channels_last:
+            local = map_leaves(self._lay_out, local)
         for rows, noise in zip(started.order.split(started.sizes), started.noise[:-1], strict=True):
-            batch = Batch(self._lay_out(self.data.x[rows]), self.data.y[rows])
+            x = self.data.x[rows]
+            batch = Batch(self._lay_out(x) if self._channels_last else x, self.data.y[rows])
             local, loss = job.half.step(net, local, batch, noise, job.lr)
             losses.append(loss)
-        local = tree_map_only(Tensor, Tensor.contiguous, local)
+        if self._channels_last:
+            local = map_leaves(Tensor.contiguous, local)
         return finish(net, self.data, started, local, torch.stack(losses))
 
     def _lay_out(self, tensor: Tensor) -> Tensor:
         """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""
-        if self._channels_last and tensor.dim() == 4:
-            return tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def prefers_channels_last(module: nn.Module) -> bool:

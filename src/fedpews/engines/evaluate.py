@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import reduce
+from itertools import repeat
 from operator import add
 
 import torch
@@ -76,8 +77,8 @@ def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Sco
     if x.dim() == 4 and net.survives_channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        outputs = net.predict(params, x)
-        loss = float(net.sample_loss(outputs, y).double().sum())
+        outputs, losses = net.evaluate(params, x, y)
+        loss = float(losses.cpu().double().sum())  # not every device has double precision
     hit = outputs.argmax(1) == y
     own: list[Tensor] = []
     if data.test_owner is not None:
@@ -95,10 +96,8 @@ def score_models(
 ) -> list[Score]:
     """Each model on the whole test set, chunk by chunk over the pool's threads; ``seeds`` says of which run."""
     starts = range(0, len(data.test_y), chunk_size(net))
-    parts = list(
-        pool.map(
-            lambda part: score_chunk(net.at(part[0]), part[1], data, part[2]),
-            [(seed, model, start) for seed, model in zip(seeds, models, strict=True) for start in starts],
-        )
-    )
+    nets = map(net.at, seeds)
+    work = [(*run, start) for run in zip(nets, models, strict=True) for start in starts]
+    each, params, firsts = zip(*work, strict=True)
+    parts = list(pool.map(score_chunk, each, params, repeat(data), firsts))
     return [reduce(add, parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]

@@ -13,7 +13,7 @@ from fedpews import trees
 from fedpews.engines.engine import Job
 from fedpews.experiment import FlowerTable
 from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
+from fedpews.methods.wire import BadMessage, decode_upload, upload_size
 from fedpews.neurons.network import Batch, Network
 
 SLACK = 4096
@@ -114,7 +114,7 @@ class UploadCheck:
                 largest = replace(largest, mask=everything)
             dense = {name: _no_zeros(value) for name, value in largest.params.items()}
             extra = {k: {n: _no_zeros(v) for n, v in tree.items()} for k, tree in largest.extra.items()}
-            size = len(encode_upload(self.net, replace(largest, params=dense, extra=extra))) + SLACK
+            size = upload_size(self.net, replace(largest, params=dense, extra=extra)) + SLACK
             self._samples[key] = sample, size
         return self._samples[key]
 

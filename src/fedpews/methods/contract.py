@@ -170,4 +170,8 @@ class Method(Options, ABC):
 
     @abstractmethod
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        """The state after a round. ``average`` knows who owns what; uploads are sorted by client."""
+        """The state after a round. ``average`` knows who owns what; uploads are sorted by client.
+
+        The state is handed over. A table with a row for every client of the federation may be changed in place and
+        handed on, since to copy it would cost as much as there are clients; everything else is made anew.
+        """

@@ -82,7 +82,7 @@ class Local(Method):
             )
             for upload in uploads
         ]
-        nobodys = {name: torch.tensor(False) for name in kept}
+        nobodys = {name: torch.tensor(False, device=net.device) for name in kept}
         masks = tuple({**(mask or {}), **nobodys} for mask in average.masks)
         return self.inner.update(net, state, filled, replace(average, masks=masks))
 
@@ -159,7 +159,7 @@ def _filled(net: Network, tree: Mapping[str, Tensor], names: Sequence[str] | Map
     """A tree of parameters with zeros for the names it lacks; any other tree as it is."""
     if not set(tree) <= set(net.names):
         return dict(tree)
-    like = next(iter(tree.values()), torch.zeros(()))
+    like = next(iter(tree.values()), torch.zeros((), device=net.device))
     return dict(tree) | {n: like.new_zeros(net.shapes[n]) for n in names if n not in tree}
 
 

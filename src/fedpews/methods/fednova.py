@@ -48,7 +48,7 @@ class FedNova(FedProx):
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = super().finish(net, download, local, work)
-        done = torch.tensor(self.work(work.steps, work.lr))
+        done = torch.tensor(self.work(work.steps, work.lr), device=net.device)
         return memory, upload.adding({"work": {"done": done}})
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:

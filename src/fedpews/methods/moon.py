@@ -44,7 +44,7 @@ class Moon(LocalSGD):
         return super().start(net, download, memory) | {
             "global": params,
             "previous": params if memory is None else memory["previous"],
-            "strength": {"mu": torch.tensor(0.0 if memory is None else self.mu)},
+            "strength": {"mu": torch.tensor(0.0 if memory is None else self.mu, device=net.device)},
         }
 
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:

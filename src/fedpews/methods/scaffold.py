@@ -86,9 +86,9 @@ class Scaffold(LocalSGD):
         new: Tree = {}
         known: Tree = {}
         for name, old in local["control"].items():
-            steps = taken.get(name, torch.tensor(float(work.steps)))
+            steps = taken.get(name, torch.tensor(float(work.steps), device=net.device))
             drift = (download.params[name] - local["params"][name]) / (steps.clamp_min(1) * work.lr)
-            moves = (steps > 0) & owned.get(name, torch.tensor(True))
+            moves = (steps > 0) & owned.get(name, torch.tensor(True, device=net.device))
             new[name] = torch.where(moves, drift - local["correction"][name], old)
             known[name] = local["known"][name] | moves
         upload = upload.adding({"control": trees.subtract(new, local["control"])})

@@ -63,11 +63,16 @@ CUT_FROM = 4e8
 
 
 def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool:
-    """Whether to train the physically smaller network, which is the same step with smaller kernels."""
-    # traced: no shape may depend on the gates
-    if is_transformed():
+    """Whether to train the physically smaller network, which is the same step with smaller kernels.
+
+    On the CPU only: its shapes depend on the gates, so that a GPU would have to be waited for in every step.
+    """
+    if gates.device.type != "cpu":
         return False
     if 3 * len(batch.y) * net.flops < CUT_FROM or not net.can_be_cut:
+        return False
+    # traced: no shape may depend on the gates
+    if is_transformed():
         return False
     fits = all(isinstance(value, dict) for value in local.values()) and all(
         value[name].shape == net.shapes.get(name)
@@ -134,7 +139,7 @@ class AssignedClient(ClientHalf):
         return {"inner": memory}, upload
 
 
-def window(graph: NeuronGraph, width: float, offset: int = 0) -> Tensor:
+def window(graph: NeuronGraph, width: float, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """The units (offset + 0 … ⌈width·K⌉ − 1) mod K of every layer of K neurons: (neurons,) bool.
 
     >>> from fedpews.neurons.graph import Layer
@@ -145,4 +150,4 @@ def window(graph: NeuronGraph, width: float, offset: int = 0) -> Tensor:
     for layer in graph.layers:
         count = max(1, math.ceil(width * layer.size - 1e-9))  # 0.2·15 is 3, not 3.0000000000000004
         neurons[layer.start + (offset + torch.arange(count)) % layer.size] = True
-    return neurons
+    return neurons.to(device)

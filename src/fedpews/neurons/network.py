@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -198,6 +198,11 @@ class Network:
             return False
         return True
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the data live: whatever is made on the way goes there too."""
+        return self.example.device
+
     def initial(self) -> Tree:
         """A copy of the values the module came with."""
         values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
@@ -257,6 +262,11 @@ class Network:
         """Outputs in evaluation mode."""
         return self._call(params, x, training=False)[0]
 
+    def evaluate(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs in evaluation mode, and each sample's loss."""
+        outputs, _ = self._call(params, x, training=False)
+        return outputs, self.sample_loss(outputs, y)
+
     def features(
         self, params: Mapping[str, Tensor], x: Tensor, *, training: bool = True
     ) -> tuple[Tensor, Tensor, Tree]:
@@ -293,7 +303,7 @@ class Network:
             return False
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
-        neurons = torch.zeros(self.graph.size, dtype=torch.bool)
+        neurons = torch.zeros(self.graph.size, dtype=torch.bool, device=self.device)
         for layer in self.graph.layers:  # every other one, and never none
             neurons[layer.start : layer.start + layer.size : 2] = True
         params = self.initial()
@@ -358,20 +368,17 @@ class Network:
     def _gating(self, module: nn.Module) -> Iterator[None]:
         """While this lasts, the layers that can be are gated at their inputs."""
 
-        def gate(weight: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-            gates = self._gates
+        def gate(
+            layer: nn.Module, given: tuple[Tensor, ...], *, weight: str, gates: Tensor | None = self._gates
+        ) -> tuple[Tensor, ...]:
             assert gates is not None
-            return lambda _, given: (self.graph.gate_inputs(weight, given[0], gates), *given[1:])
+            return (self.graph.gate_inputs(weight, given[0], gates), *given[1:])
 
-        hooks = [
-            module.get_submodule(name).register_forward_pre_hook(gate(weight))
-            for name, weight in self._fed.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, weight in self._fed.items():
+                hook = module.get_submodule(name).register_forward_pre_hook(partial(gate, weight=weight))
+                hooks.callback(hook.remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _call(self, params: Mapping[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)

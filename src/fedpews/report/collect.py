@@ -17,7 +17,7 @@ from fedpews.report.compare import COLUMNS, Comparison, compare, remarks, table
 from fedpews.report.runs import Run
 from fedpews.results import layout
 from fedpews.results.neurons import EACH_CLIENT_UP_TO, Ownership
-from fedpews.results.records import Record
+from fedpews.results.records import Record, evaluated
 from fedpews.results.statistics import Difference
 
 NUMBERS = 160_000
@@ -181,7 +181,7 @@ def _floats(values: Sequence[float], places: Sequence[int]) -> str:
 def client_names(run: Run) -> list[str]:
     """Every client by its own name, or by its number."""
     about = run.federation
-    last = run.records[-1].get("client_accuracy") or []
+    last = next((record["client_accuracy"] for record in run.records if "client_accuracy" in record), [])
     count = int(about.get("clients", len(last)))
     names = [str(name) for name in about.get("client_names", [])]
     return names if len(names) == count else [f"client {number}" for number in range(count)]
@@ -190,15 +190,16 @@ def client_names(run: Run) -> list[str]:
 def _clients(run: Run) -> dict[str, Any]:
     """Each client's accuracy on its own classes, mean over seeds, in 65,535ths."""
     names = client_names(run)
-    if "client_accuracy" not in run.records[-1]:
+    rows = [evaluated(records) for records in run.by_seed.values()]
+    if not any("client_accuracy" in record for records in rows for record in records[-1:]):
         missing = (
             f"With {len(names):,} clients, single clients' accuracies are not kept."
             if run.federation.get("counts") and len(names) > CLIENT_ROUNDS
             else "The server does not have the clients' data here, so it cannot say how well it serves each of them."
         )
         return {"names": [], "missing": missing}
-    places = _thin(run.rounds, max(1, ceil(run.rounds / CLIENT_ROUNDS)))
-    rows = list(run.by_seed.values())
+    count = min(map(len, rows))
+    places = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
     values = np.array(
         [[row[place]["client_accuracy"] for place in places] for row in rows], dtype=float
     ).mean(0)  # (rounds, clients)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpews.report.runs import Run, find_runs
-from fedpews.results.records import rounds_to_target
+from fedpews.results.records import evaluated, rounds_to_target
 from fedpews.results.statistics import (
     ENOUGH_SEEDS,
     Difference,
@@ -132,7 +132,8 @@ def _compare(other: Run, base: Run) -> Comparison:
     last = min(other.rounds, base.rounds)
     finals, reached = [], []
     for run in (other, base):
-        finals.append({seed: 100 * rows[last - 1]["accuracy"] for seed, rows in run.by_seed.items()})
+        seen = {seed: evaluated(rows[:last]) for seed, rows in run.by_seed.items()}
+        finals.append({seed: 100 * rows[-1]["accuracy"] for seed, rows in seen.items() if rows})
         reached.append(
             {seed: rounds_to_target(rows[:last], run.target) for seed, rows in run.by_seed.items()}
         )

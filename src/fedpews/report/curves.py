@@ -66,10 +66,12 @@ def _plot_over(axes: Any, runs: Mapping[str, Sequence[Record]], cost: Callable[[
     tints = colors(list(runs))
     for label, records in runs.items():
         seeds = [Rounds(records).of_seed(seed) for seed in Rounds(records).seeds]
-        costs = zip(*(accumulate(map(cost, run)) for run in seeds), strict=False)
-        _, accuracy, _ = curve(records)
+        so_far = zip(*(accumulate(map(cost, run)) for run in seeds), strict=False)
+        costs = [fmean(column) for column in so_far]
+        # rounds count from 1; those that were not evaluated cost something and show nothing
+        rounds, accuracy, _ = curve(records)
         axes.plot(
-            [fmean(column) for column in costs],
+            [costs[round - 1] for round in rounds],
             accuracy,
             color=tints[label].light,
             label=plain(label),
@@ -80,14 +82,18 @@ def _plot_over(axes: Any, runs: Mapping[str, Sequence[Record]], cost: Callable[[
 def curve(
     records: Sequence[Record], key: str = "accuracy", client: int | None = None
 ) -> tuple[list[int], list[float], list[float]]:
-    """Rounds, mean over seeds and standard deviation; accuracies in percent; only rounds that every seed has."""
+    """Rounds, mean over seeds and standard deviation; accuracies in percent.
+
+    Only rounds that every seed has, and in which the key was measured.
+    """
     factor = 100 if key in PERCENT else 1
 
     def value(record: Record) -> float:
         found = record[key] if client is None else record[key][client]
         return factor * float(found)
 
-    runs = [Rounds(records).of_seed(seed) for seed in Rounds(records).seeds]
+    measured = Rounds([record for record in records if key in record])
+    runs = [measured.of_seed(seed) for seed in measured.seeds]
     columns = list(zip(*[[value(record) for record in run] for run in runs], strict=False))
     rounds = [record["round"] for record in runs[0]][: len(columns)] if runs else []
     return rounds, [fmean(column) for column in columns], [pstdev(column) for column in columns]

@@ -16,6 +16,7 @@ from fedpews.report.curves import plain, plot_curves, plot_over_bytes
 from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.runs import Run
 from fedpews.report.style import PAGE, new_figure, save, styled
+from fedpews.results.records import evaluated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,7 +131,7 @@ def plot_masks(axes: Any, masks: Masks) -> None:
 
 
 def _clients(runs: Sequence[Run]) -> Figure:
-    known = [run for run in runs if "client_accuracy" in run.records[-1]]
+    known = [run for run in runs if any("client_accuracy" in record for record in run.records)]
     if not known:
         raise ConfigError("no run here has kept single clients' accuracies: too many clients, or real sites")
     names = max((client_names(run) for run in known), key=len)
@@ -138,7 +139,7 @@ def _clients(runs: Sequence[Run]) -> Figure:
     axes = figure.subplots()
     tints = colors([run.label for run in runs])
     for run in known:
-        ends = [rows[-1]["client_accuracy"] for rows in run.by_seed.values()]
+        ends = [evaluated(rows)[-1]["client_accuracy"] for rows in run.by_seed.values()]
         values = [100 * fmean(end[client] for end in ends) for client in range(len(ends[0]))]
         axes.plot(values, range(len(values)), "o", color=tints[run.label].light, label=plain(run.label))
     axes.set_yticks(range(len(names)), [plain(name) for name in names])
@@ -157,7 +158,7 @@ def _heatmap(runs: Sequence[Run]) -> Figure:
     wide, tall = _ordered(columns), _ordered(rows)
     values = [[math.nan] * len(wide) for _ in tall]
     for run, row, column in zip(runs, rows, columns, strict=True):
-        ends = [records[-1]["accuracy"] for records in run.by_seed.values()]
+        ends = [evaluated(records)[-1]["accuracy"] for records in run.by_seed.values()]
         values[tall.index(row)][wide.index(column)] = 100 * fmean(ends)
     figure = new_figure(min(PAGE, 2.2 + 0.8 * len(wide)), 1.2 + 0.4 * len(tall))
     axes = figure.subplots()

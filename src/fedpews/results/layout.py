@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 CONFIG = "config.toml"
@@ -33,6 +34,17 @@ SITES_WORK = "flower"
 
 ACTIVATIONS = "activations.jsonl"
 """Of a study of activations: what each neuron did for each client's data, a line per seed and round."""
+
+
+def legal_name(text: str) -> str:
+    """A folder's name that every system takes: Windows refuses more than others, and tells no capitals from small.
+
+    >>> legal_name("my/methods.py:Own+pews"), legal_name("nul"), legal_name("fedavg+pews")
+    ('my-methods.py-Own+pews', '_nul', 'fedavg+pews')
+    """
+    name = re.sub(r'[<>:"/\\|?*\x00-\x1f]', "-", text).rstrip(". ")
+    is_reserved = re.fullmatch(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name) is not None
+    return f"_{name}" if is_reserved or not name else name
 
 
 def model_file(seed: int) -> str:

@@ -6,13 +6,14 @@ Nothing here is ever half written: files appear whole (written aside, then renam
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from fedpews.errors import CheckpointError, ConfigError
 from fedpews.results import layout
@@ -22,6 +23,7 @@ from fedpews.results.neurons import Ownership
 from fedpews.results.records import Record, read_rounds
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fedpews.trees import Nest, Tree
@@ -54,7 +56,7 @@ class RunFolder:
         for file in (self._rounds, self._neurons):
             if file is not None:
                 file.close()
-        self._lock.close()
+        self._lock.release()
 
     @property
     def has_run(self) -> bool:
@@ -161,8 +163,8 @@ class RunFolder:
                 f"{path} is damaged ({error}). Start again in another folder (--out)."
             ) from error
 
-    def memory_store(self) -> MemoryStore:
-        return MemoryStore(self.path / layout.CHECKPOINT / layout.MEMORIES)
+    def memory_store(self, device: torch.device | str = "cpu") -> MemoryStore:
+        return MemoryStore(self.path / layout.CHECKPOINT / layout.MEMORIES, device)
 
 
 def _write(file: IO[bytes], text: str) -> None:
@@ -170,14 +172,14 @@ def _write(file: IO[bytes], text: str) -> None:
     file.flush()
 
 
-def _lock(path: Path) -> IO[str]:
+def _lock(path: Path) -> BaseFileLock:
     """Hold the folder for this process. The system lets go of it even after kill -9."""
-    file = (path / layout.LOCK).open("w")
+    # whoever closes the folder may be another thread than the one that opened it
+    lock = FileLock(path / layout.LOCK, thread_local=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
+        lock.acquire(timeout=0)
+    except Timeout as error:
         raise ConfigError(
             f"{path} is in use by another run; wait for it or give another folder (--out)"
         ) from error
-    return file
+    return lock

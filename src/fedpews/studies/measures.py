@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from fedpews.results.records import Record, rounds_to_target
+from fedpews.results.records import Record, evaluated, rounds_to_target
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,17 @@ class Measure:
 
 
 def _final(records: Sequence[Record], target: float) -> float:
-    return 100 * float(records[-1]["accuracy"])
+    return 100 * float(evaluated(records)[-1]["accuracy"])
 
 
 def _best(records: Sequence[Record], target: float) -> float:
-    return 100 * max(float(record["accuracy"]) for record in records)
+    return 100 * max(float(record["accuracy"]) for record in evaluated(records))
 
 
 def _late(records: Sequence[Record], target: float) -> float:
     """Over the last tenth of the rounds: one round's accuracy goes up and down by more than methods differ."""
-    return 100 * fmean(float(record["accuracy"]) for record in records[-max(1, len(records) // 10) :])
+    seen = evaluated(records)
+    return 100 * fmean(float(record["accuracy"]) for record in seen[-max(1, len(seen) // 10) :])
 
 
 def _first_share(records: Sequence[Record], target: float) -> float:

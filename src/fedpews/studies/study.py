@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedpews.configs import STUDIES, flatten, override, read_config, shipped
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, RuntimeTable, WarmupTable
+from fedpews.results.layout import legal_name
 
 
 class _Table(BaseModel):
@@ -165,8 +166,7 @@ class Cell:
         """
         digest = hashlib.sha256(json.dumps(self.changes(), sort_keys=True).encode()).hexdigest()[:10]
         kind = f"-{self.probe}" if self.probe else ""
-        data = self.experiment.data.name.replace("/", "-").replace(":", "-")
-        return f"{data}-{self.experiment.method_label}{kind}-{digest}"
+        return legal_name(f"{self.experiment.data.name}-{self.experiment.method_label}{kind}-{digest}")
 
     def is_run_by(self, experiment: Experiment) -> bool:
         """Whether a run of that experiment is a run of this cell, whatever its seeds, its draw and what trained it."""

@@ -82,7 +82,7 @@ class Warmup(Method):
                 # one tensor for all clients: many thousands of them stay a few megabytes, quick to sum and to save
                 "theta": torch.full(shape, self.first_theta, device=device),  # what each last shared of θ_i
                 "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # what each last owned
-                "took_part": torch.zeros(total, dtype=torch.bool),
+                "took_part": torch.zeros(total, dtype=torch.bool, device=device),
             },
         }
 
@@ -108,14 +108,21 @@ class Warmup(Method):
             return inner
         if isinstance(self.masks, Fixed):
             assigned = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
-            return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
+            return [
+                replace(d, phase=WARMUP, neurons=n.to(net.device))
+                for d, n in zip(inner, assigned, strict=True)
+            ]
         theta = {"neurons": self.mean_theta(state)}
-        told = [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
+        sent: dict[int, Download] = {}
+        for d in inner:  # what was one download for all stays one
+            if id(d) not in sent:
+                sent[id(d)] = replace(d, phase=WARMUP, extra={**d.extra, "theta": theta})
+        told = [sent[id(d)] for d in inner]
         if not self.masks.start_spread:
             return told
         # a client's own start is drawn here, so that a site needs no seed
         starts = draw_starts(self.masks, net.graph.size, cohort.total, cohort.run_seed).to(theta["neurons"])
-        new = ~state["warmup"]["took_part"]
+        new = (~state["warmup"]["took_part"]).tolist()
         return [
             replace(d, extra={**d.extra, "start": {"neurons": starts[client]}}) if new[client] else d
             for client, d in zip(cohort.clients, told, strict=True)
@@ -132,15 +139,13 @@ class Warmup(Method):
         if self.phase(state, round) != WARMUP:
             return state | {"inner": inner}
         warmup = dict(state["warmup"])
-        clients = torch.tensor([upload.client for upload in uploads])
+        clients = torch.tensor([upload.client for upload in uploads], device=net.device)
         warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
-        clients = clients.to(warmup["neurons"].device)
-        warmup["neurons"] = warmup["neurons"].index_copy(
-            0, clients, torch.stack([_owned(up) for up in uploads])
-        )
+        # in place: a copy of these tables would cost as much as there are clients in the federation
+        warmup["neurons"].index_copy_(0, clients, torch.stack([_owned(up) for up in uploads]))
         if isinstance(self.masks, Learned):
             shared = torch.stack([_shared(upload) for upload in uploads])  # (clients, neurons)
-            warmup["theta"] = warmup["theta"].index_copy(0, clients, shared)
+            warmup["theta"].index_copy_(0, clients, shared)
         loss = torch.tensor(sum(upload.loss for upload in uploads) / len(uploads))
         warmup["first_loss"] = torch.where(warmup["first_loss"].isnan(), loss, warmup["first_loss"])
         if isinstance(self.masks, Auto):
