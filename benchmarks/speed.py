@@ -43,6 +43,10 @@ from fedpews.warmup import with_warmup
 HERE = Path(__file__).parent
 PEERS = HERE / ".peers" / "bin" / "python"
 PEER_NAMES = {"flower": "Flower simulation", "pfl": "pfl-research"}
+CLOCK_NAMES = {
+    "wall": "seconds on the wall",
+    "cpu": "processor seconds (the machine was busy with other things)",
+}
 
 
 def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
@@ -147,12 +151,7 @@ def page(machine: dict, results: list[dict]) -> str:
         "Written by `make bench`. Ratios within a turn: the median over turns and, in brackets, the quartiles. "
         f"A machine of {machine['cores']} cores ({machine['cpu']}, {machine['vectors']}: vectors of "
         f"{machine['vector_bits']} bits), torch {machine['torch']}, Python {machine['python']}; load before the "
-        f"first turn {machine['load_before']:.1f}"
-        + (
-            ", so processor seconds were taken instead of those on the wall."
-            if machine["clock"] == "cpu"
-            else "."
-        ),
+        f"first turn {machine['load_before']:.1f}.",
         "",
         f"![Speed against the plain loop]({machine_kind(machine)}.png)",
     ]
@@ -162,7 +161,7 @@ def page(machine: dict, results: list[dict]) -> str:
             "",
             f"## {result['workload']}: {result['what']}",
             "",
-            f"{result['steps']:,} client steps a round, {turns} turns.",
+            f"{result['steps']:,} client steps a round, {turns} turns, {CLOCK_NAMES[result.get('clock', 'wall')]}.",
             "",
             "| cores | contender | µs a client step | times the plain loop's speed |",
             "|---|---|---|---|",
@@ -265,13 +264,13 @@ def main() -> None:
     if given.contender:
         torch.set_num_threads(cores[0])
         Turns().serve(a_round(given.contender, WORKLOADS[given.workloads[0]], cores[0]))
-    machine = about_this_machine() | {"clock": given.clock}
+    machine = about_this_machine()
     out = given.out or HERE / "results" / f"{machine_kind(machine)}.json"
     out.parent.mkdir(exist_ok=True)
     known = json.loads(out.read_text())["results"] if out.exists() else []
     found = {result["workload"]: result for result in known}
     for name in given.workloads:
-        found[name] = measure(WORKLOADS[name], cores, given.turns)
+        found[name] = measure(WORKLOADS[name], cores, given.turns) | {"clock": given.clock}
         results = [found[name] for name in WORKLOADS if name in found]
         out.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
         out.with_suffix(".md").write_text(page(machine, results))

@@ -79,20 +79,23 @@ def test_masks_drawn_once_a_round_keep_the_numbers_of_the_first_step() -> None:
 
 
 def test_a_start_has_the_mean_and_the_spread_that_were_asked_for() -> None:
-    starts = draw_starts(Learned(start=-1.0, start_spread=2.0), neurons=4000, total=3, seed=0)
+    starts = draw_starts(Learned(start=-1.0, start_spread=2.0), neurons=4000, clients=range(3), seed=0)
     assert starts.shape == (3, 4000)
     # the mean of 12,000 numbers of deviation 2 is off by 2/√12000 = .018 in the mean
     assert float(starts.mean()) == pytest.approx(-1, abs=0.08)
     assert float(starts.std()) == pytest.approx(2, abs=0.08)
-    assert draw_starts(Learned(start=-1.0, start_spread=0.0), 5, 2, 0).unique().tolist() == [-1.0]
+    assert draw_starts(Learned(start=-1.0, start_spread=0.0), 5, range(2), 0).unique().tolist() == [-1.0]
 
 
 def test_a_clients_start_depends_on_its_number_and_the_seed_alone() -> None:
     masks = Learned(start_spread=1.0)
-    few, many, other = (draw_starts(masks, 9, total, seed) for total, seed in ((3, 0), (50, 0), (3, 1)))
+    few, many, other = (
+        draw_starts(masks, 9, range(total), seed) for total, seed in ((3, 0), (50, 0), (3, 1))
+    )
     assert torch.equal(few, many[:3])
+    assert torch.equal(draw_starts(masks, 9, [49, 2], 0), many[[49, 2]])
     assert len({tuple(row.tolist()) for row in torch.cat([few, other])}) == 6
-    common = draw_starts(Learned(start_common=True), 9, 3, 0)
+    common = draw_starts(Learned(start_common=True), 9, range(3), 0)
     assert torch.equal(common[0], common[1])
 
 
@@ -100,7 +103,7 @@ def test_the_server_sends_a_start_until_a_client_took_part_and_counts_its_mean_u
     method = with_warmup(FedAvg(), 4, Learned(start=-1.0, start_spread=1.0))
     assert isinstance(method, Warmup)
     net = chain(U, V)
-    starts = draw_starts(method.masks, 2, 3, 7)  # type: ignore[arg-type]
+    starts = draw_starts(method.masks, 2, range(3), 7)  # type: ignore[arg-type]
     state = method.init(net, net.initial(), 3)
     downloads = method.downloads(net, state, Cohort(1, (0, 1, 2), 3, seed=5, run_seed=7))
     for client, download in enumerate(downloads):

@@ -40,9 +40,10 @@ class EagerEngine(Engine):
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         # the longest first, so that no core is left alone with a large client at the end
-        order = sorted(range(len(jobs)), key=lambda i: -len(self.data.clients[jobs[i].client]))
-        done = dict(zip(order, self._pool.map(self._run, [jobs[i] for i in order]), strict=True))
-        return [done[i] for i in range(len(jobs))]
+        sizes = [len(self.data.clients[job.client]) for job in jobs]
+        order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
+        done = dict(zip(order, self._pool.map(self._run, map(jobs.__getitem__, order)), strict=True))
+        return list(map(done.__getitem__, range(len(jobs))))
 
     def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
         return score_models(self.net, models, seeds, self.data, self._pool)

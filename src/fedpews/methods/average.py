@@ -98,7 +98,7 @@ class Average:
             shares = weights.view(-1, *[1] * like.dim())
             everything = torch.ones((), dtype=torch.bool, device=like.device)
             masks = [everything if mask is None else mask.get(name, everything) for mask in self.masks]
-            masked = any(mask is not everything for mask in masks)
+            masked = set(map(id, masks)) != {id(everything)}
             if masked:
                 # masks of different shapes are brought to one that fits all, and the tensor
                 stacked = torch.stack(torch.broadcast_tensors(*masks)).to(like.dtype)

@@ -97,6 +97,8 @@ class Network:
         self._given_graph = graph
         self._gates: Tensor | None = None
         self.example = example
+        # where the model and the data live: whatever is made on the way goes there too
+        self.device = example.device
         self._first: Network | None = None
         self._seeds: dict[int, Network] = {}
         counted = batch_counters(module)
@@ -197,11 +199,6 @@ class Network:
         except RuntimeError:
             return False
         return True
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model and the data live: whatever is made on the way goes there too."""
-        return self.example.device
 
     def initial(self) -> Tree:
         """A copy of the values the module came with."""

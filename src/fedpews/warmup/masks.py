@@ -60,18 +60,18 @@ class Fixed(Options):
 
 
 @lru_cache(maxsize=8)
-def draw_starts(masks: Learned, neurons: int, total: int, seed: int) -> Tensor:
-    """The scores of every client before its first round: (clients, neurons).
+def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int) -> Tensor:
+    """The scores of some clients before their first round: (clients, neurons).
 
     A client's row is a function of the run's seed and its number, whoever else there is.
     """
     if not masks.start_spread:
-        return torch.full((total, neurons), masks.start)
+        return torch.full((len(clients), neurons), masks.start)
     rows = []
-    for client in range(1 if masks.start_common else total):
+    for client in [0] if masks.start_common else clients:
         generator = torch.Generator().manual_seed(fold(seed, client, "scores"))
         rows.append(torch.randn(neurons, generator=generator))
-    return (masks.start + masks.start_spread * torch.stack(rows)).expand(total, neurons)
+    return (masks.start + masks.start_spread * torch.stack(rows)).expand(len(clients), neurons)
 
 
 def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[float] | None = None) -> Tensor:

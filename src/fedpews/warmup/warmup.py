@@ -121,12 +121,15 @@ class Warmup(Method):
         if not self.masks.start_spread:
             return told
         # a client's own start is drawn here, so that a site needs no seed
-        starts = draw_starts(self.masks, net.graph.size, cohort.total, cohort.run_seed).to(theta["neurons"])
-        new = (~state["warmup"]["took_part"]).tolist()
-        return [
-            replace(d, extra={**d.extra, "start": {"neurons": starts[client]}}) if new[client] else d
-            for client, d in zip(cohort.clients, told, strict=True)
-        ]
+        known = state["warmup"]["took_part"][list(cohort.clients)].tolist()
+        new = [place for place, is_known in enumerate(known) if not is_known]
+        if new:
+            # of the newcomers alone: their number does not grow with the federation
+            clients = [cohort.clients[place] for place in new]
+            starts = draw_starts(self.masks, net.graph.size, clients, cohort.run_seed).to(theta["neurons"])
+            for place, start in zip(new, starts, strict=True):
+                told[place] = replace(told[place], extra={**told[place].extra, "start": {"neurons": start}})
+        return told
 
     def mean_theta(self, state: Nest) -> Tensor:
         """θ_g over all N clients; one not heard of yet counts with the σ of the start's mean, as in Algorithm 1."""
