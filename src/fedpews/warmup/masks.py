@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -59,7 +58,6 @@ class Fixed(Options):
     shares: tuple[Positive, ...] | None = None
 
 
-@lru_cache(maxsize=8)
 def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int) -> Tensor:
     """The scores of some clients before their first round: (clients, neurons).
 
