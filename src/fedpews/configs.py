@@ -134,7 +134,9 @@ def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str |
     base = MethodName.parse(str(values["method"]["name"])).base
     unused = [] if takes_server(base) else ["train.server_lr"]
     options = {field.name for field in fields(method_class(base))}
-    unused += [f"train.{key}" for key in ("momentum", "weight_decay") if key not in options]
+    unused += [
+        f"train.{key}" for key in ("momentum", "weight_decay", "clip_norm", "optimizer") if key not in options
+    ]
     for place in unused:
         table, key = place.split(".")
         if place not in changes and values.get(table, {}).pop(key, None) is not None:
@@ -143,4 +145,6 @@ def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str |
             )
     if not takes_server(base) and not any(key.startswith("server") for key in changes):
         values.pop("server", None)
+    if "optimizer" not in options and not any(key.startswith("optimizer") for key in changes):
+        values.pop("optimizer", None)
     return values

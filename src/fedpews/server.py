@@ -39,10 +39,25 @@ class Rules:
     lr: float = 0.01
     milestones: tuple[int, ...] = ()
     decay: float = 0.1
+    rises: int = 0  # rounds until lr is reached
+    falls_until: int | None = None  # the round at which a cosine ends, at least
+    least: float = 0.0
 
     def lr_at(self, round: int) -> float:
-        """The local learning rate: multiplied by ``decay`` after every milestone passed."""
-        return self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+        """The local learning rate: multiplied by ``decay`` after every milestone passed.
+
+        In the first ``rises`` rounds it rises in equal parts; a cosine begins behind them.
+
+        >>> [round(Rules(lr=1.0, rises=2, falls_until=6).lr_at(t), 3) for t in range(1, 7)]
+        [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+        """
+        lr = self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+        if round <= self.rises:
+            return lr * round / self.rises
+        if self.falls_until is None:
+            return lr
+        gone = (round - self.rises - 1) / (self.falls_until - self.rises)
+        return self.least + (lr - self.least) * (1 + math.cos(math.pi * gone)) / 2
 
 
 def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:

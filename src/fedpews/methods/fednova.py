@@ -44,7 +44,7 @@ class FedNova(FedProx):
                 f"fednova knows the work behind sgd and momentum, not behind {type(self.rule).__name__}; "
                 "set train.optimizer to 'sgd' or 'momentum'"
             )
-        if isinstance(self.rule, Momentum) and self.mu or self.mu and self.clip_norm is not None:
+        if self.mu and not self.is_plain:
             raise ConfigError("fednova knows the work of mu only for plain SGD; set mu to 0.")
 
     def work(self, steps: int, lr: float) -> float:
