@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedpews import compose, data, models
-from fedpews.configs import override
+from fedpews.configs import OPTIONS_OF_METHODS, override
 from fedpews.data.federation import Federation, Samples, from_clients
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
@@ -56,6 +56,11 @@ class Setup:
         return digest.hexdigest()
 
     @property
+    def has_validation(self) -> bool:
+        """Whether records will say how the model does on validation data."""
+        return getattr(self.data, "validation", None) is not None
+
+    @property
     def rules(self) -> Rules:
         """What holds in every round."""
         train = self.experiment.train
@@ -86,7 +91,11 @@ def build(
         raise ConfigError("clients and test belong together: give both, or a data.name")
     held = load_data(experiment, clients, test, data_dir)
     net, starts = build_network(experiment, held, model, graph)
-    return Setup(experiment, held, net, starts, build_method(experiment) if method is None else method)
+    if method is None:
+        method = build_method(experiment)
+    else:
+        _check_unused(experiment)
+    return Setup(experiment, held, net, starts, method)
 
 
 def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, Any]) -> Experiment:
@@ -100,6 +109,27 @@ def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, A
     if isinstance(experiment, Experiment):
         return Experiment(**override(experiment.to_dict(), changes)) if changes else experiment
     return Experiment(**override({}, changes)) if experiment is None else Experiment.load(experiment, changes)
+
+
+def describe_object(method: Method) -> dict[str, str]:
+    """A method's object as a configuration's table: enough to tell it from another, not to make it again.
+
+    >>> from fedpews.methods.fedprox import FedProx
+    >>> describe_object(FedProx(mu=0.5))["name"]
+    'FedProx'
+    """
+    text = repr(method)
+    if " object at 0x" in text:
+        raise ConfigError(
+            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
+            "make it a frozen dataclass"
+        )
+    return {"name": "+".join(_class_names(method)), "object": text}
+
+
+def _class_names(method: Method) -> list[str]:
+    inner = getattr(method, "inner", None)
+    return [*(_class_names(inner) if isinstance(inner, Method) else []), type(method).__name__]
 
 
 def load_data(
@@ -168,6 +198,19 @@ def read_start(place: str, seed: int, like: Tree) -> Tree:
                 f"model.start: {name} has shape {tuple(found[name].shape)} in {path} and {tuple(value.shape)} here"
             )
     return {name: found[name].to(value) for name, value in like.items()}
+
+
+def _check_unused(experiment: Experiment) -> None:
+    """Refuse what a method's object was to be made with."""
+    train = experiment.train.model_dump(exclude_defaults=True)
+    unused = [f"train.{key}" for key in OPTIONS_OF_METHODS if key in train]
+    tables = ("optimizer", "server", "warmup")
+    unused += [
+        name for name in tables if getattr(experiment, name) != type(experiment).model_fields[name].default
+    ]
+    unused += [f"method.{key}" for key in experiment.method.model_extra or {}]
+    if unused:
+        raise ConfigError(f"a method's object has its options itself; {', '.join(unused)} would be ignored")
 
 
 def build_method(experiment: Experiment) -> Method:

@@ -154,6 +154,22 @@ class WarmupTable(_Table):
         return self
 
 
+class StopTable(_Table):
+    patience: Count | None = Field(
+        None, description="end a seed after so many rounds without improvement; warmup rounds do not count"
+    )
+    min_delta: NotNegative = Field(0.0, description="what counts as an improvement")
+    on: Literal["validation", "test"] = Field("validation", description="the data that choose")
+    best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
+
+
+class FinetuneTable(_Table):
+    epochs: Count | None = Field(
+        None, description="after the last round every client trains the global model so long on its own data"
+    )
+    lr: Positive | None = Field(None, description="for that; by default the last round's")
+
+
 class RuntimeTable(_Table):
     engine: Literal["auto", "eager", "compiled"] = Field("auto", description="who trains the clients")
     workers: Count | None = Field(
@@ -214,6 +230,8 @@ class Experiment(_Table):
     optimizer: dict[str, float] = Field({}, description="the local optimiser's own options")
     server: dict[str, float] = Field({}, description="the server optimiser's own options")
     warmup: WarmupTable = WarmupTable()
+    stop: StopTable = StopTable()
+    finetune: FinetuneTable = FinetuneTable()
     runtime: RuntimeTable = RuntimeTable()
     flower: FlowerTable = FlowerTable()
 

@@ -99,15 +99,16 @@ class Server:
         known = len(data.y) > 0  # a server among real sites has nobody's samples
         self._counts = data.counts() if known and len(data) <= SHOWN_CLIENTS else None
 
-    def run(self, round: int) -> list[dict[str, Any]]:
-        """One round of all seeds; a record for each."""
+    def run(self, round: int, seeds: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """One round of all seeds, or of those given; a record for each."""
         began = time.perf_counter()
+        states = {seed: state for seed, state in self.states.items() if seeds is None or seed in seeds}
         cohorts = {
-            seed: choose_cohort(len(self.data), self.rules.participation, round, seed) for seed in self.states
+            seed: choose_cohort(len(self.data), self.rules.participation, round, seed) for seed in states
         }
-        phases = {seed: self.method.phase(state, round) for seed, state in self.states.items()}
+        phases = {seed: self.method.phase(state, round) for seed, state in states.items()}
         downloads = {
-            seed: self.method.downloads(self.net, state, cohorts[seed]) for seed, state in self.states.items()
+            seed: self.method.downloads(self.net, state, cohorts[seed]) for seed, state in states.items()
         }
         lr = self.rules.lr_at(round)
         jobs = [
@@ -115,12 +116,12 @@ class Server:
             for seed, cohort in cohorts.items()
             for client, download in zip(cohort.clients, downloads[seed], strict=True)
         ]
-        uploads: dict[int, list[Upload]] = {seed: [] for seed in self.states}
+        uploads: dict[int, list[Upload]] = {seed: [] for seed in states}
         for done in self.engine.train(jobs):
             self.memories.put(done.seed, done.client, done.memory)
             uploads[done.seed].append(done.upload)
         cosines = {}
-        for seed, state in self.states.items():
+        for seed, state in states.items():
             average = average_of(self.net, uploads[seed], self.rules.weighting)
             cosines[seed] = update_cosine(self.net, uploads[seed], downloads[seed], average.masks)
             self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
@@ -128,8 +129,8 @@ class Server:
             observe_neurons(self.net, seed, round, sent, len(self.data)) for seed, sent in uploads.items()
         )
         self.observed = [one for one in seen if one is not None]
-        scores = self.engine.evaluate(list(self.models().values()), list(self.states))
-        seconds = (time.perf_counter() - began) / len(self.states)
+        scores = self.engine.evaluate([self.method.params(self.states[seed]) for seed in states], list(states))
+        seconds = (time.perf_counter() - began) / len(states)
         return [
             {
                 "seed": seed,
@@ -140,7 +141,7 @@ class Server:
                 "update_cosine": cosines[seed],
                 "seconds": seconds,
             }
-            for seed, score in zip(self.states, scores, strict=True)
+            for seed, score in zip(states, scores, strict=True)
         ]
 
     def models(self) -> dict[int, Tree]:
