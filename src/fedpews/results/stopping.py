@@ -38,7 +38,7 @@ class StopRule:
         if self.patience is None or not records:
             return False
         since = records[self.best(records) + 1 :]
-        return sum(record["phase"] != "warmup" for record in since) >= self.patience
+        return len([record for record in since if record["phase"] != "warmup"]) >= self.patience
 
     def best(self, records: Sequence[Record]) -> int:
         """The position of the last record that was better than the best before it."""
