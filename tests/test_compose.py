@@ -138,13 +138,13 @@ def test_a_composed_name_makes_the_method_it_says() -> None:
         "scaffold+fedadam+pews+fedbn", warmup={"rounds": 4, "diversity": 2.0}, server={"lr": 0.5}
     )
     warmup = made.inner
-    assert type(made).__name__ == "Local"
+    assert type(made).__name__ == "FedBN"
     assert (warmup.rounds, warmup.masks) == (4, Learned(diversity=2.0))
     assert warmup.inner == Scaffold(server=server_optimizer("fedadam", lr=0.5))
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "fedadam", "scaffold+fedyogi+pews-fixed", "fedavg+pews-auto+fedbn"]
+    "name", ["fedavg", "fedadam", "scaffold+fedyogi+pews-fixed", "fedavg+pews-auto+fedbn", "fedavg+ditto"]
 )
 def test_a_name_is_written_as_it_was_read(name: str) -> None:
     assert str(MethodName.parse(name)) == name
