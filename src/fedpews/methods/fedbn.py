@@ -19,6 +19,8 @@ from fedpews.trees import Nest, Tree
 
 MET = "met"
 """In the state: which clients have been sent the first values of what stays with them."""
+FIRST = "first"
+"""In a download: these values."""
 
 
 def with_local(method: Method, names: Sequence[str] | str = "norms") -> Method:
@@ -74,7 +76,10 @@ class Local(Method):
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
-        first = trees.pick(self.params(state), kept)
+        # under names of their own: of the model's, a client is sent only what its neurons are
+        first = {
+            FIRST: {f"{FIRST}:{name}": value for name, value in self.params(state).items() if name in kept}
+        }
         sent: dict[tuple[int, bool], Download] = {}
         whole = self.inner.downloads(net, _theirs(state), cohort)
         # runs begun by earlier versions did not write down who had been met: everybody
@@ -83,8 +88,9 @@ class Local(Method):
         for d, (place, new) in zip(whole, keys, strict=True):  # what was one download for all stays one
             if (place, new) not in sent:
                 extra = {key: _without(tree, kept) for key, tree in d.extra.items()}
-                params = _without(d.params, kept) | (first if new else {})
-                sent[place, new] = replace(d, params=params, extra=extra)
+                sent[place, new] = replace(
+                    d, params=_without(d.params, kept), extra=extra | (first if new else {})
+                )
         return [sent[key] for key in keys]
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
@@ -192,7 +198,8 @@ class LocalClient(ClientHalf):
             own: Tree = memory["own"]
             return own
         # a site that lost its memory was met before, and is not sent the first values again
-        return trees.pick(net.initial() | download.params, find(net, self.names))
+        initial, sent = net.initial(), download.extra.get(FIRST, {})
+        return {name: sent.get(f"{FIRST}:{name}", initial[name]) for name in find(net, self.names)}
 
     def _whole(self, net: Network, download: Download, memory: Nest | None) -> Download:
         """The download with the client's own part in it; what it brings besides lacks that part."""
