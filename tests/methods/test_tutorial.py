@@ -42,10 +42,9 @@ def test_what_the_page_says_of_a_broken_law_is_what_is_said(tutorial: types.Modu
             new = super().update(net, state, uploads, average)
             return new | {"params": {name: value + 1 for name, value in new["params"].items()}}
 
-    with pytest.raises(AssertionError, match="where nobody owns it") as caught:
+    with pytest.raises(AssertionError) as caught:
         check_method(Restless())
-    assert "changes in round 2 where nobody owns it" in str(caught.value)
-    assert "changes in round 2 where nobody owns it" in PAGE.read_text()
+    assert str(caught.value) in PAGE.read_text()
 
 
 def test_without_the_common_direction_the_example_is_fedavg(tutorial: types.ModuleType) -> None:
