@@ -22,7 +22,7 @@ from fedpews.testing import small_clients
 from fedpews.warmup import Learned, with_warmup
 
 CLIENTS = [(torch.cat([x] * 3), torch.cat([y] * 3)) for x, y in small_clients(2)]
-TEST = tuple(torch.cat(parts) for parts in zip(*CLIENTS, strict=True))
+TEST = (torch.cat([x for x, _ in CLIENTS]), torch.cat([y for _, y in CLIENTS]))
 
 
 def model() -> nn.Module:

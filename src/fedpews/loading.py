@@ -55,7 +55,9 @@ class Run:
             from fedpews.build import build_network, load_data
 
             return build_network(self.experiment, load_data(self.experiment))[0].module(params)
-        made = copy.deepcopy(model) if hasattr(model, "state_dict") else model()
+        from torch import nn
+
+        made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         missing = params.keys() - made.state_dict().keys()
         if missing:
             raise ConfigError(f"this is not the model that was trained: it has no {sorted(missing)[0]}")

@@ -187,8 +187,8 @@ def test_every_method_takes_adam_or_says_why_not(name: str) -> None:
         return
     net = small_network()
     plain, adam = (
-        Playground(make(name, **options), net, small_clients(), lr=0.01).play(2).params[-1]
-        for options in ({}, {"optimizer": "adam"})
+        Playground(make(name, optimizer=optimizer), net, small_clients(), lr=0.01).play(2).params[-1]
+        for optimizer in (None, "adam")
     )
     assert any(not torch.equal(plain[n], adam[n]) for n in net.names)
     assert all(bool(adam[n].isfinite().all()) for n in net.names)
