@@ -195,7 +195,8 @@ def train(
         if folder is not None:
             constants = {seed: setup.net.at(seed).constants() for seed in result.params}
             whole, best = (
-                {seed: tree | constants[seed] for seed, tree in trees.items()} for trees in (result.params, result.best)
+                {seed: tree | constants[seed] for seed, tree in trees.items()}
+                for trees in (result.params, result.best)
             )
             folder.finish(result.summary, whole, result.neurons, best, result.finetuned)
         return result

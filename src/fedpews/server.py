@@ -129,7 +129,9 @@ class Server:
             observe_neurons(self.net, seed, round, sent, len(self.data)) for seed, sent in uploads.items()
         )
         self.observed = [one for one in seen if one is not None]
-        scores = self.engine.evaluate([self.method.params(self.states[seed]) for seed in states], list(states))
+        scores = self.engine.evaluate(
+            [self.method.params(self.states[seed]) for seed in states], list(states)
+        )
         seconds = (time.perf_counter() - began) / len(states)
         return [
             {

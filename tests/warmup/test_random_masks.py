@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
+from fedpews.methods.contract import Cohort
 from fedpews.methods.fedavg import FedAvg
 from fedpews.testing import Playground, small_clients, small_network
 from fedpews.warmup import Random, with_warmup
@@ -43,14 +46,10 @@ def test_with_a_density_each_client_draws_for_itself() -> None:
     assert not (torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[1], drawn[2]))
 
 
-def test_another_start_draws_other_masks() -> None:
-    net, random = small_network(), Random()
-    states = [
-        with_warmup(FedAvg(), 1, random).init(net, start, 3)
-        for start in (net.initial(), {name: value + 1 for name, value in net.initial().items()})
-    ]
-    seeds = [int(state["warmup"]["seed"]) for state in states]
-    assert seeds[0] != seeds[1]
+def test_another_seed_draws_other_masks() -> None:
+    graph, cohort = small_network().graph, Cohort(1, (0,), 2, 0, run_seed=0)
+    drawn = [Random().assign(graph, 0, replace(cohort, run_seed=seed)) for seed in range(5)]
+    assert not all(torch.equal(drawn[0], other) for other in drawn)
 
 
 def test_too_many_clients_for_a_layer_are_told_so() -> None:

@@ -48,7 +48,7 @@ class FedPM(Method, ClientHalf):
         return sum(net.shapes[name].numel() for name in _drawn(net))
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        seed = seed_of(params)
+        seed = _seed_of(params)
         weights = _frozen(net, seed)
         generator = torch.Generator().manual_seed(fold(seed, "scores"))
         scores = {name: torch.randn(w.shape, generator=generator) for name, w in weights.items()}
@@ -131,7 +131,7 @@ def _draw(scores: Mapping[str, Tensor], noise: Tensor) -> Tree:
     }
 
 
-def seed_of(params: Mapping[str, Tensor]) -> int:
+def _seed_of(params: Mapping[str, Tensor]) -> int:
     """A seed that is a function of the initial parameters, the only thing by which two runs differ here."""
     digest = hashlib.blake2b(digest_size=8)
     for value in params.values():
