@@ -48,14 +48,19 @@ ROOMS = {
         "server",
         "trees",
     },
+    "resuming": {"build", "configs", "engines", "experiment", "results"},
+    "finetuning": {"build", "engines", "methods", "trees"},
+    "loading": {"build", "experiment", "results", "trees"},
     "running": {
         "build",
-        "configs",
         "data",
         "engines",
         "experiment",
+        "finetuning",
+        "methods",
         "neurons",
         "observe",
+        "resuming",
         "report",
         "results",
         "server",
@@ -93,7 +98,7 @@ ROOMS = {
         "studies",
         "trackers",
     },
-    "__init__": {"compose", "data", "experiment", "methods", "neurons", "running", "warmup"},
+    "__init__": {"compose", "data", "experiment", "loading", "methods", "neurons", "running", "warmup"},
 }
 
 LIGHT = {"errors": {"pydantic"}, "seeds": set(), "user_code": set(), "trees": {"torch"}}

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from fedpews import compose, data, models
-from fedpews.configs import override
+from fedpews.configs import OPTIONS_OF_METHODS, override
 from fedpews.data.federation import Federation, Samples, from_clients
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
-from fedpews.errors import ConfigError, first_line
+from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
@@ -54,6 +56,11 @@ class Setup:
         return digest.hexdigest()
 
     @property
+    def has_validation(self) -> bool:
+        """Whether records will say how the model does on validation data."""
+        return getattr(self.data, "validation", None) is not None
+
+    @property
     def rules(self) -> Rules:
         """What holds in every round."""
         train = self.experiment.train
@@ -65,6 +72,9 @@ class Setup:
             train.lr_decay,
             self.experiment.runtime.evaluate_every,
             self.experiment.rounds,
+            train.lr_warmup,
+            self.experiment.rounds if train.lr_schedule == "cosine" else None,
+            train.lr_min,
         )
 
 
@@ -76,13 +86,18 @@ def build(
     test: Samples | Sequence[Samples] | None = None,
     graph: NeuronGraph | None = None,
     data_dir: str | Path | None = None,
+    method: Method | None = None,
 ) -> Setup:
     """Everything an experiment needs; the arguments are those of `fedpews.run`."""
     if (clients is None) != (test is None) and not isinstance(clients, Federation):
         raise ConfigError("clients and test belong together: give both, or a data.name")
     held = load_data(experiment, clients, test, data_dir)
     net, starts = build_network(experiment, held, model, graph)
-    return Setup(experiment, held, net, starts, build_method(experiment))
+    if method is None:
+        method = build_method(experiment)
+    else:
+        _check_unused(experiment)
+    return Setup(experiment, held, net, starts, method)
 
 
 def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, Any]) -> Experiment:
@@ -96,6 +111,27 @@ def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, A
     if isinstance(experiment, Experiment):
         return Experiment(**override(experiment.to_dict(), changes)) if changes else experiment
     return Experiment(**override({}, changes)) if experiment is None else Experiment.load(experiment, changes)
+
+
+def describe_object(method: Method) -> dict[str, str]:
+    """A method's object as a configuration's table: enough to tell it from another, not to make it again.
+
+    >>> from fedpews.methods.fedprox import FedProx
+    >>> describe_object(FedProx(mu=0.5))["name"]
+    'FedProx'
+    """
+    text = repr(method)
+    if " object at 0x" in text:
+        raise ConfigError(
+            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
+            "make it a frozen dataclass"
+        )
+    return {"name": "+".join(_class_names(method)), "object": text}
+
+
+def _class_names(method: Method) -> list[str]:
+    inner = getattr(method, "inner", None)
+    return [*(_class_names(inner) if isinstance(inner, Method) else []), type(method).__name__]
 
 
 def load_data(
@@ -166,16 +202,68 @@ def build_network(
             f"the data has labels 0 to {held.classes - 1} but the model's output has shape {tuple(outputs[1:])}; "
             f"give the model {held.classes} outputs"
         )
-    return net, {seed: net.at(seed).initial() for seed in made}
+    starts = {seed: net.at(seed).initial() for seed in made}
+    if experiment.model.start is not None:
+        starts = {s: read_start(experiment.model.start, s, start) for s, start in starts.items()}
+    return net, starts
+
+
+def read_start(place: str, seed: int, like: Tree) -> Tree:
+    """The weights in a file, which must be all of the model's and fit it."""
+    path = Path(place.replace("{seed}", str(seed)))
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"model.start: {path} cannot be read: {first_line(error)}") from error
+    for name, value in like.items():
+        if name not in found:
+            raise ConfigError(f"model.start: {path} has no {name}; {nearest(name, found)}")
+        if found[name].shape != value.shape:
+            raise ConfigError(
+                f"model.start: {name} has shape {tuple(found[name].shape)} in {path} and {tuple(value.shape)} here"
+            )
+    return {name: found[name].to(value) for name, value in like.items()}
+
+
+def _check_unused(experiment: Experiment) -> None:
+    """Refuse what a method's object was to be made with."""
+    train = experiment.train.model_dump(exclude_defaults=True)
+    unused = [f"train.{key}" for key in OPTIONS_OF_METHODS if key in train]
+    tables = ("optimizer", "server", "warmup")
+    unused += [
+        name for name in tables if getattr(experiment, name) != type(experiment).model_fields[name].default
+    ]
+    unused += [f"method.{key}" for key in experiment.method.model_extra or {}]
+    if unused:
+        raise ConfigError(f"a method's object has its options itself; {', '.join(unused)} would be ignored")
 
 
 def build_method(experiment: Experiment) -> Method:
-    """The method an experiment names, with its server optimiser and its warmup around it."""
+    """The method an experiment names, with its optimisers and its warmup around it."""
+    if experiment.method.object is not None:
+        raise ConfigError(
+            f"this experiment's method was made in Python: {experiment.method.object}. Pass it to "
+            "fedpews.run(method=…), or name it as module:Class."
+        )
     name, train = experiment.method_name, experiment.train
     rate = {} if train.server_lr is None else {"lr": train.server_lr}
     options = dict(experiment.method.model_extra or {})
-    options |= {key: getattr(train, key) for key in ("momentum", "weight_decay") if getattr(train, key)}
-    return compose.method(name, warmup=_warmup(experiment), server=rate | experiment.server, **options)
+    local: dict[str, Any] = dict(experiment.optimizer)
+    given = {
+        key: getattr(train, key) for key in ("momentum", "weight_decay", "clip_norm") if getattr(train, key)
+    }
+    if train.optimizer != "sgd":
+        local["name"] = train.optimizer
+        if "momentum" in given:
+            local["momentum"] = given.pop("momentum")
+    return compose.method(
+        name,
+        warmup=_warmup(experiment),
+        server=rate | experiment.server,
+        optimizer=local,
+        **options,
+        **given,
+    )
 
 
 def _warmup(experiment: Experiment) -> dict[str, Any]:

@@ -9,10 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedpews.compose import METHODS, SERVERS, method_class, server_class
+from fedpews.compose import (
+    METHODS,
+    OPTIMIZERS,
+    PERSONAL,
+    SERVERS,
+    method_class,
+    optimizer_class,
+    personal_class,
+    server_class,
+)
 from fedpews.experiment import Experiment
 
-TRAIN_KEYS = ("momentum", "weight_decay")
+TRAIN_KEYS = ("momentum", "weight_decay", "clip_norm")
 """Options of most methods that a configuration has under ``train``."""
 
 
@@ -38,11 +47,15 @@ def config_keys() -> Iterator[Key]:
 
 
 def method_keys() -> Iterator[Key]:
-    """The options of each method and server optimiser; these classes are imported."""
+    """The options of each method and optimiser; these classes are imported."""
     for name in METHODS:
         yield from _options(method_class(name), f"method.{{}} ({name})", TRAIN_KEYS)
     for name in SERVERS:
         yield from _options(server_class(name), f"server.{{}} ({name})", ())
+    for name in PERSONAL:
+        yield from _options(personal_class(name), f"method.{{}} ({name})", ())
+    for name in OPTIMIZERS:
+        yield from _options(optimizer_class(name), f"optimizer.{{}} ({name})", ())
 
 
 def _options(cls: type[Any], pattern: str, without: tuple[str, ...]) -> Iterator[Key]:

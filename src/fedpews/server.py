@@ -40,10 +40,25 @@ class Rules:
     decay: float = 0.1
     evaluate_every: int = 1
     rounds: int | None = None  # the last one is always evaluated
+    rises: int = 0  # rounds until lr is reached
+    falls_until: int | None = None  # the round at which a cosine ends, at least
+    least: float = 0.0
 
     def lr_at(self, round: int) -> float:
-        """The local learning rate: multiplied by ``decay`` after every milestone passed."""
-        return self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+        """The local learning rate: multiplied by ``decay`` after every milestone passed.
+
+        In the first ``rises`` rounds it rises in equal parts; a cosine begins behind them.
+
+        >>> [round(Rules(lr=1.0, rises=2, falls_until=6).lr_at(t), 3) for t in range(1, 7)]
+        [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+        """
+        lr = self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+        if round <= self.rises:
+            return lr * round / self.rises
+        if self.falls_until is None:
+            return lr
+        gone = (round - self.rises - 1) / (self.falls_until - self.rises)
+        return self.least + (lr - self.least) * (1 + math.cos(math.pi * gone)) / 2
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the global model is evaluated after this round.
@@ -110,13 +125,18 @@ class Server:
         known = len(data.y) > 0  # a server among real sites has nobody's samples
         self._counts = data.counts() if known and self.total <= SHOWN_CLIENTS else None
 
-    def run(self, round: int) -> list[dict[str, Any]]:
-        """One round of all seeds; a record for each. Without an evaluation it says nothing about accuracy."""
+    def run(self, round: int, seeds: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """One round of all seeds, or of those given; a record for each.
+
+        Without an evaluation it says nothing about accuracy.
+        """
         began = time.perf_counter()
         parts: dict[int, Part] = {}
         jobs: list[Job] = []
         lr = self.rules.lr_at(round)
         for seed, state in self.states.items():
+            if seeds is not None and seed not in seeds:
+                continue
             cohort = choose_cohort(self.total, self.rules.participation, round, seed)
             part = Part(
                 self.method.phase(state, round), cohort, self.method.downloads(self.net, state, cohort)
@@ -139,7 +159,7 @@ class Server:
             self.observed += [] if seen is None else [seen]
         scores: Sequence[Score | None] = [None] * len(parts)
         if is_evaluated:
-            scores = self.engine.evaluate([*self.models().values()], [*parts])
+            scores = self.engine.evaluate([self.method.params(self.states[seed]) for seed in parts], [*parts])
         records = []
         for (seed, part), score in zip(parts.items(), scores, strict=True):
             record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)

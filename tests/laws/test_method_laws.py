@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.compose import METHODS, method_class
+from fedpews.compose import METHODS, PERSONAL, method_class
 from fedpews.compose import method as make
 from fedpews.engines.compiled.program import check_padding, trace_step
 from fedpews.methods.contract import Cohort, Method
@@ -35,7 +35,7 @@ from fedpews.testing import (
     small_clients,
     small_network,
 )
-from fedpews.warmup import Fixed, Learned, with_warmup
+from fedpews.warmup import Fixed, Learned, Random, with_warmup
 
 BASES = [name for name in METHODS if method_class(name).takes_warmup]
 OTHERS = [name for name in METHODS if not method_class(name).takes_warmup]
@@ -56,6 +56,12 @@ def test_every_method_keeps_the_contract(name: str) -> None:
     check_method(make(name))
 
 
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "ditto", "local", "fedper+pews", "ditto+pews"])
+def test_every_way_to_models_of_clients_own_keeps_the_contract(name: str) -> None:
+    options = {"warmup": {"rounds": 2}} if "pews" in name else {}
+    check_laws(ground(make(name, **options)))
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_optimiser_keeps_the_contract_bare(name: str) -> None:
     check_laws(ground(make(name)))
@@ -68,11 +74,15 @@ def test_every_base_optimiser_keeps_the_contract_bare(name: str) -> None:
         Learned(upload="masks", gradient="gate", start_spread=0.0),
         Learned(upload_mask="thresholded", draw="round", start_common=True),
         Fixed(),
+        Random(),
+        Random(density=0.5, redraw=True),
     ],
-    ids=["learned", "masks", "thresholded", "fixed"],
+    ids=["learned", "masks", "thresholded", "fixed", "random", "redrawn"],
 )
 @pytest.mark.parametrize("name", BASES)
-def test_every_base_optimiser_keeps_the_contract_in_a_warmup(name: str, masks: Learned | Fixed) -> None:
+def test_every_base_optimiser_keeps_the_contract_in_a_warmup(
+    name: str, masks: Learned | Fixed | Random
+) -> None:
     check_laws(ground(with_warmup(make(name), 2, masks)))
 
 
@@ -203,7 +213,12 @@ def data(count: int = 3) -> tuple[list[Samples], Samples]:
 
 
 SETTINGS = {"seeds": [0, 1], "participation": 0.67, "train": {"lr": 0.1, "batch_size": 4}}
-ALL = [*METHODS, *(f"{base}+{kind}" for base in BASES for kind in ("pews", "pews-fixed"))]
+ALL = [
+    *METHODS,
+    *(name for name in PERSONAL if name != "fedbn"),
+    "fedavg+pews-random",
+    *(f"{base}+{kind}" for base in BASES for kind in ("pews", "pews-fixed")),
+]
 
 
 def settings(name: str, rounds: int, **more: object) -> dict[str, object]:

@@ -126,7 +126,7 @@ def compare(
 
 
 def _methods() -> Iterator[tuple[str, str]]:
-    from fedpews.compose import METHODS, SERVERS, describe
+    from fedpews.compose import METHODS, PERSONAL, SERVERS, describe
 
     yield from ((name, describe(name)) for name in METHODS)
     yield "", ""
@@ -135,8 +135,9 @@ def _methods() -> Iterator[tuple[str, str]]:
     yield "+ pews", "FedPeWS: a warmup in which each client learns which neurons are its own"
     yield "+ pews-fixed", "FedPeWS-Fixed: the server gives every client a fixed part of each layer"
     yield "+ pews-auto", "FedPeWS-Auto: learned masks, no tuning; the warmup ends by itself"
+    yield "+ pews-random", "the same with random masks, for comparison: once, or redrawn in every round"
     yield "", ""
-    yield "+ fedbn", "FedBN: norm layers stay at each client"
+    yield from ((f"+ {name}", describe(name)) for name in PERSONAL)
 
 
 def _data() -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from torch.nn.functional import kl_div, log_softmax
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.options import Share
-from fedpews.methods.subnetwork import step_subnetwork, window
+from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork, window
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
 
@@ -76,7 +76,7 @@ class FjordClient(ClientHalf):
         widths = [window(net.graph, tier, device=net.device) for tier in tiers]
         fitting = sum(bool((units <= download.neurons).all()) for units in widths)
         return {
-            "inner": self.method.start(net, download, None),
+            "inner": start_subnetwork(self.method, net, download, None),
             "widths": {"gates": torch.stack(widths).to(like)},  # (tiers, neurons)
             "tier": {
                 "gates": download.neurons.to(like),

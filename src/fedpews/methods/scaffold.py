@@ -41,6 +41,11 @@ class Scaffold(LocalSGD):
         super().__post_init__()
         if self.momentum:
             raise ConfigError(f"scaffold needs plain SGD; its momentum must be 0, got {self.momentum:g}.")
+        if not self.is_plain:
+            raise ConfigError(
+                "scaffold needs plain SGD (train.optimizer = 'sgd', no clip_norm): only then is (x_g − y)/(K·η) the "
+                "mean of a client's gradients"
+            )
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         nothing = trees.zeros_like(trees.pick(params, net.trainable))

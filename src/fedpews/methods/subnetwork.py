@@ -17,12 +17,21 @@ from fedpews.trees import Nest
 
 
 def start_subnetwork(client: ClientHalf, net: Network, download: Download, memory: Nest | None) -> Nest:
-    """A client half's local state, ready for ``step_subnetwork``."""
-    local = client.start(net, download, memory)
+    """A client half's local state, ready for ``step_subnetwork``.
+
+    A number that goes with a parameter (such as a bias correction) becomes one for each of its elements: they will
+    not all take the same steps.
+    """
+    local = {key: _each(net, value) for key, value in client.start(net, download, memory).items()}
     if client.counts_steps:
         like = next(iter(download.params.values()))
         local = local | {"taken": net.graph.expand(like.new_zeros(net.graph.size))}
     return local
+
+
+def _each(net: Network, tree: Nest) -> Nest:
+    single = {n for n, v in tree.items() if n in net.graph.axes and isinstance(v, Tensor) and v.dim() == 0}
+    return tree | {name: tree[name].expand(net.shapes[name]).clone() for name in single} if single else tree
 
 
 def step_subnetwork(

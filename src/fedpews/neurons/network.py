@@ -229,6 +229,13 @@ class Network:
         gated._gates = gates
         return gated
 
+    def opened(self, tree: Mapping[str, Tensor]) -> Tree:
+        """The tree with zeros for what belongs to closed neurons."""
+        if self._gates is None:
+            return dict(tree)
+        mask = self.graph.expand(self._gates != 0)
+        return {n: torch.where(mask[n], value, 0.0) if n in mask else value for n, value in tree.items()}
+
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tree]:
         """The mean training loss and the buffers after this pass."""
         outputs, buffers = self._call(params, batch.x, training=True)

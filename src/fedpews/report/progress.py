@@ -34,7 +34,7 @@ class ProgressBar:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
-            disable=quiet or not console.is_terminal,
+            disable=quiet or not (console.is_terminal or console.is_jupyter),
         )
 
     def __enter__(self) -> Self:

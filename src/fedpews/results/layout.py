@@ -52,6 +52,16 @@ def model_file(seed: int) -> str:
     return f"model-{seed}.safetensors"
 
 
+def best_file(seed: int) -> str:
+    """The best global model of a seed, of a run that keeps it."""
+    return f"best-{seed}.safetensors"
+
+
+def finetuned_file(seed: int) -> str:
+    """Every client's model of a seed after fine-tuning, its tensors named client-0/…"""
+    return f"finetuned-{seed}.safetensors"
+
+
 def masks_file(seed: int) -> str:
     """Who owned which neurons in the last warmup round of a seed."""
     return f"masks-{seed}.safetensors"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from fedpews.trees import Nest, Tree
 
 
+_BEST = "best"
+"""In the checkpoint, beside the seeds' states."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Everything a run needs to go on as if nothing had happened."""
@@ -40,6 +44,8 @@ class Checkpoint:
     rounds_bytes: int
     neurons_bytes: int
     about: dict[str, Any]
+    best: dict[int, Tree] = field(default_factory=dict)
+    """Each seed's best model so far, of a run that keeps it."""
 
 
 class RunFolder:
@@ -67,6 +73,8 @@ class RunFolder:
         return self.path / layout.CONFIG
 
     def write_config(self, toml: str) -> None:
+        """Write what the run is; a summary that was there belongs to a shorter one."""
+        (self.path / layout.SUMMARY).unlink(missing_ok=True)
         write_atomically(self.config, toml.encode())
 
     def finish(
@@ -74,9 +82,17 @@ class RunFolder:
         summary: Mapping[str, Any],
         params: Mapping[int, Tree],
         neurons: Mapping[int, Mapping[int, Tensor]],
+        best: Mapping[int, Tree] | None = None,
+        finetuned: Mapping[int, Mapping[int, Tree]] | None = None,
     ) -> None:
-        """Write what a finished run leaves: each seed's model and masks, and last the summary."""
+        """Write what a finished run leaves: each seed's models and masks, and last the summary."""
         from torch import uint8
+
+        for seed, tree in (best or {}).items():
+            self._write_tensors(layout.best_file(seed), tree)
+        for seed, clients in (finetuned or {}).items():
+            named = {f"client-{i}/{name}": v for i, tree in clients.items() for name, v in tree.items()}
+            self._write_tensors(layout.finetuned_file(seed), named)
 
         for seed, tree in params.items():
             self._write_tensors(layout.model_file(seed), tree)
@@ -122,7 +138,12 @@ class RunFolder:
         _write(self._rounds, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
     def save_checkpoint(
-        self, round: int, states: Mapping[int, Nest], memories: Store, about: Mapping[str, Any]
+        self,
+        round: int,
+        states: Mapping[int, Nest],
+        memories: Store,
+        about: Mapping[str, Any],
+        best: Mapping[int, Tree] | None = None,
     ) -> None:
         """Write where the run stands; a kill at any moment leaves this checkpoint or the one before it."""
         assert self._rounds is not None
@@ -139,7 +160,10 @@ class RunFolder:
             "memories": versions,
             "about": dict(about),
         }
-        write_nest(folder / layout.STATE, {str(seed): state for seed, state in states.items()}, header)
+        nest: Nest = {str(seed): state for seed, state in states.items()}
+        if best:
+            nest[_BEST] = {str(seed): tree for seed, tree in best.items()}
+        write_nest(folder / layout.STATE, nest, header)
         memories.forget_old()
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -148,6 +172,7 @@ class RunFolder:
         if not path.exists():
             return None
         states, header = read_nest(path)
+        best = states.pop(_BEST, {})
         try:
             return Checkpoint(
                 round=int(header["round"]),
@@ -157,6 +182,7 @@ class RunFolder:
                 # checkpoints of the first versions have none
                 neurons_bytes=int(header.get("neurons_bytes", 0)),
                 about=dict(header["about"]),
+                best={int(seed): tree for seed, tree in best.items()},
             )
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(

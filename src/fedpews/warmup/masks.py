@@ -1,4 +1,4 @@
-"""Who owns which neurons during the warmup: learned at the clients, or fixed by the server."""
+"""Who owns which neurons during the warmup: learned at the clients, or fixed or drawn by the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
-from fedpews.methods.options import NotNegative, Options, Positive
+from fedpews.methods.contract import Cohort
+from fedpews.methods.options import NotNegative, Options, Positive, Share
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.seeds import fold
 
@@ -56,6 +57,43 @@ class Fixed(Options):
     """
 
     shares: tuple[Positive, ...] | None = None
+
+    def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
+        return contiguous(graph, client, cohort.total, self.shares)
+
+
+@dataclass(frozen=True)
+class Random(Options):
+    """The server draws each client's neurons at random: what learned masks are to be measured against.
+
+    Args:
+        density: the part of every layer that a client gets, drawn for each client alone, so that parts overlap; when
+            not given every layer is dealt to all clients, no neuron twice.
+        redraw: draw anew in every round, as IST does, instead of once.
+    """
+
+    density: Share | None = None
+    redraw: bool = False
+
+    def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
+        """The neurons of one client in a round: (neurons,) bool."""
+        drawn = fold(cohort.run_seed, "masks", *([cohort.round] if self.redraw else []))
+        neurons = torch.zeros(graph.size, dtype=torch.bool)
+        for layer in graph.layers:
+            names = (layer.start,) if self.density is None else (layer.start, client)
+            generator = torch.Generator().manual_seed(fold(drawn, *names))
+            shuffled = torch.randperm(layer.size, generator=generator)
+            if self.density is None:
+                part = shuffled.tensor_split(cohort.total)[client]
+            else:
+                part = shuffled[: max(1, round(self.density * layer.size))]
+            if not len(part):
+                raise ConfigError(
+                    f"layer {layer.name} has {layer.size} neurons, too few to deal to {cohort.total} clients; set "
+                    "warmup.density or take a wider model"
+                )
+            neurons[layer.start + part] = True
+        return neurons
 
 
 def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int) -> Tensor:

@@ -19,7 +19,7 @@ from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree
 from fedpews.warmup.auto import Auto
 from fedpews.warmup.clients import LearnedClient, WarmClient
-from fedpews.warmup.masks import Fixed, Learned, contiguous, draw_starts
+from fedpews.warmup.masks import Fixed, Learned, Random, draw_starts
 
 WARMUP = "warmup"
 
@@ -27,7 +27,7 @@ WARMUP = "warmup"
 def with_warmup(
     method: Method,
     rounds: int,
-    masks: Learned | Fixed | None = None,
+    masks: Learned | Fixed | Random | None = None,
 ) -> Method:
     """The same method, with a warmup of ``rounds`` rounds in which each client trains only its own neurons.
 
@@ -36,8 +36,8 @@ def with_warmup(
 
     Args:
         rounds: W, the number of warmup rounds; 0 is the bare method.
-        masks: ``Learned`` (FedPeWS, the default), ``Fixed`` (FedPeWS-Fixed) or ``Auto`` (FedPeWS-Auto, for which
-            ``rounds`` is the most it may take).
+        masks: ``Learned`` (FedPeWS, the default), ``Fixed`` (FedPeWS-Fixed), ``Random`` (drawn, for comparison) or
+            ``Auto`` (FedPeWS-Auto, for which ``rounds`` is the most it may take).
 
     >>> from fedpews.methods.fedprox import FedProx
     >>> with_warmup(FedProx(mu=0.01), rounds=25, masks=Learned(diversity=5.0)).rounds
@@ -47,7 +47,7 @@ def with_warmup(
         name = type(method).__name__
         raise ConfigError(
             f"{name} trains parts of the network by its own rule, so it takes no warmup; "
-            "put the warmup around fedavg, fedprox, scaffold, fednova or moon."
+            "put the warmup around fedavg, fedprox, scaffold, fednova, moon or feddyn."
         )
     return Warmup(method, rounds, Learned() if masks is None else masks)
 
@@ -58,7 +58,7 @@ class Warmup(Method):
 
     inner: Method
     rounds: Annotated[int, Field(ge=0)]
-    masks: Learned | Fixed
+    masks: Learned | Fixed | Random
 
     def phase(self, state: Nest, round: int) -> str:
         if round <= self.rounds and not bool(state["warmup"]["over"]):
@@ -106,12 +106,9 @@ class Warmup(Method):
         inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm))
         if not warm:
             return inner
-        if isinstance(self.masks, Fixed):
-            assigned = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
-            return [
-                replace(d, phase=WARMUP, neurons=n.to(net.device))
-                for d, n in zip(inner, assigned, strict=True)
-            ]
+        if not isinstance(self.masks, Learned):
+            assigned = [self.masks.assign(net.graph, i, cohort).to(net.device) for i in cohort.clients]
+            return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
         theta = {"neurons": self.mean_theta(state)}
         sent: dict[int, Download] = {}
         for d in inner:  # what was one download for all stays one
