@@ -30,7 +30,7 @@ ROOMS = {
     "compose": {"methods", "user_code", "warmup"},
     "configs": {"compose"},
     "experiment": {"compose", "configs"},
-    "keys": {"compose", "experiment", "methods"},
+    "keys": {"compose", "configs", "experiment", "methods"},
     "engines": {"data", "methods", "neurons", "seeds", "torch_private", "trees"},
     "observe": {"methods", "neurons", "results"},
     "server": {"data", "engines", "methods", "neurons", "observe", "results", "seeds", "trees"},
@@ -93,6 +93,7 @@ ROOMS = {
         "studies",
         "trackers",
     },
+    "__main__": {"cli"},
     "__init__": {"compose", "data", "experiment", "methods", "neurons", "running", "warmup"},
 }
 

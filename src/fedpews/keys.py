@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedpews.compose import METHODS, SERVERS, method_class, server_class
+from fedpews.configs import read_config
 from fedpews.experiment import Experiment
 
 TRAIN_KEYS = ("momentum", "weight_decay")
@@ -43,6 +45,43 @@ def method_keys() -> Iterator[Key]:
         yield from _options(method_class(name), f"method.{{}} ({name})", TRAIN_KEYS)
     for name in SERVERS:
         yield from _options(server_class(name), f"server.{{}} ({name})", ())
+
+
+def commented_toml(recipe: str, path: str = "my.toml") -> str:
+    """A recipe as a file to change: its values, and every other key with its default as a comment."""
+    values, defaults = read_config(recipe), Experiment().model_dump()
+    words = {key.name: key for key in config_keys()}
+    lines = [
+        f"# fedpews run {path}",
+        f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
+        "",
+    ]
+    plain = {name: default for name, default in defaults.items() if not isinstance(default, dict)}
+    lines += _commented("", values, plain, words)
+    for table, inner in defaults.items():
+        # what real sites need is another file's matter: fedpews flower new
+        if isinstance(inner, dict) and table != "flower":
+            lines += ["", f"[{table}]", *_commented(f"{table}.", values.get(table, {}), inner, words)]
+    return "\n".join(lines) + "\n"
+
+
+def _commented(
+    prefix: str, values: Mapping[str, Any], defaults: Mapping[str, Any], words: Mapping[str, Key]
+) -> Iterator[str]:
+    own = [name for name, value in values.items() if not isinstance(value, dict) and name not in defaults]
+    for name in (*defaults, *own):
+        key = words.get(prefix + name)
+        if key is not None:
+            yield f"# {key.text} ({key.type})" if key.text else f"# {key.type}"
+        if name in values:
+            yield f"{name} = {_toml(values[name])}"
+        else:
+            yield f"# {name} = {_toml(defaults[name])}".rstrip()
+
+
+def _toml(value: Any) -> str:
+    """Text, numbers and lists read the same in JSON and in TOML; no default is nothing at all."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _options(cls: type[Any], pattern: str, without: tuple[str, ...]) -> Iterator[Key]:
