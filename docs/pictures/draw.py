@@ -6,6 +6,7 @@ python docs/pictures/draw.py      (make pictures; minutes on 2 cores)
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib as mpl
@@ -149,7 +150,7 @@ def draw_ownership(path: Path) -> None:
     """Which elements of the weights two clients with different neurons own."""
     x, _ = rings(8, seed=0)
     sizes = (5, 8, 8, 4)
-    layers = [torch.nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
     model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
     net = fedpews.Network(model, x[:1])
     first = torch.tensor([1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 1, 0.0])
