@@ -117,11 +117,15 @@ def _key(name: str, entry: Mapping[str, Any]) -> Key:
     return Key(name, _type(entry), shown, entry.get("description", ""))
 
 
+_LOW = {"minimum": "≤", "exclusiveMinimum": "<"}
+_HIGH = {"maximum": "≤", "exclusiveMaximum": "<"}
+
+
 def _type(entry: Mapping[str, Any]) -> str:
     """A JSON schema's type and limits in a few words.
 
-    >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"enum": ["a", "b"]})
-    ('number, 0 ≤ · < 1', 'a | b')
+    >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"type": "integer", "minimum": 1})
+    ('number, 0 ≤ · < 1', 'whole number, ≥ 1')
     """
     if "anyOf" in entry:
         return _type(next(one for one in entry["anyOf"] if one.get("type") != "null"))
@@ -132,10 +136,13 @@ def _type(entry: Mapping[str, Any]) -> str:
     kind = str(entry.get("type", "table"))
     if kind == "array":
         return f"list of {_type(entry.get('items', {'type': 'value'}))}"
-    low = {"minimum": "≤", "exclusiveMinimum": "<"}
-    high = {"maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{entry[key]:g} {sign} ·" for key, sign in low.items() if key in entry]
-    limits += [f"{sign} {entry[key]:g}" for key, sign in high.items() if key in entry]
-    words = " ".join(limits) if not limits or limits[0].endswith("·") else f"· {' '.join(limits)}"
+    low = next((f"{entry[key]:g} {sign} " for key, sign in _LOW.items() if key in entry), "")
+    high = next((f" {sign} {entry[key]:g}" for key, sign in _HIGH.items() if key in entry), "")
+    words = f"{low}·{high}" if low and high else high.strip() or _turned(low)
     names = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "table"}
     return ", ".join(filter(None, (names.get(kind, kind), words)))
+
+
+def _turned(low: str) -> str:
+    """A lower limit by itself, read from the value: ``1 ≤`` is ``≥ 1``."""
+    return " ".join(reversed(low.split())).replace("≤", "≥").replace("<", ">")
