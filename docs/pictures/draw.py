@@ -78,7 +78,7 @@ def masks_over_rounds(rounds: int, shown: int) -> np.ndarray:
         uploads = []
         for i, download in zip(cohort.clients, method.downloads(net, state, cohort), strict=True):
             inputs, labels = clients[i]
-            batches = torch.randperm(len(labels)).split(32)
+            batches = torch.randperm(len(labels)).split(8)
             noise = torch.rand(len(batches) + 1, half.noise_size(net))
             local, losses = half.start(net, download, memories.get(i)), []
             for rows, numbers in zip(batches, noise[:-1], strict=True):
@@ -117,7 +117,7 @@ def draw_idea(path: Path) -> None:
     figure = plt.figure(figsize=(7.2, 5.2), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[1, 1.25])
     draw_masks(above, masks_over_rounds(rounds=10, shown=32))
-    runs = {"FedAvg": (accuracy("fedavg"), PLAIN), "with warmup": (accuracy(METHOD), FIRST)}
+    runs = {"FedAvg": (accuracy("fedavg"), PLAIN), "with warmup\n(fixed masks)": (accuracy(METHOD), FIRST)}
     draw_curves(below.subplots(), runs)
     figure.savefig(path)
 
