@@ -66,7 +66,7 @@ def masks_over_rounds(rounds: int, shown: int) -> np.ndarray:
 
     Two clients, two classes each; 0 nobody, 1 the first, 2 the second, 3 both.
     """
-    x, y = rings(3200, seed=0)
+    x, y = rings(800, seed=0)
     clients = [(x[y % 2 == part], y[y % 2 == part]) for part in (0, 1)]
     torch.manual_seed(0)
     net = fedpews.Network(network(), x[:1])
@@ -78,7 +78,7 @@ def masks_over_rounds(rounds: int, shown: int) -> np.ndarray:
         uploads = []
         for i, download in zip(cohort.clients, method.downloads(net, state, cohort), strict=True):
             inputs, labels = clients[i]
-            batches = torch.randperm(len(labels)).split(8)
+            batches = torch.randperm(len(labels)).split(32)
             noise = torch.rand(len(batches) + 1, half.noise_size(net))
             local, losses = half.start(net, download, memories.get(i)), []
             for rows, numbers in zip(batches, noise[:-1], strict=True):
@@ -129,7 +129,7 @@ def draw_masks(figure: SubFigure, owners: np.ndarray) -> None:
     axes.set(xlabel="neuron of the first hidden layer", ylabel="warmup round", xticks=[])
     axes.set(yticks=[0.5, 4.5, 9.5], yticklabels=[1, 5, 10])
     axes.spines[:].set_visible(False)
-    axes.set_title("Masks part: which of two clients keeps a neuron", loc="left")
+    axes.set_title("Masks part: which of two clients trains a neuron", loc="left")
     _key(figure)
 
 
