@@ -1,19 +1,20 @@
 # make demo   see FedPeWS win on the synthetic data (sets up first)
 # make test   the tests (make test-slow: those that take minutes each, too)
 # make check  lint, format and types
+# make docs   the documentation: build/site/index.html
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow zoo check format vendor bench bench-peers docs clean
+.PHONY: setup demo test test-slow zoo check format vendor bench bench-peers docs pictures clean
 
 setup: $(VENV)/.ready
 
 # the constraints pin torch first: an unpinned one pulls gigabytes of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower,pandas]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,flower,pandas]"
 	touch $@
 
 demo: setup
@@ -59,9 +60,14 @@ bench-peers:
 	test -x benchmarks/.peers/bin/python || $(PYTHON) -m venv benchmarks/.peers
 	benchmarks/.peers/bin/python -m pip install --quiet -c constraints.txt -e . "flwr[simulation]==1.41.0" pfl
 
-# the measured parts of the README, after `fedpews reproduce ... --pages docs/results` or `make bench`
+# the docs' generated parts (every key, the ratios of `make bench`), then the site, strictly: build/site/index.html
 docs: setup
-	$(BIN)/python docs/measured.py
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --strict
+
+# the pictures of docs/idea.md and the README, from runs made on the spot
+pictures: setup
+	$(BIN)/python docs/pictures/draw.py
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache

@@ -30,7 +30,7 @@ ROOMS = {
     "compose": {"methods", "user_code", "warmup"},
     "configs": {"compose"},
     "experiment": {"compose", "configs"},
-    "keys": {"compose", "experiment", "methods"},
+    "keys": {"compose", "configs", "experiment", "methods"},
     "engines": {"data", "methods", "neurons", "seeds", "torch_private", "trees"},
     "observe": {"methods", "neurons", "results"},
     "server": {"data", "engines", "methods", "neurons", "observe", "results", "seeds", "trees"},
@@ -99,6 +99,7 @@ ROOMS = {
         "trackers",
     },
     "__init__": {"compose", "data", "experiment", "loading", "methods", "neurons", "running", "warmup"},
+    "__main__": {"cli"},
 }
 
 LIGHT = {"errors": {"pydantic"}, "seeds": set(), "user_code": set(), "trees": {"torch"}}

@@ -12,11 +12,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedpews.cli.complete import lists
 from fedpews.cli.console import err, out
 from fedpews.cli.data import data
 from fedpews.cli.flower import flower
 from fedpews.cli.options import Config, DataDir, Log, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
 from fedpews.cli.pages import PAGES, write_joint_page
+from fedpews.cli.recipes import RECIPES
 from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, nearest
@@ -26,7 +28,6 @@ app = typer.Typer(
     help="Federated learning among clients whose data have almost nothing in common.\n\n"
     "Start with:  fedpews run synthetic-32k --method fedavg --method fedavg+pews --rounds 150",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -34,10 +35,21 @@ app.add_typer(data)
 app.add_typer(flower)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import fedpews
+
+        out.print(f"fedpews {fedpews.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _settings(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
     context.obj = debug
 
@@ -94,7 +106,9 @@ def _run_one(
 
 @app.command(name="list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, data, models, recipes, studies or keys")],
+    what: Annotated[
+        str, typer.Argument(help="methods, data, models, recipes, studies or keys", autocompletion=lists)
+    ],
 ) -> None:
     """What there is to choose from."""
     kinds = {
@@ -204,11 +218,11 @@ def _explained(debug: bool) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-for command in (*PAGES, *STUDIES):
+for command in (*RECIPES, *PAGES, *STUDIES):
     app.command()(command)
 
 
 def main() -> None:
     """The console command."""
     with _explained("--debug" in sys.argv[1:]):
-        app()
+        app(prog_name="fedpews")

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from fedpews.cli.complete import configs, study_names
 from fedpews.cli.console import err, out
 from fedpews.cli.options import DataDir, Quiet, Seeds, parse_seeds
 from fedpews.errors import ConfigError, Interrupted
@@ -37,12 +38,15 @@ StandIn = Annotated[
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(help="A study (fedpews list recipes: those in paper/), all, or a TOML file.")
+        str,
+        typer.Argument(
+            help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names
+        ),
     ],
     quick: Quick = False,
     folder: Out = Path("results"),
     pages: Annotated[
-        Path | None, typer.Option(help="Where pages are written [default: the --out folder].")
+        Path | None, typer.Option(help="Where pages are written.", show_default="the --out folder")
     ] = None,
     seeds: Seeds = None,
     data_dir: DataDir = None,
@@ -81,7 +85,7 @@ def reproduce(
 
 
 def plan(
-    name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.")],
+    name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.", autocompletion=study_names)],
     quick: Quick = False,
     folder: Out = Path("results"),
     seeds: Seeds = None,
@@ -123,7 +127,7 @@ def plan(
 
 
 def sweep(
-    config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.")],
+    config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.", autocompletion=configs)],
     grid: Annotated[
         list[str] | None,
         typer.Option(

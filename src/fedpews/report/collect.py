@@ -181,7 +181,9 @@ def _floats(values: Sequence[float], places: Sequence[int]) -> str:
 def client_names(run: Run) -> list[str]:
     """Every client by its own name, or by its number."""
     about = run.federation
-    last: dict[str, Any] = next((record["client_accuracy"] for record in run.records if "client_accuracy" in record), [])
+    last: list[Any] = next(
+        (record["client_accuracy"] for record in run.records if "client_accuracy" in record), []
+    )
     count = int(about.get("clients", len(last)))
     names = [str(name) for name in about.get("client_names", [])]
     return names if len(names) == count else [f"client {number}" for number in range(count)]
