@@ -36,7 +36,7 @@ def method_names(incomplete: str) -> list[str]:
     from fedpews.compose import METHODS, SERVERS
 
     head, plus, last = incomplete.rpartition("+")
-    parts = (*SERVERS, "pews", "pews-fixed", "pews-auto", "fedbn") if plus else METHODS
+    parts = (*SERVERS, "pews", "pews-fixed", "pews-auto", "pews-random", "fedbn") if plus else METHODS
     return [f"{head}{plus}{part}" for part in parts if part.startswith(last)]
 
 
