@@ -117,3 +117,19 @@ def main_output(value: Any) -> Tensor:
         f"the model returns a {type(value).__name__} in which there is no tensor; return a tensor, a tuple whose "
         "first entry is one, a dict with 'logits', or an object with .logits"
     )
+
+
+def made_up(example: Any, generator: torch.Generator) -> Any:
+    """Two made-up inputs like the example: random numbers, and the example's own tokens."""
+
+    def make(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf[:1].expand(2, *leaf.shape[1:])
+        return torch.rand(2, *leaf.shape[1:], generator=generator).to(leaf)
+
+    return tree_map_only(Tensor, make, example)
+
+
+def doubled(leaf: Tensor) -> Tensor:
+    """Numbers in double precision; tokens stay what they are."""
+    return leaf.double() if leaf.is_floating_point() else leaf

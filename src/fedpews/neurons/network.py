@@ -20,7 +20,7 @@ from fedpews.neurons.batch import Batch as Batch
 from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
 from fedpews.neurons.differentiate import differentiate
-from fedpews.neurons.example import arguments, main_output, outputs_of, run
+from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
 from fedpews.neurons.modules import batch_counters, materialised, total
 from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import tree_leaves, tree_map_only
@@ -268,16 +268,6 @@ class Network:
             self.predict(self.initial(), tree_map_only(Tensor, lambda leaf: leaf[:1], self.example))
         return int(counter.get_total_flops())
 
-    def two_samples(self, generator: torch.Generator) -> Any:
-        """Two made-up inputs like the example: random numbers, and the example's own tokens."""
-
-        def make(leaf: Tensor) -> Tensor:
-            if not leaf.is_floating_point():
-                return leaf[:1].expand(2, *leaf.shape[1:])
-            return torch.rand(2, *leaf.shape[1:], generator=generator).to(leaf)
-
-        return tree_map_only(Tensor, make, self.example)
-
     def blank_labels(self, samples: int) -> Tensor:
         """Labels of the form the loss takes, all zero."""
         return torch.zeros_like(self.label).expand(samples, *self.label.shape[1:])
@@ -290,7 +280,7 @@ class Network:
         """
         if self.graph.uncut:
             return False
-        x = self.two_samples(torch.Generator().manual_seed(0))
+        x = made_up(self.example, torch.Generator().manual_seed(0))
         neurons = torch.zeros(self.graph.size, dtype=torch.bool, device=self.device)
         for layer in self.graph.layers:  # every other one, and never none
             neurons[layer.start : layer.start + layer.size : 2] = True
@@ -319,7 +309,7 @@ class Network:
             and any(axis.reads for axis in self.graph.axes.get(f"{name}.weight", ()))
         }
         generator = torch.Generator().manual_seed(0)
-        x = self.two_samples(generator)
+        x = made_up(self.example, generator)
         trial = copy.copy(self)
         trial._gates = torch.rand(self.graph.size, generator=generator).to(self.device) + 0.5
 
@@ -327,7 +317,7 @@ class Network:
             trial.__dict__["_fed"] = gated_at
             # in training a norm over two samples would blow up the rounding of single precision
             params = {name: value.double() if training else value for name, value in self.initial().items()}
-            batch = tree_map_only(Tensor, _double, x) if training else x
+            batch = tree_map_only(Tensor, doubled, x) if training else x
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 return outputs_of(trial._call(params, batch, training=training)[0])
@@ -408,7 +398,3 @@ class Network:
             module = copy_module(self._template).train(training)
             setattr(self._own, name, module)
         return module
-
-
-def _double(leaf: Tensor) -> Tensor:
-    return leaf.double() if leaf.is_floating_point() else leaf
