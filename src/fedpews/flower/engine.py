@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from logging import INFO
 from pathlib import Path
 
-import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from fedpews.engines.engine import Done, Engine, Job
+from fedpews.engines.evaluate import Part as EvaluatedPart
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
 from fedpews.experiment import FlowerTable
@@ -143,9 +143,15 @@ class FlowerEngine(Engine):
             self.accepted.accept(seed, client, self._round)
         return [done[job.seed, job.client] for job in jobs if (job.seed, job.client) in done]
 
-    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+    def evaluate(
+        self,
+        models: Sequence[Tree],
+        seeds: Sequence[int],
+        part: EvaluatedPart = "test",
+        owners: Sequence[int | None] | None = None,
+    ) -> list[Score]:
         if self.local is not None:
-            return self.local.evaluate(models, seeds)
+            return self.local.evaluate(models, seeds, part, owners)
         return self._evaluate_at_sites(models, seeds)
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
@@ -282,7 +288,7 @@ class FlowerEngine(Engine):
                 "no site has test samples and the server has none either; give the server a test set "
                 "(test=FILE in its run config) or the sites theirs (test_x, test_y)"
             )
-        return [Score(torch.tensor([right]), torch.tensor([seen]), loss) for right, seen, loss in totals]
+        return [Score.of_counts(int(right), int(seen), loss) for right, seen, loss in totals]
 
 
 def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:

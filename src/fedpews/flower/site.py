@@ -60,7 +60,7 @@ class Site:
             scores = engine.evaluate(models, [part.seed for part in task.parts])
         finally:
             engine.close()
-        return [(int(score.correct.sum()), int(score.seen.sum()), float(score.loss)) for score in scores]
+        return [score.counts() for score in scores]
 
     def evaluate_personal(self, task: Task) -> float:
         """The accuracy of this site's own model on its own test samples, or on the classes it has."""
