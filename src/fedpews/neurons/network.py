@@ -136,7 +136,11 @@ class Network:
             return self._first.graph
         from fedpews.neurons.trace import trace
 
-        return trace(self._module(training=False), self.example)
+        module = self._module(training=False)
+        if self.device.type != "cpu":
+            # neurons are the same everywhere, and the CPU has no limits of its own to trip over
+            module = copy.deepcopy(module).to("cpu")
+        return trace(module, self.example.cpu())
 
     @cached_property
     def classifier(self) -> str:
