@@ -18,6 +18,7 @@ from fedpews.neurons.network import Network
 from fedpews.report.compare import find_runs, table, verdicts
 from fedpews.report.curves import curve
 from fedpews.server import average_of, measure_ownership
+from fedpews.tasks.names import Goal
 from fedpews.testing import small_network
 from fedpews.warmup import with_warmup
 
@@ -83,7 +84,7 @@ def test_a_run_that_was_never_evaluated_still_has_a_summary() -> None:
     from fedpews.results.records import summarize
 
     records = [{"seed": 0, "round": 1, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}]
-    summary = summarize(records, "fedavg", 0.5)
+    summary = summarize(records, "fedavg", Goal(value=0.5))
     assert summary["final_accuracy"]["mean"] is None
     assert summary["rounds_to_target"]["reached"] == 0
 

@@ -26,6 +26,7 @@ from fedpews.report.runs import find_runs
 from fedpews.results.neurons import Ownership
 from fedpews.results.records import summarize
 from fedpews.running import run
+from fedpews.tasks.names import Goal
 
 
 def document(page: Path) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def write_large(folder: Path, method: str, seeds: int, rounds: int, clients: int
     (folder / "federation.json").write_text(json.dumps(about | {"layers": layers, "data": "x"}))
     experiment = Experiment(rounds=rounds, seeds=list(range(seeds)), method={"name": "fedavg"})
     (folder / "config.toml").write_text(experiment.to_toml())
-    (folder / "summary.json").write_text(json.dumps(summarize(records, method, 0.9)))
+    (folder / "summary.json").write_text(json.dumps(summarize(records, method, Goal(value=0.9))))
 
 
 def test_six_runs_of_five_seeds_and_500_rounds_fit_in_two_megabytes(tmp_path: Path) -> None:
