@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import nn
 
 from fedpews import compose, data, models
 from fedpews.configs import override
-from fedpews.data.federation import Federation, Samples, from_clients
+from fedpews.data.federation import Federation, Samples, digest, from_clients
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
 from fedpews.errors import ConfigError, first_line
@@ -45,13 +44,7 @@ class Setup:
     @cached_property
     def data_hash(self) -> str:
         """A digest of all samples and of who holds which."""
-        digest = hashlib.blake2b(digest_size=8)
-        held = self.data
-        for tensor in (held.x, held.y, held.test_x, held.test_y, torch.cat(held.clients)):
-            digest.update(str(tuple(tensor.shape)).encode())
-            digest.update(tensor.cpu().contiguous().numpy().data)
-        digest.update(str([len(rows) for rows in held.clients]).encode())
-        return digest.hexdigest()
+        return digest(self.data)
 
     @property
     def rules(self) -> Rules:

@@ -131,7 +131,12 @@ class FlowerTable(_Table):
     wait_seconds: NotNegative = Field(
         600.0, description="how long to wait for min_sites before the run stops"
     )
-    max_norm: Positive | None = Field(None, description="refuse an upload whose change is larger than this")
+    max_norm: Positive | None = Field(
+        None, description="refuse an upload of which any part (change, controls, ...) is larger than this"
+    )
+    norm_multiple: Annotated[float, Field(gt=1)] = Field(
+        5.0, description="refuse an upload larger than so many medians of its round; inf refuses none"
+    )
     max_samples: Count = Field(10**9, description="refuse an upload that claims more samples")
     lost_memory: Literal["refuse", "restart"] = Field(
         "refuse", description="what a site does that lost its private memory"

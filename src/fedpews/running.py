@@ -145,7 +145,9 @@ def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoin
     else:
         states = checkpoint.states
     memories.restore({} if checkpoint is None else checkpoint.memories)
-    return Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
+    server = Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
+    server.pending = [] if checkpoint is None else list(checkpoint.about.get("pending", []))
+    return server
 
 
 def _loop(
@@ -162,7 +164,7 @@ def _loop(
     watcher.begin(experiment, done, f"{server.engine.name} engine" + (f", {why}" if why else ""))
     with _stop_signal(watcher.stopping) as stop:
         for round in range(done + 1, experiment.rounds + 1):
-            new = server.run(round)
+            new = server.run(round, last=round == experiment.rounds)
             records += new
             if watcher.models is not None:
                 watcher.models(round, server.models())
@@ -170,8 +172,11 @@ def _loop(
                 folder.append(new)
                 last = round == experiment.rounds or stop.is_set()
                 if last or round % experiment.runtime.checkpoint_every == 0:
-                    folder.save_checkpoint(round, server.states, server.memories, _about(setup))
-            watcher.round(new)
+                    folder.save_checkpoint(
+                        round, server.states, server.memories, _about(setup) | {"pending": server.pending}
+                    )
+            if new:
+                watcher.round(new)
             if stop.is_set():
                 kept = "nothing was saved"
                 if folder is not None:
@@ -193,7 +198,7 @@ def _result(setup: Setup, server: Server, records: list[Record], folder: RunFold
     )
 
 
-def _about(setup: Setup) -> dict[str, str]:
+def _about(setup: Setup) -> dict[str, Any]:
     """What a checkpoint must have been made with, to go on from it."""
     return {"changes": setup.experiment.fingerprint(), "data": setup.data_hash, "layout": STATE_LAYOUT}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import encode_download, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.results.memories import Store
+from fedpews.results.nests import leaves
 from fedpews.seeds import fold
-from fedpews.trees import Nest, Tree
+from fedpews.trees import Nest, Tree, norm
 
 SHOWN_CLIENTS = 100
 """Up to so many clients, a record lists every client's accuracy."""
@@ -78,10 +79,19 @@ class Server:
         self.net, self.method, self.data, self.engine = net, method, data, engine
         self.memories, self.rules, self.states = memories, rules, dict(states)
         known = len(data.y) > 0  # a server among real sites has nobody's samples
+        self.pending: list[dict[str, Any]] = []
+        """Records of the last round that wait for its evaluation."""
         self._counts = data.counts() if known and len(data) <= SHOWN_CLIENTS else None
 
-    def run(self, round: int) -> list[dict[str, Any]]:
-        """One round of all seeds; a record for each."""
+    def run(self, round: int, last: bool = True) -> list[dict[str, Any]]:
+        """One round of all seeds; a record for each seed of every round whose evaluation is known now.
+
+        Among sites the model is evaluated where the next round trains it, so that a round is one message and not two;
+        its record then comes with the next round's, and ``pending`` is what is known of it until then.
+
+        Args:
+            last: whether no round follows, so that the records must be complete.
+        """
         began = time.perf_counter()
         cohorts = {
             seed: choose_cohort(len(self.data), self.rules.participation, round, seed) for seed in self.states
@@ -96,41 +106,63 @@ class Server:
             for seed, cohort in cohorts.items()
             for client, download in zip(cohort.clients, downloads[seed], strict=True)
         ]
+        on_the_way = self.engine.scores_on_the_way(jobs)
+        settled = [] if on_the_way else self._settle(self._evaluate)
         uploads: dict[int, list[Upload]] = {seed: [] for seed in self.states}
         for done in self.engine.train(jobs):
             self.memories.put(done.seed, done.client, done.memory)
             uploads[done.seed].append(done.upload)
+        settled += self._settle(lambda: self.engine.scores_found(list(self.states)))
         for seed, state in self.states.items():
             average = average_of(self.net, uploads[seed], self.rules.weighting)
             self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
-        scores = self.engine.evaluate(list(self.models().values()))
+            check_update(state, self.states[seed], uploads[seed])
+        scores = None if on_the_way and not last else self._evaluate()
         seconds = (time.perf_counter() - began) / len(self.states)
-        return [
+        self.pending = [
             {
                 "seed": seed,
                 "round": round,
                 "phase": phases[seed],
-                **self._measure(score, uploads[seed], downloads[seed]),
+                **self._measure(uploads[seed], downloads[seed]),
                 **self._evaluate_personal(seed, cohorts[seed]),
                 "seconds": seconds,
             }
-            for seed, score in zip(self.states, scores, strict=True)
+            for seed in self.states
         ]
+        return settled if scores is None else settled + self._settle(lambda: scores)
+
+    def _evaluate(self) -> list[Score]:
+        return self.engine.evaluate(list(self.models().values()))
+
+    def _settle(self, evaluate: Callable[[], Sequence[Score]]) -> list[dict[str, Any]]:
+        """Complete the records that wait for their evaluation."""
+        waiting, self.pending = self.pending, []
+        if not waiting:
+            return []
+        scored = zip(waiting, evaluate(), strict=True)
+        return [{**record, **self._measure_score(score)} for record, score in scored]
 
     def models(self) -> dict[int, Tree]:
         """Each seed's global model."""
         return {seed: self.method.params(state) for seed, state in self.states.items()}
 
-    def _measure(self, score: Score, uploads: list[Upload], downloads: list[Download]) -> dict[str, Any]:
+    def _measure_score(self, score: Score) -> dict[str, Any]:
         if not math.isfinite(score.loss):
             raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
-        record: dict[str, Any] = {
-            "accuracy": score.accuracy,
-            "loss": score.mean_loss,
-            "train_loss": sum(upload.loss for upload in uploads) / len(uploads),
-        }
+        record: dict[str, Any] = {"accuracy": score.accuracy, "loss": score.mean_loss}
         if self._counts is not None:
             record["client_accuracy"] = score.client_accuracy(self._counts)
+        if score.sites:
+            record["sites"] = {
+                name: {"accuracy": right / seen, "loss": loss / seen, "samples": seen}
+                for name, (right, seen, loss) in score.sites.items()
+                if seen
+            }
+        return record
+
+    def _measure(self, uploads: list[Upload], downloads: list[Download]) -> dict[str, Any]:
+        record: dict[str, Any] = {"train_loss": sum(upload.loss for upload in uploads) / len(uploads)}
         shared = {id(download): download for download in downloads}
         sizes = {key: len(encode_download(self.net, download)) for key, download in shared.items()}
         record["bytes_up"] = sum(len(encode_upload(self.net, upload)) for upload in uploads)
@@ -169,6 +201,21 @@ class Server:
         if len(self.data) <= SHOWN_CLIENTS:
             record["client_personal_accuracy"] = [found.get(client) for client in clients]
         return record
+
+
+def check_update(old: Nest, new: Nest, uploads: Sequence[Upload]) -> None:
+    """Refuse to go on with a state that is broken, before anything of it is saved, and say whose upload was largest."""
+    before = dict(leaves(old))
+    for name, value in leaves(new):
+        if not value.is_floating_point() or bool(torch.isfinite(value).all()):
+            continue
+        if name in before and not bool(torch.isfinite(before[name]).all()):
+            continue
+        largest = max(uploads, key=lambda upload: float(norm(upload.params)))
+        raise RunFailed(
+            f"the aggregate of round {uploads[0].round} is not finite any more ({name}); the largest upload is that "
+            f"of client {largest.client}. Nothing of this round is saved; lower train.lr or train.server_lr."
+        )
 
 
 def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str, Any]:

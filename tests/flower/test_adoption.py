@@ -31,7 +31,7 @@ from fedpews.seeds import fold
 from fedpews.warmup.clients import LearnedClient
 from fedpews.warmup.masks import Learned
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "flower-quickstart"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 
 
 def model() -> nn.Module:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from fedpews.flower.flwr_apps import site_number
 from memory_grid import MemoryGrid
 
 from fedpews.errors import ConfigError
@@ -21,6 +20,8 @@ from fedpews.flower.deploy.keys import make_server_keys, make_site_key
 from fedpews.flower.deploy.loopback import up
 from fedpews.flower.deploy.processes import Processes, descendants
 from fedpews.flower.deploy.template import new_app, starter
+from fedpews.flower.handlers import site_number
+from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.memory import MemoryLost, SiteMemory
 
 RUN = "0123456789abcdef" * 2
@@ -147,7 +148,8 @@ def test_a_node_that_does_not_say_its_site_is_not_asked_all_the_time(grid: Memor
         asked.append(message)
 
     grid.nodes = {1: silent}
-    found = roster.Roster(grid, 2, lambda text: None)  # type: ignore[arg-type]
+    expected = Expected(2, "1", "a", "5", 4, None)
+    found = roster.Roster(grid, expected, None, Seen(None), lambda text: None)  # type: ignore[arg-type]
     for _ in range(3):
         assert found.online() == {}
     assert len(asked) == 1

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedpews.flower.rules import Tolerance, TooFewSites
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from memory_grid import MemoryGrid, site_handler
 
 from fedpews.errors import CheckpointError
-from fedpews.experiment import Experiment
+from fedpews.experiment import Experiment, FlowerTable
 from fedpews.flower.app import serve
+from fedpews.flower.engine import TooFewSites, is_enough
 from fedpews.flower.messages import pack
 from fedpews.results.records import read_rounds
 from fedpews.running import run
@@ -348,17 +348,17 @@ def test_warmup_rounds_send_less_over_the_wire(tmp_path: Path, grid: MemoryGrid)
 @pytest.mark.parametrize(
     ("rule", "asked", "good", "closes"),
     [
-        (Tolerance(min_sites=2), 3, 2, True),
-        (Tolerance(min_sites=2), 3, 1, False),
-        (Tolerance(min_sites=2), 1, 1, True),  # a cohort of one needs only that one
-        (Tolerance(min_sites=1, max_failures=0), 2, 1, False),
-        (Tolerance(min_sites=1, max_failures=1), 2, 1, True),
+        (FlowerTable(min_sites=2), 3, 2, True),
+        (FlowerTable(min_sites=2), 3, 1, False),
+        (FlowerTable(min_sites=2), 1, 1, True),  # a cohort of one needs only that one
+        (FlowerTable(min_sites=1, max_failures=0), 2, 1, False),
+        (FlowerTable(min_sites=1, max_failures=1), 2, 1, True),
     ],
 )
 def test_a_round_closes_with_enough_good_uploads(
-    rule: Tolerance, asked: int, good: int, closes: bool
+    rule: FlowerTable, asked: int, good: int, closes: bool
 ) -> None:
-    assert rule.enough(asked, good) is closes
+    assert is_enough(rule, asked, good) is closes
 
 
 def test_an_upload_above_the_norm_bound_is_refused(tmp_path: Path, grid: MemoryGrid) -> None:

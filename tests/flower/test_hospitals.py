@@ -11,7 +11,7 @@ import numpy as np
 from fedpews import data
 from fedpews.experiment import Experiment
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "hospitals"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
 
 
 def test_without_the_files_it_says_so_and_stops(tmp_path: Path) -> None:

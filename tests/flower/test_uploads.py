@@ -18,8 +18,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedpews.compose import method as make
-from fedpews.engines.engine import Job
-from fedpews.flower.uploads import Limits, UploadCheck, sample_upload
+from fedpews.engines.engine import Job, Schedule
+from fedpews.experiment import FlowerTable
+from fedpews.flower.uploads import UploadCheck, sample_upload
 from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.wire import LOSS, BadMessage, encode_upload
 from fedpews.neurons.network import Network
@@ -56,7 +57,12 @@ def scene(name: str) -> tuple[UploadCheck, Job, Upload, bytes]:
     download = method.downloads(NET, state, cohort)[1]
     job = Job(0, CLIENT, method.client(method.phase(state, ROUND)), download, None, lr=0.1)
     honest = sample_upload(NET, job)
-    return UploadCheck(NET, Limits(max_samples=1000, max_steps=1000)), job, honest, encode_upload(NET, honest)
+    return (
+        UploadCheck(NET, FlowerTable(max_samples=1000), Schedule(batch_size=2)),
+        job,
+        honest,
+        encode_upload(NET, honest),
+    )
 
 
 def refused(name: str, data: bytes) -> bool:
@@ -262,6 +268,6 @@ def test_a_change_above_the_norm_bound_is_refused_and_one_below_is_not() -> None
     moved = replace(honest, params=dict(job.download.params))
     moved.params["0.bias"] = job.download.params["0.bias"] + 3.0  # six elements: a norm of 3·√6 = 7.35
     data = encode_upload(NET, moved)
-    UploadCheck(NET, Limits(max_norm=7.4)).read(job, data)
+    UploadCheck(NET, FlowerTable(max_norm=7.4)).read(job, data)
     with pytest.raises(BadMessage, match=r"norm 7\.34"):
-        UploadCheck(NET, Limits(max_norm=7.3)).read(job, data)
+        UploadCheck(NET, FlowerTable(max_norm=7.3)).read(job, data)

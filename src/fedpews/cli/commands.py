@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedpews.cli.console import err, out
 from fedpews.cli.data import data
-from fedpews.cli.flower import flower
+from fedpews.cli.flower import flower, run_site
 from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
 from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(data)
 app.add_typer(flower)
+app.command("site")(run_site)
 
 
 @app.callback()

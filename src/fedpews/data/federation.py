@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -194,6 +195,16 @@ def _samples(x: Any, y: Any, whose: str) -> tuple[Tensor, Tensor]:
     if int(y.min()) < 0:
         raise ConfigError(f"{whose}: label {int(y.min())} is below 0; labels count from 0.")
     return x, y
+
+
+def digest(data: Federation) -> str:
+    """A digest of all samples and of who holds which."""
+    found = hashlib.blake2b(digest_size=8)
+    for tensor in (data.x, data.y, data.test_x, data.test_y, torch.cat(data.clients)):
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.cpu().contiguous().numpy().data)
+    found.update(str([len(rows) for rows in data.clients]).encode())
+    return found.hexdigest()
 
 
 def _tensor(values: Any) -> Tensor:

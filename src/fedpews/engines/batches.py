@@ -26,6 +26,15 @@ def draw_batches(samples: int, schedule: Schedule, seed: int) -> list[Tensor]:
     return list(order.split(sizes))
 
 
+def count_steps(samples: int, schedule: Schedule) -> int:
+    """How many steps a client with so many samples takes in a round.
+
+    >>> count_steps(5, Schedule(batch_size=2, epochs=2))
+    6
+    """
+    return schedule.steps or (schedule.epochs or 1) * -(-samples // schedule.batch_size)
+
+
 def draw_order(samples: int, schedule: Schedule, seed: int) -> tuple[Tensor, list[int]]:
     """The same as one tensor, batch after batch, and the sizes of the batches.
 
@@ -35,7 +44,7 @@ def draw_order(samples: int, schedule: Schedule, seed: int) -> tuple[Tensor, lis
     generator = torch.Generator().manual_seed(seed)
     full, rest = divmod(samples, schedule.batch_size)
     epoch = [schedule.batch_size] * full + [rest] * (rest > 0)
-    wanted = schedule.steps or (schedule.epochs or 1) * len(epoch)
+    wanted = count_steps(samples, schedule)
     epochs = -(-wanted // len(epoch))
     sizes = (epoch * epochs)[:wanted]
     order = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])

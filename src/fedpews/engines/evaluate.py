@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 
@@ -34,6 +34,8 @@ class Score:
     correct: Tensor  # (classes,) samples of each class that were recognised
     seen: Tensor  # (classes,)
     loss: float  # summed over the samples
+    sites: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
+    """By the site's name, what it found on its own test samples: right, seen and loss."""
 
     def __add__(self, other: Score) -> Score:
         return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss)
