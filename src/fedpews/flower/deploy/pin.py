@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,11 @@ class Pin:
 
 def app_hash(folder: Path) -> str:
     """The SHA-256 of an app as Flower packs it: the same files give the same hash on every machine."""
+    return hashlib.sha256(pack_app(folder)).hexdigest()
+
+
+def pack_app(folder: Path) -> bytes:
+    """An app as Flower sends it."""
     from flwr.cli.build import build_fab_from_disk
 
     if not (folder / "pyproject.toml").exists():
@@ -52,6 +58,9 @@ def app_hash(folder: Path) -> str:
             f"{folder} is no Flower app: it has no pyproject.toml (fedpews flower new makes one)"
         )
     try:
-        return hashlib.sha256(build_fab_from_disk(folder)).hexdigest()
+        with warnings.catch_warnings():  # of what Flower itself uses
+            warnings.simplefilter("ignore")
+            packed: bytes = build_fab_from_disk(folder)
     except Exception as error:
         raise ConfigError(f"{folder} cannot be packed as a Flower app: {first_line(error)}") from error
+    return packed
