@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from fedpews.flower.deploy.coordinator import Coordinator, run_command
@@ -138,7 +139,7 @@ def run_bare(sites: int, rounds: int, folder: Path) -> list[float]:
     finally:
         coordinator.processes.stop_all()
     times = json.loads(told.read_text())
-    return [b - a for a, b in zip(times, times[1:], strict=False)]
+    return [b - a for a, b in pairwise(times)]
 
 
 def main() -> None:

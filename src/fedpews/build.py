@@ -21,6 +21,7 @@ from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
+from fedpews.methods.robust import Aggregate
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.seeds import fold
@@ -56,6 +57,7 @@ class Setup:
             train.lr,
             tuple(train.lr_milestones),
             train.lr_decay,
+            aggregate=Aggregate(train.aggregate, train.trim, train.byzantine),
         )
 
 

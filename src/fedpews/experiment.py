@@ -74,6 +74,15 @@ class TrainTable(_Table):
     weighting: Literal["uniform", "samples"] = Field(
         "uniform", description="a client's weight in the average"
     )
+    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = Field(
+        "mean", description="how uploads become one; all but mean stand a few bad clients"
+    )
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.2, description="of the trimmed mean: the part left out at each end"
+    )
+    byzantine: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="of krum: how many clients may be bad; by default as many as it stands"
+    )
 
     @model_validator(mode="after")
     def _one_measure(self) -> Self:

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
+from fedpews.methods.robust import Aggregate
 from fedpews.methods.wire import encode_download, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.results.memories import Store
@@ -38,6 +39,7 @@ class Rules:
     lr: float = 0.01
     milestones: tuple[int, ...] = ()
     decay: float = 0.1
+    aggregate: Aggregate = field(default_factory=Aggregate)
 
     def lr_at(self, round: int) -> float:
         """The local learning rate: multiplied by ``decay`` after every milestone passed."""
@@ -115,6 +117,7 @@ class Server:
         settled += self._settle(lambda: self.engine.scores_found(list(self.states)))
         for seed, state in self.states.items():
             average = average_of(self.net, uploads[seed], self.rules.weighting)
+            average = self.rules.aggregate.of(average, uploads[seed])
             self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
             check_update(state, self.states[seed], uploads[seed])
         scores = None if on_the_way and not last else self._evaluate()
