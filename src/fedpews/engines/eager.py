@@ -34,7 +34,7 @@ class EagerEngine(Engine):
     ) -> None:
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
-        self._channels_last = prefers_channels_last(net.module(net.initial()))
+        self._channels_last = net.takes_channels_last and prefers_channels_last(net.module(net.initial()))
         if self._channels_last:
             keep_freed_memory()
         self._pool = ThreadPoolExecutor(

@@ -62,7 +62,7 @@ def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Sco
     """The score on one chunk of test samples, from ``first`` on."""
     last = first + chunk_size(net)
     x, y = data.test_x[first:last], data.test_y[first:last]
-    if x.dim() == 4:  # images: channels last is the order in which convolutions copy nothing
+    if net.takes_channels_last:  # the order in which convolutions copy nothing
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         outputs = net.predict(params, x)

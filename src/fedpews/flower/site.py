@@ -15,10 +15,14 @@ from fedpews.engines.engine import Job, Schedule
 from fedpews.flower.hello import Facts
 from fedpews.flower.memory import MemoryLost, SiteMemory
 from fedpews.flower.messages import Counts, Part, Task
-from fedpews.methods.contract import Download, Method, Upload
+from fedpews.flower.uploads import sample_upload
+from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.trees import Nest
+
+LATE = 10**9
+"""A round after every warmup."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,15 @@ class Site:
         for part, done in zip(task.parts, finished, strict=True):
             memory.write(part.seed, task.round, self._here(done.memory, "cpu"), part.kept)
         return {done.seed: encode_upload(self.net, self._send(done.upload)) for done in finished}
+
+    def rehearse(self) -> None:
+        """A step of every kind of round on two empty samples, and none of it kept."""
+        state = self.method.init(self.net, self.net.initial(), len(self.data))
+        for round in (1, LATE):
+            phase = self.method.phase(state, round)
+            cohort = Cohort(round, (self.number,), len(self.data), 0)
+            (download,) = self.method.downloads(self.net, state, cohort)
+            sample_upload(self.net, Job(0, self.number, self.method.client(phase), download, None, 0.1))
 
     def evaluate(self, task: Task) -> dict[int, Counts]:
         """For each seed's model: right answers, samples and summed loss on the site's own test samples."""

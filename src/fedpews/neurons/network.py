@@ -217,6 +217,23 @@ class Network:
         return int(counter.get_total_flops())
 
     @cached_property
+    def takes_channels_last(self) -> bool:
+        """Whether images may have their channels last in memory; ``x.view(-1, 400)`` after convolutions forbids it."""
+        if self.example.dim() != 4:
+            return False
+
+        def lay_out(value: Tensor) -> Tensor:
+            return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+        x = self.example[:1].expand(2, *self.example.shape[1:])
+        try:
+            with torch.no_grad():
+                self.predict(trees.map_tree(lay_out, self.initial()), lay_out(x))
+        except RuntimeError:
+            return False
+        return True
+
+    @cached_property
     def can_be_cut(self) -> bool:
         """Whether the module runs with the tensors of a smaller network, and computes what gates would.
 

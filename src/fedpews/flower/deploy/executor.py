@@ -7,6 +7,8 @@ changes is gone with its process.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import sys
@@ -15,7 +17,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from flwr.app import Context, Error, Message
@@ -36,6 +38,9 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fedpews.flower.deploy.pin import ForeignApp, Pin
 from fedpews.flower.deploy.processes import die_with_parent, leave_with_parent
+
+if TYPE_CHECKING:
+    from fedpews.flower.site import Site
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
@@ -93,9 +98,42 @@ def _warm_up(work: Work) -> None:
     if str(work.settings.get("device", "cpu")) != "cpu":
         return
     try:
-        warm_site(work.pin.folder / CONFIG, site_number(work.settings), work.settings)
+        site = warm_site(work.pin.folder / CONFIG, site_number(work.settings), work.settings)
+        _import_what_training_imports(site)
+        # found on first use otherwise, and so anew in every fork
+        net = site.net
+        net.gated(torch.ones(net.graph.size))
+        _ = net.can_be_cut, net.is_stochastic, net.flops, net.takes_channels_last
     except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
         print(f"this site cannot be built: {type(error).__name__}: {error}", flush=True)
+
+
+def _import_what_training_imports(site: Site) -> None:
+    """A fork takes a step of training and tells which modules that took (torch loads some of its own late).
+
+    Here they are only imported: a process that has run a backward pass must not be forked.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        known = set(sys.modules)
+        try:
+            site.rehearse()
+        except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
+            print(f"the rehearsal failed: {type(error).__name__}: {error}", flush=True)
+        finally:
+            names = [name for name in sys.modules if name not in known]
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write("\n".join(names))
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        names = pipe.read().split()
+    os.waitpid(child, 0)
+    for name in names:
+        # some can only be imported as part of another
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def _fork(work: Work, token: str) -> None:
