@@ -39,12 +39,12 @@ def test_a_new_app_is_thin_and_complete(tmp_path: Path) -> None:
     Experiment.load(files["experiment.toml"])
     readme = files["README.md"].read_text()
     for word in (
-        "--enable-supernode-auth",
-        "--ssl-certfile",
+        "fedpews flower serve",
+        "fedpews flower approve",
+        "fedpews site",
         "ssh-keygen",
-        "state-dir",
-        "resume=true",
-        "site=0",
+        "--state-dir",
+        "--resume",
     ):
         assert word in readme
 
