@@ -93,6 +93,16 @@ def test_without_a_roster_the_first_key_is_the_sites_for_good(tmp_path: Path, gr
     assert fingerprint(stranger) in said
 
 
+def test_the_operator_may_give_a_site_a_new_key_in_the_middle_of_a_run(
+    tmp_path: Path, grid: MemoryGrid
+) -> None:
+    old, new = keys(tmp_path, 2)
+    for key in (old, new):
+        known = KnownSites((KnownSite(1, "north", fingerprint(key)),))
+        grid.nodes, grid.keys = {9: says(FACTS)}, {9: key}
+        assert meet(grid, known, Seen(tmp_path / "seen.json"))[0] == {1: 9}
+
+
 def test_whoever_comes_later_takes_nobodys_place(grid: MemoryGrid) -> None:
     grid.nodes = {9: says(FACTS)}
     said: list[str] = []

@@ -74,12 +74,16 @@ class Seen:
         known = path is not None and path.exists()
         self._seen: dict[str, dict[str, Any]] = json.loads(path.read_text()) if known and path else {}
 
-    def check(self, facts: Facts, key: str) -> None:
-        """Refuse a site that has changed, with both values; remember one that is new."""
+    def check(self, facts: Facts, key: str | None) -> None:
+        """Refuse a site that has changed, with both values; remember one that is new.
+
+        Args:
+            key: None where the operator's roster says whose it is: it may give a site a new one.
+        """
         now = {"key": key, "data": facts.data, "samples": facts.samples, "test_samples": facts.test_samples}
         first = self._seen.setdefault(str(facts.site), now)
         for name, value in now.items():
-            if first[name] != value:
+            if first[name] != value and not (name == "key" and value is None):
                 raise BadMessage(
                     f"it says it is site {facts.site}, whose {name} was {first[name]} at first contact "
                     f"and is {value} now"

@@ -115,7 +115,7 @@ class Roster:
                 raise BadMessage(
                     f"it says it is site {facts.site}, but its key is that of site {entry.number}, {entry.name}"
                 )
-            self._seen.check(facts, key)
+            self._seen.check(facts, key if self._known is None else None)
         except BadMessage as error:
             self._say(f"node {node} ({key or 'no key'}) is refused: {error}")
             return None
