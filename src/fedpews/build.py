@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
+from fedpews.methods.private import epsilon, with_dp
 from fedpews.methods.robust import Aggregate
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
@@ -146,7 +148,19 @@ def build_method(experiment: Experiment) -> Method:
     rate = {} if train.server_lr is None else {"lr": train.server_lr}
     options = dict(experiment.method.model_extra or {})
     options |= {key: getattr(train, key) for key in ("momentum", "weight_decay") if getattr(train, key)}
-    return compose.method(name, warmup=_warmup(experiment), server=rate | experiment.server, **options)
+    method = compose.method(name, warmup=_warmup(experiment), server=rate | experiment.server, **options)
+    privacy = experiment.privacy.model_dump(exclude={"delta"})
+    return method if privacy["clip"] is None else with_dp(method, **privacy)
+
+
+def privacy_spent(experiment: Experiment, clients: int) -> dict[str, Any] | None:
+    """What a run's privacy costs, known before it begins; None without differential privacy."""
+    table = experiment.privacy
+    if table.clip is None:
+        return None
+    cohort = cohort_size(clients, experiment.participation)
+    spent = epsilon(table.noise, experiment.rounds, table.delta, clients, cohort, table.place)
+    return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}
 
 
 def _warmup(experiment: Experiment) -> dict[str, Any]:

@@ -119,6 +119,21 @@ class WarmupTable(_Table):
         return self
 
 
+class PrivacyTable(_Table):
+    clip: Positive | None = Field(
+        None, description="C, the longest change a client may send; turns differential privacy on"
+    )
+    noise: NotNegative = Field(
+        1.0, description="z, the noise multiplier: deviation z·C on the sum of the changes"
+    )
+    place: Literal["server", "client"] = Field("server", description="where noise is added: central or local")
+    adaptive: bool = Field(False, description="let C follow a quantile of the clients' lengths")
+    quantile: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="which quantile")
+    clip_lr: Positive = Field(0.2, description="how fast C follows")
+    bit_noise: Positive = Field(1.0, description="deviation of the noise on how many changes were not cut")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="δ at which ε is reported")
+
+
 class RuntimeTable(_Table):
     engine: Literal["auto", "eager", "compiled"] = Field("auto", description="who trains the clients")
     workers: Count | None = Field(
@@ -183,6 +198,7 @@ class Experiment(_Table):
     method: MethodTable = MethodTable()
     server: dict[str, float] = Field({}, description="the server optimiser's own options")
     warmup: WarmupTable = WarmupTable()
+    privacy: PrivacyTable = PrivacyTable()
     runtime: RuntimeTable = RuntimeTable()
     flower: FlowerTable = FlowerTable()
 
@@ -201,6 +217,13 @@ class Experiment(_Table):
             raise ValueError(
                 f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
                 "leave one of them out"
+            )
+        if self.privacy.clip is not None and (self.train.weighting, self.train.aggregate) != (
+            "uniform",
+            "mean",
+        ):
+            raise ValueError(
+                "with privacy.clip, train.weighting must be 'uniform' and train.aggregate 'mean'"
             )
         if self.warmup_kind != "none" and self.warmup_rounds > self.rounds:
             raise ValueError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedpews.build import Model, Setup, build, build_engine, resolve
+from fedpews.build import Model, Setup, build, build_engine, privacy_spent, resolve
 from fedpews.configs import flatten
 from fedpews.data.federation import Federation, Samples
 from fedpews.engines.engine import Engine
@@ -128,11 +128,15 @@ def train(
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
         checkpoint = None if folder is None else _reopen(folder, setup, resume)
         store = memories or (MemoryStore(None) if folder is None else folder.memory_store())
+        # before anything is trained: without an accountant there is no such run
+        spent = privacy_spent(setup.experiment, len(setup.data))
         engine, why = make_engine(setup)
         with closing(engine):
             server = _server(setup, engine, store, checkpoint)
             records = _loop(setup, server, folder, checkpoint, watcher or Watcher(), why)
         result = _result(setup, server, records, folder)
+        if spent is not None:
+            result.summary["privacy"] = spent
         if folder is not None:
             folder.finish(result.summary, result.params, result.neurons)
         return result

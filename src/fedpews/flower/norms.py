@@ -13,7 +13,7 @@ from fedpews.methods.contract import Download, Upload
 from fedpews.neurons.network import Network
 
 PARAMS = "params"
-BOUNDED = ("theta",)
+BOUNDED = ("theta", "privacy")
 """Parts of an upload whose values have bounds of their own."""
 
 POWERS = (0.0, 0.5, 1.0)

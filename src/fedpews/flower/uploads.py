@@ -12,7 +12,7 @@ from fedpews import trees
 from fedpews.engines.batches import count_steps
 from fedpews.engines.engine import Job, Schedule
 from fedpews.experiment import FlowerTable
-from fedpews.flower.norms import norms
+from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
@@ -163,9 +163,10 @@ def _check_values(upload: Upload) -> None:
     for key, tree in {"params": upload.params, **upload.extra}.items():
         if not trees.is_finite(tree):
             raise BadMessage(f"{key} holds values that are not finite")
-    for name, theta in upload.extra.get("theta", {}).items():
-        if not bool(((theta >= 0) & (theta <= 1)).all()):
-            raise BadMessage(f"theta.{name} holds values outside [0, 1]")
+    for key in BOUNDED:
+        for name, value in upload.extra.get(key, {}).items():
+            if not bool(((value >= 0) & (value <= 1)).all()):
+                raise BadMessage(f"{key}.{name} holds values outside [0, 1]")
 
 
 def _no_zeros(value: Tensor) -> Tensor:
