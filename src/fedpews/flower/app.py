@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedpews.build import Setup
     from fedpews.data import Federation
     from fedpews.engines.engine import Engine
+    from fedpews.flower.engine import FlowerEngine
     from fedpews.flower.memory import AcceptedRounds
     from fedpews.flower.site import Site
 
@@ -88,8 +89,10 @@ def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
 def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
     """Run the experiment with its clients at the sites; the run's folder is as in one process."""
     from fedpews.build import build
+    from fedpews.flower.delivery import BEST, FINAL, Best, send_models
     from fedpews.flower.memory import AcceptedRounds
-    from fedpews.running import train
+    from fedpews.flower.site_log import log_line
+    from fedpews.running import Watcher, train
 
     experiment = Experiment.load(config)
     # a round among sites takes seconds at least, so saving each one costs nothing
@@ -99,9 +102,15 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
     out = Path(str(settings.get("out") or f"runs/flower-{experiment.method_label}")).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     (out / layout.SITES_ERROR).unlink(missing_ok=True)
-    accepted = AcceptedRounds()
+    accepted, best = AcceptedRounds(), Best(log_line)
+    engines: list[FlowerEngine] = []
+
+    def make_engine(setup: Setup) -> tuple[Engine, str]:
+        engines.append(_engine(setup, grid, out, accepted, settings))
+        return engines[0], ""
+
     try:
-        train(
+        result = train(
             build(
                 experiment,
                 clients=_server_data(experiment, settings),
@@ -109,9 +118,16 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
             ),
             out=out,
             resume=bool(settings.get("resume", False)),
-            make_engine=lambda setup: (_engine(setup, grid, out, accepted, settings), ""),
+            watcher=Watcher(round=best.judge, models=best.keep),
+            make_engine=make_engine,
             memories=accepted,
         )
+        for engine in engines:
+            for kind, models in ((FINAL, result.params), (BEST, best.models)):
+                given = send_models(
+                    grid, engine.net, engine.roster, engine.run, kind, models, engine.limits.round_seconds
+                )
+                log_line(f"the {kind} model is at {', '.join(given) or 'no site'}")
     except Exception as error:
         known = isinstance(error, FedpewsError)
         message = str(error) if known else f"the server failed: {first_line(error)}"
@@ -122,7 +138,7 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
 
 def _engine(
     setup: Setup, grid: Any, out: Path, accepted: AcceptedRounds, settings: Mapping[str, Any]
-) -> Engine:
+) -> FlowerEngine:
     """The engine whose clients are the sites."""
     from fedpews.build import schedule
     from fedpews.engines.eager import EagerEngine

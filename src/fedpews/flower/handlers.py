@@ -33,6 +33,19 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
         site = build(site_number(context.node_config), context.node_config)
         return Message(hello_content(site.facts()), reply_to=message)
 
+    def keep(kind: str) -> None:
+        @app.query(kind)  # type: ignore[untyped-decorator]
+        def models(message: Message, context: Context) -> Message:
+            from fedpews.flower.messages import read_task
+
+            build(site_number(context.node_config), context.node_config).keep(
+                kind, read_task(message.content)
+            )
+            return Message(RecordDict({"kept": ConfigRecord({"kept": True})}), reply_to=message)
+
+    for kind in ("final", "best"):
+        keep(kind)
+
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         from fedpews.flower.messages import read_task, reply_content

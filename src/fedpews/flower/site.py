@@ -12,6 +12,7 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job, Schedule
+from fedpews.flower.delivery import keep_models
 from fedpews.flower.hello import Facts
 from fedpews.flower.memory import MemoryLost, SiteMemory
 from fedpews.flower.messages import Counts, Part, Task
@@ -69,6 +70,10 @@ class Site:
             cohort = Cohort(round, (self.number,), len(self.data), 0)
             (download,) = self.method.downloads(self.net, state, cohort)
             sample_upload(self.net, Job(0, self.number, self.method.client(phase), download, None, 0.1))
+
+    def keep(self, kind: str, task: Task) -> None:
+        """Put the models that the server hands out at the end into this site's folder."""
+        keep_models(self.memory(task.run).folder, kind, {p.seed: self._receive(p).params for p in task.parts})
 
     def evaluate(self, task: Task) -> dict[int, Counts]:
         """For each seed's model: right answers, samples and summed loss on the site's own test samples."""
