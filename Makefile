@@ -1,19 +1,20 @@
 # make demo   see FedPeWS win on the synthetic data (sets up first)
 # make test   the tests (make test-slow: those that take minutes each, too)
 # make check  lint, format and types
+# make docs   the documentation: build/site/index.html
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow check format bench bench-peers docs clean
+.PHONY: setup demo test test-slow zoo check format vendor bench bench-peers docs pictures clean
 
 setup: $(VENV)/.ready
 
 # the constraints pin torch first: an unpinned one pulls gigabytes of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower,pandas]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,flower,pandas]"
 	touch $@
 
 demo: setup
@@ -26,6 +27,11 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -q -n 2
 
+# the libraries of the zoo are 40 MB to fetch and 250 MB on disk; without them its tests are skipped
+zoo: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[zoo]"
+	$(BIN)/python -m pytest -q -n 2 tests/zoo
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,6 +40,16 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# the chart library inside the report, from npm by name and version; its checksums are in the repository
+UPLOT := 1.6.32
+VENDOR := src/fedpews/report/page/vendor
+vendor:
+	rm -rf build/uplot && mkdir -p build/uplot
+	cd build/uplot && npm pack --silent uplot@$(UPLOT) && tar xzf uplot-$(UPLOT).tgz
+	cp build/uplot/package/dist/uPlot.iife.min.js build/uplot/package/dist/uPlot.min.css $(VENDOR)
+	cp build/uplot/package/LICENSE $(VENDOR)/uPlot.LICENSE
+	cd $(VENDOR) && sha256sum --check SHA256SUMS
 
 # our engines against a plain PyTorch loop and the floor of bare kernels, on one core and on two
 bench: setup
@@ -44,9 +60,14 @@ bench-peers:
 	test -x benchmarks/.peers/bin/python || $(PYTHON) -m venv benchmarks/.peers
 	benchmarks/.peers/bin/python -m pip install --quiet -c constraints.txt -e . "flwr[simulation]==1.41.0" pfl
 
-# the measured parts of the README, after `fedpews reproduce ... --pages docs/results` or `make bench`
+# the docs' generated parts (every key, the ratios of `make bench`), then the site, strictly: build/site/index.html
 docs: setup
-	$(BIN)/python docs/measured.py
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --strict
+
+# the pictures of docs/idea.md and the README, from runs made on the spot
+pictures: setup
+	$(BIN)/python docs/pictures/draw.py
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from plain_loop import PlainCNN, train_client
+from plain_loop import train_client
 from torch.utils.data import DataLoader, TensorDataset
 from turns import Turns
 from workloads import WORKLOADS, Workload
@@ -20,7 +20,7 @@ ROUNDS = 10**6
 
 def model_of(workload: Workload) -> torch.nn.Module:
     torch.manual_seed(0)
-    return PlainCNN() if workload.is_image else workload.model()
+    return workload.plain_model()
 
 
 def accuracy(model: torch.nn.Module, data) -> float:

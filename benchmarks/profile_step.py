@@ -10,7 +10,6 @@ from collections import defaultdict
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._pytree import tree_map_only
 from workloads import WORKLOADS
 
 from fedpews.engines.eager import EagerEngine
@@ -18,6 +17,7 @@ from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.server import choose_cohort
+from fedpews.trees import map_leaves
 from fedpews.warmup import with_warmup
 
 STEPS, TURNS = 10, 4
@@ -38,7 +38,7 @@ def milliseconds(net: Network, method: Method, data, schedule, lr: float) -> dic
     state = method.init(net, net.initial(), len(data))
     half = method.client(method.phase(state, 1))
     download = method.downloads(net, state, choose_cohort(len(data), 1.0, 1, 0))[0]
-    local = tree_map_only(torch.Tensor, engine._lay_out, half.start(net, download, None))
+    local = map_leaves(engine._lay_out, half.start(net, download, None))
     rows = data.clients[0][: schedule.batch_size]
     batch = Batch(engine._lay_out(data.x[rows]), data.y[rows])
     noise = torch.rand(half.noise_size(net), generator=torch.Generator().manual_seed(0))

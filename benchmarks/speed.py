@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,9 +25,10 @@ from statistics import median, quantiles
 import floor
 import plain_loop
 import torch
-from turns import Contender, Turns
+from turns import CLOCKS, Contender, Turns
 from workloads import WORKLOADS, Workload
 
+from fedpews.build import available_cores
 from fedpews.engines.choose import lanes_for
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.eager import EagerEngine
@@ -34,21 +36,17 @@ from fedpews.engines.engine import Engine
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
-from fedpews.server import Rounds, Rules
-from fedpews.trees import Nest
+from fedpews.results.memories import MemoryStore
+from fedpews.server import Rules, Server
 from fedpews.warmup import with_warmup
 
 HERE = Path(__file__).parent
 PEERS = HERE / ".peers" / "bin" / "python"
 PEER_NAMES = {"flower": "Flower simulation", "pfl": "pfl-research"}
-
-
-class Memories(dict[tuple[int, int], Nest]):
-    def get(self, seed: int, client: int) -> Nest | None:  # type: ignore[override]
-        return super().get((seed, client))
-
-    def put(self, seed: int, client: int, memory: Nest) -> None:
-        self[seed, client] = memory
+CLOCK_NAMES = {
+    "wall": "seconds on the wall",
+    "cpu": "processor seconds (the machine was busy with other things)",
+}
 
 
 def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
@@ -57,7 +55,7 @@ def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
     torch.manual_seed(0)
     net = Network(workload.model(), data.x[:1])
     if name == "plain loop":
-        models = [plain_loop.PlainCNN() if workload.is_image else workload.model() for _ in workload.seeds]
+        models = [workload.plain_model() for _ in workload.seeds]
         size = workload.schedule.batch_size
         return lambda: plain_loop.run_round(models, data, size, workload.lr, workload.cohort)
     lanes = lanes_for(workload.jobs)
@@ -67,7 +65,7 @@ def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
         steps = workload.steps(data) // cores
         return (
             (lambda: floor.cnn_steps(steps))
-            if workload.is_image
+            if workload.floor == "cnn"
             else lambda: floor.mlp_steps(steps // lanes, lanes)
         )
     kind, _, phase = name.partition(", ")
@@ -83,18 +81,17 @@ def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
 def our_round(workload: Workload, net: Network, data, engine: Engine, method: Method) -> Callable[[], object]:
     states = {seed: method.init(net, net.initial(), len(data)) for seed in workload.seeds}
     rules = Rules(participation=workload.cohort / len(data), lr=workload.lr)
-    rounds = Rounds(net, method, data, engine, Memories(), rules, states)
+    server = Server(net, method, data, engine, MemoryStore(None), rules, states)
     count = iter(range(1, 10**9))
-    return lambda: rounds.run(next(count))
+    return lambda: server.run(next(count))
 
 
 def commands(workload: Workload, cores: int) -> Iterator[tuple[str, list[str]]]:
     """Every contender's name and command."""
-    engines = ("eager",) if workload.is_image else ("eager", "compiled")
-    ours = [name for engine in engines for name in (engine, f"{engine}, warmup")]
-    for name in ("plain loop", *ours, "floor"):
+    ours = [name for engine in workload.engines for name in (engine, f"{engine}, warmup")]
+    for name in ("plain loop", *ours, *(["floor"] if workload.floor else [])):
         yield name, [sys.executable, __file__, workload.name, "--cores", str(cores), "--contender", name]
-    if PEERS.exists():
+    if PEERS.exists() and os.environ.get("BENCH_CLOCK") != "cpu":
         for peer, name in PEER_NAMES.items():
             yield name, [str(PEERS), str(HERE / "peers.py"), peer, workload.name, str(cores)]
 
@@ -152,10 +149,11 @@ def page(machine: dict, results: list[dict]) -> str:
         "# Speed, as measured",
         "",
         "Written by `make bench`. Ratios within a turn: the median over turns and, in brackets, the quartiles. "
-        f"A machine of {machine['cores']} cores ({machine['cpu']}), torch {machine['torch']}, Python "
-        f"{machine['python']}.",
+        f"A machine of {machine['cores']} cores ({machine['cpu']}, {machine['vectors']}: vectors of "
+        f"{machine['vector_bits']} bits), torch {machine['torch']}, Python {machine['python']}; load before the "
+        f"first turn {machine['load_before']:.1f}.",
         "",
-        "![Speed against the plain loop](results.png)",
+        f"![Speed against the plain loop]({machine_kind(machine)}.png)",
     ]
     for result in results:
         turns = len(next(iter(next(iter(result["seconds"].values())).values())))
@@ -163,7 +161,7 @@ def page(machine: dict, results: list[dict]) -> str:
             "",
             f"## {result['workload']}: {result['what']}",
             "",
-            f"{result['steps']:,} client steps a round, {turns} turns.",
+            f"{result['steps']:,} client steps a round, {turns} turns, {CLOCK_NAMES[result.get('clock', 'wall')]}.",
             "",
             "| cores | contender | µs a client step | times the plain loop's speed |",
             "|---|---|---|---|",
@@ -217,16 +215,35 @@ def plot(results: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "DEFAULT": 128, "NO AVX": 128, "SVE256": 256, "ZVECTOR": 128}
+"""By torch's names: what its kernels use here, which may be less than the processor has."""
+
+
 def about_this_machine() -> dict:
+    """The processor by name, how many numbers its kernels take at once, and what the rest of the machine is."""
     cpus = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    models = [line.partition(":")[2].strip() for line in cpus if line.startswith("model name")]
+    listed = [line.partition(":") for line in cpus]
+    said = {key.strip(): value.strip() for key, _, value in listed}
+    name = said.get("model name") or platform.processor() or platform.machine()
+    name = re.sub(r"\((R|TM)\)|\bProcessor\b|\bCPU\b|@.*", "", name)
+    kind = torch.backends.cpu.get_cpu_capability()
     return {
-        "cores": len(os.sched_getaffinity(0)),
-        "cpu": f"{models[0] if models else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "cores": available_cores(),
+        "cpu": " ".join(name.split()),
+        "family": f"{said['cpu family']}/{said['model']}" if {"cpu family", "model"} <= said.keys() else "",
+        "vectors": kind,
+        "vector_bits": VECTOR_BITS.get(kind),
+        "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "load_before": os.getloadavg()[0],
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
+
+
+def machine_kind(machine: dict) -> str:
+    """A file's name for this kind of machine: results of different kinds do not overwrite each other."""
+    text = f"{machine['cpu']} {machine['vectors']} {machine['cores']} cores"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def main() -> None:
@@ -234,22 +251,30 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="|".join(WORKLOADS))
     parser.add_argument("--cores", type=int, action="append", help="default: one and two")
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="cpu: on one core of a crowded machine"
+    )
+    parser.add_argument("--out", type=Path, help="default: results/KIND.json, by the kind of machine")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     given = parser.parse_args()
     cores = tuple(given.cores or (1, 2))
+    if given.clock == "cpu":
+        cores = (1,)
+        os.environ["BENCH_CLOCK"] = "cpu"
     if given.contender:
         torch.set_num_threads(cores[0])
         Turns().serve(a_round(given.contender, WORKLOADS[given.workloads[0]], cores[0]))
-    known = json.loads(given.out.read_text())["results"] if given.out.exists() else []
-    found = {result["workload"]: result for result in known}
     machine = about_this_machine()
+    out = given.out or HERE / "results" / f"{machine_kind(machine)}.json"
+    out.parent.mkdir(exist_ok=True)
+    known = json.loads(out.read_text())["results"] if out.exists() else []
+    found = {result["workload"]: result for result in known}
     for name in given.workloads:
-        found[name] = measure(WORKLOADS[name], cores, given.turns)
+        found[name] = measure(WORKLOADS[name], cores, given.turns) | {"clock": given.clock}
         results = [found[name] for name in WORKLOADS if name in found]
-        given.out.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
-        given.out.with_suffix(".md").write_text(page(machine, results))
-        plot(results, given.out.with_suffix(".png"))
+        out.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+        out.with_suffix(".md").write_text(page(machine, results))
+        plot(results, out.with_suffix(".png"))
     print(page(machine, results))
 
 

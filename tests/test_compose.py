@@ -10,10 +10,15 @@ import pytest
 
 from fedpews.compose import (
     METHODS,
+    OPTIMIZERS,
+    PERSONAL,
     SERVERS,
     MethodName,
     describe,
+    local_optimizer,
     method_class,
+    optimizer_class,
+    personal_class,
     server_optimizer,
     takes_server,
 )
@@ -32,7 +37,7 @@ def test_every_method_is_made_described_and_documented(name: str) -> None:
     assert 20 < len(describe(name)) < 160, describe(name)
     doc = inspect.getdoc(cls) or ""
     assert ">>>" in doc
-    for option in option_types(cls).keys() - {"momentum", "weight_decay"}:
+    for option in option_types(cls).keys() - {"momentum", "weight_decay", "clip_norm"}:
         assert f"{option}:" in doc, f"{name} does not explain {option}"
     module = inspect.getmodule(cls)
     assert module is not None
@@ -45,11 +50,25 @@ def test_every_server_optimiser_is_made_and_described(name: str) -> None:
     assert "Fed" in describe(name)
 
 
+@pytest.mark.parametrize("name", PERSONAL)
+def test_every_way_to_models_of_clients_own_is_made_and_described(name: str) -> None:
+    made: Any = make(name)
+    assert type(made) is personal_class(name)
+    assert made.inner == make("fedavg")
+    assert made.personalised
+    assert 20 < len(describe(name)) < 160
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_local_optimiser_is_made(name: str) -> None:
+    assert type(local_optimizer(name)) is optimizer_class(name)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("fedprx", {}, "did you mean 'fedprox'"),
-        ("nothing", {}, "'nothing' is unknown; there is fedadagrad"),
+        ("nothing", {}, "'nothing' is unknown; there is ditto, fedadagrad"),
         ("fedavg+fedprox", {}, "'fedprox' is out of place, there is a base already"),
         (
             "fedprox",
@@ -59,7 +78,7 @@ def test_every_server_optimiser_is_made_and_described(name: str) -> None:
         (
             "fedprox",
             {"strength": 1},
-            "fedprox has no option method.strength; there is momentum, mu, weight_decay",
+            "fedprox has no option method.strength; there is clip_norm, momentum, mu, weight_decay",
         ),
         ("fedprox", {"mu": -1}, "method.mu: input should be greater than or equal to 0, got -1"),
         ("fedprox", {"mu": "a"}, "method.mu: input should be a valid number, got 'a'"),
@@ -112,7 +131,7 @@ def test_fedpm_takes_no_server_optimiser() -> None:
 
 def test_base_optimisers_take_a_warmup_and_methods_with_masks_do_not() -> None:
     takers = {name for name in METHODS if method_class(name).takes_warmup}
-    assert takers == {"fedavg", "fedprox", "scaffold", "fednova", "moon"}
+    assert takers == {"fedavg", "fedprox", "scaffold", "fednova", "moon", "feddyn"}
 
 
 @pytest.mark.parametrize(
@@ -138,13 +157,13 @@ def test_a_composed_name_makes_the_method_it_says() -> None:
         "scaffold+fedadam+pews+fedbn", warmup={"rounds": 4, "diversity": 2.0}, server={"lr": 0.5}
     )
     warmup = made.inner
-    assert type(made).__name__ == "Local"
+    assert type(made).__name__ == "FedBN"
     assert (warmup.rounds, warmup.masks) == (4, Learned(diversity=2.0))
     assert warmup.inner == Scaffold(server=server_optimizer("fedadam", lr=0.5))
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "fedadam", "scaffold+fedyogi+pews-fixed", "fedavg+pews-auto+fedbn"]
+    "name", ["fedavg", "fedadam", "scaffold+fedyogi+pews-fixed", "fedavg+pews-auto+fedbn", "fedavg+ditto"]
 )
 def test_a_name_is_written_as_it_was_read(name: str) -> None:
     assert str(MethodName.parse(name)) == name

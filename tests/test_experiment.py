@@ -53,18 +53,20 @@ def test_the_warmup_of_table_1_has_the_papers_length(rounds: int, fraction: floa
 @pytest.mark.parametrize(
     ("name", "parts", "kind"),
     [
-        ("fedavg", ("fedavg", None, False), "none"),
-        ("FedProx+PeWS", ("fedprox", None, False), "learned"),
-        ("scaffold+pews-fixed", ("scaffold", None, False), "fixed"),
-        ("fedadam+pews-auto", ("fedavg", "fedadam", False), "auto"),
-        ("moon+fedyogi", ("moon", "fedyogi", False), "none"),
-        ("fedprox+pews+fedbn", ("fedprox", None, True), "learned"),
+        ("fedavg", ("fedavg", None, None), "none"),
+        ("FedProx+PeWS", ("fedprox", None, None), "learned"),
+        ("scaffold+pews-fixed", ("scaffold", None, None), "fixed"),
+        ("fedadam+pews-auto", ("fedavg", "fedadam", None), "auto"),
+        ("moon+fedyogi", ("moon", "fedyogi", None), "none"),
+        ("fedbn", ("fedavg", None, "fedbn"), "none"),
+        ("ditto+pews-random", ("fedavg", None, "ditto"), "random"),
+        ("fedprox+pews+fedbn", ("fedprox", None, "fedbn"), "learned"),
     ],
 )
 def test_method_names_compose_with_plus(name: str, parts: object, kind: str) -> None:
     experiment = Experiment(method={"name": name})
     parsed = experiment.method_name
-    assert (parsed.base, parsed.server, parsed.fedbn) == parts
+    assert (parsed.base, parsed.server, parsed.personal) == parts
     assert experiment.warmup_kind == kind
 
 

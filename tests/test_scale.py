@@ -19,7 +19,7 @@ from fedpews.results import memories
 from fedpews.results.memories import MemoryStore
 from fedpews.results.nests import leaves
 from fedpews.server import Rules, choose_cohort
-from fedpews.warmup import Warmup, with_warmup
+from fedpews.warmup import Learned, Warmup, with_warmup
 
 
 def memory(value: float) -> dict[str, object]:
@@ -211,17 +211,17 @@ def test_the_warmups_state_is_a_few_tensors_however_many_clients_there_are() -> 
     assert sum(sizes) == 10_000 * (14 * 4 + 14 + 1) + 1 + 4  # and: is it over, the first loss
 
 
-def test_a_client_not_heard_of_counts_with_one_half_in_the_mean() -> None:
+def test_a_client_not_heard_of_counts_with_its_start_in_the_mean() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     net = Network(model, torch.zeros(1, 2))
-    method = with_warmup(FedAvg(), rounds=3)
+    method = with_warmup(FedAvg(), 3, Learned(start=0.0, start_spread=0.0))
     assert isinstance(method, Warmup)
     state = method.init(net, net.initial(), total=4)
     neurons = torch.tensor([True, False, True])
     theta = torch.tensor([1.0, 0.0, 0.5])
     upload = Upload(2, 1, 8, 1, 1.0, net.initial(), neurons, extra={"theta": {"neurons": theta}})
     state = method.update(net, state, [upload], Average((1.0,), (None,)))
-    # three of four at 1/2, one at (1, 0, 1/2): (2.5, 1.5, 2)/4
+    # three of four at their start, σ(0) = 1/2, one at (1, 0, 1/2): (2.5, 1.5, 2)/4
     torch.testing.assert_close(method.mean_theta(state), torch.tensor([0.625, 0.375, 0.5]))
     assert {client: owned.tolist() for client, owned in method.last_owned(state).items()} == {
         2: [True, False, True]

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from fedpews.data import Federation, from_clients
     from fedpews.errors import CheckpointError, ConfigError, DataMissing, FedpewsError, RunFailed
     from fedpews.experiment import Experiment
+    from fedpews.loading import Run, load
     from fedpews.methods import Average, ClientHalf, Cohort, Download, Method, Upload, Work
     from fedpews.neurons import Batch, Hidden, Network, NeuronGraph
     from fedpews.neurons.trace import trace
     from fedpews.running import Result, Watcher, run
-    from fedpews.warmup import Auto, Fixed, Learned, with_warmup
+    from fedpews.warmup import Auto, Fixed, Learned, Random, with_warmup
 
 __version__ = "0.1.0"
 
@@ -27,10 +28,11 @@ _HOMES = {
     "fedpews.data": ("Federation", "from_clients"),
     "fedpews.errors": ("CheckpointError", "ConfigError", "DataMissing", "FedpewsError", "RunFailed"),
     "fedpews.experiment": ("Experiment",),
+    "fedpews.loading": ("Run", "load"),
     "fedpews.methods": ("Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work"),
     "fedpews.neurons": ("Batch", "Hidden", "Network", "NeuronGraph", "trace"),
     "fedpews.running": ("Result", "Watcher", "run"),
-    "fedpews.warmup": ("Auto", "Fixed", "Learned", "with_warmup"),
+    "fedpews.warmup": ("Auto", "Fixed", "Learned", "Random", "with_warmup"),
 }
 
 __all__ = [
@@ -52,12 +54,15 @@ __all__ = [
     "Method",
     "Network",
     "NeuronGraph",
+    "Random",
     "Result",
+    "Run",
     "RunFailed",
     "Upload",
     "Watcher",
     "Work",
     "from_clients",
+    "load",
     "method",
     "run",
     "trace",

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from fedpews import compose, data, models
-from fedpews.configs import override
+from fedpews.configs import OPTIONS_OF_METHODS, override
 from fedpews.data.federation import Federation, Samples, digest, from_clients
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
-from fedpews.errors import ConfigError, first_line
+from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
@@ -50,6 +52,11 @@ class Setup:
         return digest(self.data)
 
     @property
+    def has_validation(self) -> bool:
+        """Whether records will say how the model does on validation data."""
+        return getattr(self.data, "validation", None) is not None
+
+    @property
     def rules(self) -> Rules:
         """What holds in every round."""
         train = self.experiment.train
@@ -59,6 +66,11 @@ class Setup:
             train.lr,
             tuple(train.lr_milestones),
             train.lr_decay,
+            self.experiment.runtime.evaluate_every,
+            self.experiment.rounds,
+            train.lr_warmup,
+            self.experiment.rounds if train.lr_schedule == "cosine" else None,
+            train.lr_min,
             aggregate=Aggregate(train.aggregate, train.trim, train.byzantine),
         )
 
@@ -68,16 +80,21 @@ def build(
     *,
     model: Model | None = None,
     clients: Sequence[Samples] | Federation | None = None,
-    test: Samples | None = None,
+    test: Samples | Sequence[Samples] | None = None,
     graph: NeuronGraph | None = None,
     data_dir: str | Path | None = None,
+    method: Method | None = None,
 ) -> Setup:
     """Everything an experiment needs; the arguments are those of `fedpews.run`."""
     if (clients is None) != (test is None) and not isinstance(clients, Federation):
         raise ConfigError("clients and test belong together: give both, or a data.name")
     held = load_data(experiment, clients, test, data_dir)
     net, starts = build_network(experiment, held, model, graph)
-    return Setup(experiment, held, net, starts, build_method(experiment))
+    if method is None:
+        method = build_method(experiment)
+    else:
+        _check_unused(experiment)
+    return Setup(experiment, held, net, starts, method)
 
 
 def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, Any]) -> Experiment:
@@ -93,10 +110,31 @@ def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, A
     return Experiment(**override({}, changes)) if experiment is None else Experiment.load(experiment, changes)
 
 
+def describe_object(method: Method) -> dict[str, str]:
+    """A method's object as a configuration's table: enough to tell it from another, not to make it again.
+
+    >>> from fedpews.methods.fedprox import FedProx
+    >>> describe_object(FedProx(mu=0.5))["name"]
+    'FedProx'
+    """
+    text = repr(method)
+    if " object at 0x" in text:
+        raise ConfigError(
+            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
+            "make it a frozen dataclass"
+        )
+    return {"name": "+".join(_class_names(method)), "object": text}
+
+
+def _class_names(method: Method) -> list[str]:
+    inner = getattr(method, "inner", None)
+    return [*(_class_names(inner) if isinstance(inner, Method) else []), type(method).__name__]
+
+
 def load_data(
     experiment: Experiment,
     clients: Sequence[Samples] | Federation | None = None,
-    test: Samples | None = None,
+    test: Samples | Sequence[Samples] | None = None,
     data_dir: str | Path | None = None,
 ) -> Federation:
     """The data handed in, or else what the experiment names."""
@@ -107,8 +145,31 @@ def load_data(
     else:
         table = experiment.data.model_dump(exclude_none=True)
         held = data.load(table.pop("name"), data_dir=data_dir, **table)
-    device = torch.device(experiment.runtime.device)
+    device = find_device(experiment.runtime.device)
     return held if device.type == "cpu" else held.to(device)
+
+
+def find_device(name: str) -> torch.device:
+    """The device that ``runtime.device`` names; ``auto`` is a GPU if there is one.
+
+    >>> find_device("cpu")
+    device(type='cpu')
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, available in there.items() if available))
+    device = torch.device(name)
+    if not there.get(device.type, False):
+        raise ConfigError(
+            f"runtime.device is {name!r}, but torch finds no such device here (it was built "
+            f"{'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'}); "
+            f"use {' or '.join(kind for kind, available in there.items() if available)}, or auto"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"runtime.device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices, counted from 0"
+        )
+    return device
 
 
 def build_network(
@@ -127,8 +188,7 @@ def build_network(
                 table = experiment.model
                 made[seed] = models.build(table.name, held.x.shape[1:], held.classes, table.model_extra or {})
         made[seed] = made[seed].to(held.x.device)
-    nets = {seed: Network(module, held.x[:1], graph=graph) for seed, module in made.items()}
-    net = nets[experiment.seeds[0]]
+    net = Network.of_seeds(made, held.x[:1], graph=graph)
     try:
         outputs = net.predict(net.initial(), held.x[:2]).shape
     except RuntimeError as error:
@@ -139,16 +199,68 @@ def build_network(
             f"the data has labels 0 to {held.classes - 1} but the model's output has shape {tuple(outputs[1:])}; "
             f"give the model {held.classes} outputs"
         )
-    return net, {seed: other.initial() for seed, other in nets.items()}
+    starts = {seed: net.at(seed).initial() for seed in made}
+    if experiment.model.start is not None:
+        starts = {s: read_start(experiment.model.start, s, start) for s, start in starts.items()}
+    return net, starts
+
+
+def read_start(place: str, seed: int, like: Tree) -> Tree:
+    """The weights in a file, which must be all of the model's and fit it."""
+    path = Path(place.replace("{seed}", str(seed)))
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"model.start: {path} cannot be read: {first_line(error)}") from error
+    for name, value in like.items():
+        if name not in found:
+            raise ConfigError(f"model.start: {path} has no {name}; {nearest(name, found)}")
+        if found[name].shape != value.shape:
+            raise ConfigError(
+                f"model.start: {name} has shape {tuple(found[name].shape)} in {path} and {tuple(value.shape)} here"
+            )
+    return {name: found[name].to(value) for name, value in like.items()}
+
+
+def _check_unused(experiment: Experiment) -> None:
+    """Refuse what a method's object was to be made with."""
+    train = experiment.train.model_dump(exclude_defaults=True)
+    unused = [f"train.{key}" for key in OPTIONS_OF_METHODS if key in train]
+    tables = ("optimizer", "server", "warmup")
+    unused += [
+        name for name in tables if getattr(experiment, name) != type(experiment).model_fields[name].default
+    ]
+    unused += [f"method.{key}" for key in experiment.method.model_extra or {}]
+    if unused:
+        raise ConfigError(f"a method's object has its options itself; {', '.join(unused)} would be ignored")
 
 
 def build_method(experiment: Experiment) -> Method:
-    """The method an experiment names, with its server optimiser and its warmup around it."""
+    """The method an experiment names, with its optimisers and its warmup around it."""
+    if experiment.method.object is not None:
+        raise ConfigError(
+            f"this experiment's method was made in Python: {experiment.method.object}. Pass it to "
+            "fedpews.run(method=…), or name it as module:Class."
+        )
     name, train = experiment.method_name, experiment.train
     rate = {} if train.server_lr is None else {"lr": train.server_lr}
     options = dict(experiment.method.model_extra or {})
-    options |= {key: getattr(train, key) for key in ("momentum", "weight_decay") if getattr(train, key)}
-    method = compose.method(name, warmup=_warmup(experiment), server=rate | experiment.server, **options)
+    local: dict[str, Any] = dict(experiment.optimizer)
+    given = {
+        key: getattr(train, key) for key in ("momentum", "weight_decay", "clip_norm") if getattr(train, key)
+    }
+    if train.optimizer != "sgd":
+        local["name"] = train.optimizer
+        if "momentum" in given:
+            local["momentum"] = given.pop("momentum")
+    method = compose.method(
+        name,
+        warmup=_warmup(experiment),
+        server=rate | experiment.server,
+        optimizer=local,
+        **options,
+        **given,
+    )
     privacy = experiment.privacy.model_dump(exclude={"delta"})
     return method if privacy["clip"] is None else with_dp(method, **privacy)
 
@@ -178,6 +290,14 @@ def schedule(experiment: Experiment) -> Schedule:
     return Schedule(train.batch_size, train.epochs, train.steps)
 
 
+def available_cores() -> int:
+    """The cores this process may run on; a container or a batch system may have given it fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    # macOS and Windows do not tell
+    return os.cpu_count() or 1
+
+
 def build_engine(setup: Setup) -> tuple[Engine, str]:
     """The engine that trains the clients on this machine, and why it was chosen."""
     experiment = setup.experiment
@@ -186,7 +306,7 @@ def build_engine(setup: Setup) -> tuple[Engine, str]:
         setup.net,
         setup.data,
         schedule(experiment),
-        experiment.runtime.workers or len(os.sched_getaffinity(0)),
+        experiment.runtime.workers or available_cores(),
         rounds=experiment.rounds,
         jobs=len(experiment.seeds) * cohort_size(len(setup.data), experiment.participation),
         phases=1 if experiment.warmup_kind == "none" else 2,

@@ -1,7 +1,8 @@
 """From a name such as ``scaffold+fedadam+pews`` to a method: the only place that takes such names apart.
 
-A name is a base method, then in any order a server optimiser, a warmup and ``fedbn``, joined by ``+``. Classes are
-kept as text and imported when they are asked for, so that listing them does not wait for torch.
+A name is a base method, then in any order a server optimiser, a warmup and a way to give clients models of their
+own (``fedbn``, ``ditto``), joined by ``+``; without a base it is FedAvg. Classes are kept as text and imported when
+they are asked for, so that listing them does not wait for torch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fedpews.user_code import load_module
 
 if TYPE_CHECKING:
     from fedpews.methods.contract import Method
+    from fedpews.methods.optimizers import Optimizer
     from fedpews.methods.server_optimizers import ServerOptimizer
 
 METHODS: dict[str, str] = {
@@ -25,6 +27,7 @@ METHODS: dict[str, str] = {
     "scaffold": "fedpews.methods.scaffold:Scaffold",
     "fednova": "fedpews.methods.fednova:FedNova",
     "moon": "fedpews.methods.moon:Moon",
+    "feddyn": "fedpews.methods.feddyn:FedDyn",
     "ist": "fedpews.methods.ist:IST",
     "fedpm": "fedpews.methods.fedpm:FedPM",
     "lotteryfl": "fedpews.methods.lotteryfl:LotteryFL",
@@ -46,20 +49,44 @@ SERVERS: dict[str, str] = {
 PLAIN_SERVER = "fedpews.methods.server_optimizers:SGD"
 """The server's step when no optimiser is named."""
 
-Kind = Literal["none", "learned", "fixed", "auto"]
+OPTIMIZERS: dict[str, str] = {
+    "sgd": "fedpews.methods.optimizers:SGD",
+    "momentum": "fedpews.methods.optimizers:Momentum",
+    "nesterov": "fedpews.methods.optimizers:Nesterov",
+    "adam": "fedpews.methods.optimizers:Adam",
+    "adamw": "fedpews.methods.optimizers:AdamW",
+    "adagrad": "fedpews.methods.optimizers:Adagrad",
+    "rmsprop": "fedpews.methods.optimizers:RMSprop",
+    "yogi": "fedpews.methods.optimizers:Yogi",
+}
+"""Local optimisers, for every method that has an ``optimizer``: the rules that the server's are made of."""
 
-WARMUPS: dict[str, Kind] = {"pews": "learned", "pews-fixed": "fixed", "pews-auto": "auto"}
+PERSONAL: dict[str, str] = {
+    "fedbn": "fedpews.methods.fedbn:FedBN",
+    "fedper": "fedpews.methods.fedbn:FedPer",
+    "fedrep": "fedpews.methods.fedbn:FedRep",
+    "ditto": "fedpews.methods.ditto:Ditto",
+    "local": "fedpews.methods.fedbn:LocalOnly",
+}
+"""What gives each client a model of its own, around a method and its warmup."""
+
+Kind = Literal["none", "learned", "fixed", "auto", "random"]
+
+WARMUPS: dict[str, Kind] = {
+    "pews": "learned",
+    "pews-fixed": "fixed",
+    "pews-auto": "auto",
+    "pews-random": "random",
+}
 """The suffixes that ask for a warmup, and its kind."""
 
 MASKS: dict[Kind, str] = {
     "learned": "fedpews.warmup.masks:Learned",
     "fixed": "fedpews.warmup.masks:Fixed",
     "auto": "fedpews.warmup.auto:Auto",
+    "random": "fedpews.warmup.masks:Random",
 }
 """What decides who owns which neurons, by the kind of warmup."""
-
-FEDBN = "fedbn"
-"""The suffix that keeps norm layers at each client."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +94,7 @@ class MethodName:
     """A method's name, taken apart.
 
     >>> MethodName.parse("scaffold+fedadam+pews")
-    MethodName(base='scaffold', server='fedadam', warmup='learned', fedbn=False)
+    MethodName(base='scaffold', server='fedadam', warmup='learned', personal=None)
     >>> str(MethodName.parse("fedavg+fedadam"))
     'fedadam'
     """
@@ -75,7 +102,7 @@ class MethodName:
     base: str = "fedavg"
     server: str | None = None
     warmup: Kind = "none"
-    fedbn: bool = False
+    personal: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> MethodName:
@@ -91,10 +118,10 @@ class MethodName:
                 place, value = "server", part
             elif part in WARMUPS:
                 place, value = "warmup", WARMUPS[part]
-            elif part == FEDBN:
-                place, value = "fedbn", True
+            elif part in PERSONAL:
+                place, value = "personal", part
             else:
-                known = nearest(part, [*METHODS, *SERVERS, *WARMUPS, FEDBN])
+                known = nearest(part, [*METHODS, *SERVERS, *WARMUPS, *PERSONAL])
                 raise ConfigError(f"method.name {text!r}: {part!r} is unknown; {known}")
             if place in found:
                 raise ConfigError(
@@ -106,7 +133,7 @@ class MethodName:
     def __str__(self) -> str:
         suffix = {kind: name for name, kind in WARMUPS.items()}.get(self.warmup)
         base = [self.base] if self.server is None or self.base != "fedavg" else []
-        return "+".join([*base, *filter(None, (self.server, suffix, FEDBN if self.fedbn else None))])
+        return "+".join([*base, *filter(None, (self.server, suffix, self.personal))])
 
 
 def method(
@@ -114,38 +141,61 @@ def method(
     *,
     warmup: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
+    optimizer: Mapping[str, Any] | str | None = None,
     **options: Any,
 ) -> Method:
     """A method by its name, with all options checked.
 
     Args:
         name: such as ``fedprox``, ``scaffold+fedadam`` or ``fedavg+pews``; see `fedpews list methods`.
-        warmup: with a warmup: ``rounds`` (W) and the options of `Learned`, `Fixed` or `Auto`.
+        warmup: with a warmup: ``rounds`` (W) and the options of `Learned`, `Fixed`, `Auto` or `Random`.
         server: the server optimiser's options, such as ``lr``.
-        options: the base method's own.
+        optimizer: the local optimiser's ``name`` and options, or its name alone; by default SGD.
+        options: the base method's own, and those of `ditto` or `fedrep`.
 
     >>> method("fedprox+pews", mu=0.1, warmup={"rounds": 25, "diversity": 5.0}).inner.mu
     0.1
     """
     parts = name if isinstance(name, MethodName) else MethodName.parse(name)
-    made = _base(parts, dict(server or {}), options)
+    around, options = _split(parts, options)
+    local = {"name": optimizer} if isinstance(optimizer, str) else dict(optimizer or {})
+    made = _base(parts, dict(server or {}), local, options)
     if parts.warmup == "none":
         if warmup:
-            raise ConfigError(f"{parts} has no warmup; add +pews, +pews-fixed or +pews-auto to its name")
+            raise ConfigError(f"{parts} has no warmup; add +pews (or -fixed, -auto, -random) to its name")
     else:
         made = _with_warmup(made, parts.warmup, dict(warmup or {}))
-    if parts.fedbn:
-        from fedpews.methods.fedbn import with_local
-
-        made = with_local(made)
+    if parts.personal is not None:
+        if parts.personal == "local" and parts.warmup != "none":
+            raise ConfigError("clients that share nothing have no use for a warmup; leave it or local out")
+        made = personal_class(parts.personal)(made, **around)
     return made
 
 
-def _base(parts: MethodName, server: dict[str, Any], options: dict[str, Any]) -> Method:
+def _split(parts: MethodName, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of what gives clients their own models, checked, and the base method's."""
+    from fedpews.methods.options import check, option_types
+
+    if parts.personal is None:
+        return {}, options
+    cls = personal_class(parts.personal)
+    around = {key: value for key, value in options.items() if key in option_types(cls)}
+    rest = {key: value for key, value in options.items() if key not in around}
+    return check(cls, around, "method.", parts.personal), rest
+
+
+def _base(
+    parts: MethodName, server: dict[str, Any], local: dict[str, Any], options: dict[str, Any]
+) -> Method:
     from fedpews.methods.options import check
 
     cls = method_class(parts.base)
     made: dict[str, Any] = check(cls, options, "method.", parts.base)
+    if takes_optimizer(parts.base):
+        if local:
+            made["optimizer"] = local_optimizer(**local)
+    elif local:
+        raise ConfigError(f"{parts.base} trains by a rule of its own, so it takes no train.optimizer")
     if takes_server(parts.base):
         made["server"] = server_optimizer(parts.server, **server)
     elif server or parts.server:
@@ -180,6 +230,19 @@ def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer
     return server
 
 
+def local_optimizer(name: str = "sgd", **options: Any) -> Optimizer:
+    """A client's optimiser by its name.
+
+    >>> local_optimizer("adam", beta2=0.99).beta2
+    0.99
+    """
+    from fedpews.methods.options import check
+
+    cls = optimizer_class(name)
+    optimizer: Optimizer = cls(**check(cls, options, "optimizer.", name))
+    return optimizer
+
+
 def method_class(name: str) -> type[Any]:
     """The class behind a base method's name, or behind ``module:Class``."""
     return _find(name, METHODS, "method")
@@ -190,8 +253,18 @@ def server_class(name: str) -> type[Any]:
     return _find(name, SERVERS, "server optimiser")
 
 
+def optimizer_class(name: str) -> type[Any]:
+    """The class behind a local optimiser's name, or behind ``module:Class``."""
+    return _find(name, OPTIMIZERS, "optimiser")
+
+
+def personal_class(name: str) -> type[Any]:
+    """The class behind what gives clients their own models."""
+    return _find(name, PERSONAL, "way to models of clients' own")
+
+
 def masks_class(kind: Kind) -> type[Any]:
-    """What decides who owns which neurons in this kind of warmup: Learned, Fixed or Auto."""
+    """What decides who owns which neurons in this kind of warmup: Learned, Fixed, Auto or Random."""
     return _load(MASKS[kind], "kind of warmup", kind)
 
 
@@ -200,9 +273,14 @@ def takes_server(name: str) -> bool:
     return any(field.name == "server" for field in dataclasses.fields(method_class(name)))
 
 
+def takes_optimizer(name: str) -> bool:
+    """Whether local optimisers go with the base method."""
+    return any(field.name == "optimizer" for field in dataclasses.fields(method_class(name)))
+
+
 def describe(name: str) -> str:
-    """One line about a base method or a server optimiser: its file's first line, or else its own docstring's."""
-    cls = _find(name, METHODS | SERVERS, "method")
+    """One line about a part of a method's name: its file's first line, or else its own docstring's."""
+    cls = _find(name, METHODS | SERVERS | PERSONAL, "method")
     text = inspect.getdoc(inspect.getmodule(cls)) if name in METHODS else inspect.getdoc(cls)
     return " ".join((text or "").split("\n\n")[0].split())
 

@@ -129,12 +129,20 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+OPTIONS_OF_METHODS = ("optimizer", "momentum", "weight_decay", "clip_norm", "server_lr")
+"""Keys under ``train`` that a method is made with."""
+
+
 def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str | Path) -> dict[str, Any]:
     """Without the keys of a file that its method uses and the one now asked for does not."""
+    if "method.object" in changes:
+        return _fit_object(values, changes)
     base = MethodName.parse(str(values["method"]["name"])).base
     unused = [] if takes_server(base) else ["train.server_lr"]
     options = {field.name for field in fields(method_class(base))}
-    unused += [f"train.{key}" for key in ("momentum", "weight_decay") if key not in options]
+    unused += [
+        f"train.{key}" for key in ("momentum", "weight_decay", "clip_norm", "optimizer") if key not in options
+    ]
     for place in unused:
         table, key = place.split(".")
         if place not in changes and values.get(table, {}).pop(key, None) is not None:
@@ -143,4 +151,18 @@ def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str |
             )
     if not takes_server(base) and not any(key.startswith("server") for key in changes):
         values.pop("server", None)
+    if "optimizer" not in options and not any(key.startswith("optimizer") for key in changes):
+        values.pop("optimizer", None)
     return values
+
+
+def _fit_object(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Without all that a file says of its method: an object brings its own options."""
+    given = set(changes) | {key.split(".")[0] for key in changes}
+    kept = {k: v for k, v in values.items() if k in given or k not in ("warmup", "server", "optimizer")}
+    train = values.get("train", {})
+    unused = [key for key in OPTIONS_OF_METHODS if f"train.{key}" not in changes]
+    return kept | {
+        "method": {key.split(".")[1]: value for key, value in changes.items() if key.startswith("method.")},
+        "train": {key: value for key, value in train.items() if key not in unused},
+    }

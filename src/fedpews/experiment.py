@@ -53,6 +53,10 @@ class DataTable(_Table):
 class ModelTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the model's own options, checked when it is built
     name: str = Field("mlp", description="a model by name, or module:Class; see `fedpews list models`")
+    start: str | None = Field(
+        None,
+        description="a safetensors file with the weights to start from; {seed} in it stands for the seed",
+    )
 
 
 class TrainTable(_Table):
@@ -62,8 +66,17 @@ class TrainTable(_Table):
         None, description="passes over its data that a client makes in a round; 1 by default"
     )
     steps: Count | None = Field(None, description="instead of epochs: local steps in a round")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="of the local SGD")
-    weight_decay: NotNegative = Field(0.0, description="of the local SGD")
+    optimizer: str = Field(
+        "sgd",
+        description="of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="of sgd, momentum and nesterov; the last two have 0.9 by default"
+    )
+    weight_decay: NotNegative = Field(0.0, description="of the local steps; adamw has 0.01 by default")
+    clip_norm: Positive | None = Field(
+        None, description="longer local gradients are scaled down to this length"
+    )
     server_lr: Positive | None = Field(
         None, description="global learning rate; by default the server optimiser's own"
     )
@@ -71,6 +84,13 @@ class TrainTable(_Table):
         [], description="rounds after which the local learning rate is decayed"
     )
     lr_decay: Positive = Field(0.1, description="what it is multiplied by then")
+    lr_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: from lr down to lr_min over the rounds"
+    )
+    lr_min: NotNegative = Field(0.0, description="where a cosine schedule ends")
+    lr_warmup: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0, description="rounds in which the local learning rate rises to lr"
+    )
     weighting: Literal["uniform", "samples"] = Field(
         "uniform", description="a client's weight in the average"
     )
@@ -88,6 +108,8 @@ class TrainTable(_Table):
     def _one_measure(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give train.epochs or train.steps, not both")
+        if self.lr_min > self.lr:
+            raise ValueError(f"train.lr_min is {self.lr_min:g}, more than train.lr {self.lr:g}")
         return self
 
 
@@ -95,6 +117,9 @@ class MethodTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the method's own options, checked when it is made
     name: str = Field(
         "fedavg+pews", description="a method, + a server optimiser, + a warmup; see `fedpews list methods`"
+    )
+    object: str | None = Field(
+        None, description="written by fedpews.run(method=OBJECT): what the method was, in Python"
     )
 
 
@@ -111,12 +136,47 @@ class WarmupTable(_Table):
         "probabilities",
         description="learned masks: what a client uploads of θ, all of it or only the mask drawn",
     )
+    gradient: Literal["open", "gate"] = Field(
+        "open",
+        description="whose score the loss moves: of neurons open in the draw, or through the gate of all",
+    )
+    start: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        0.0, description="mean of the mask scores before a client's first round; θ is their sigmoid"
+    )
+    start_spread: NotNegative = Field(1.0, description="their standard deviation; 0 starts all neurons alike")
+    start_common: bool = Field(False, description="one random start for all clients, not one for each")
+    upload_mask: Literal["drawn", "thresholded"] = Field(
+        "thresholded",
+        description="neurons that a client uploads: those with θ of a half or more, or drawn once more",
+    )
+    draw: Literal["step", "round"] = Field("step", description="when learned masks are drawn")
+    density: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="random masks: the part of every layer a client draws; by default layers are dealt out",
+    )
+    redraw: bool = Field(False, description="random masks: draw anew in every round")
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if self.rounds is not None and self.fraction is not None:
             raise ValueError("give warmup.rounds or warmup.fraction, not both")
         return self
+
+
+class StopTable(_Table):
+    patience: Count | None = Field(
+        None, description="end a seed after so many rounds without improvement; warmup rounds do not count"
+    )
+    min_delta: NotNegative = Field(0.0, description="what counts as an improvement")
+    on: Literal["validation", "test"] = Field("validation", description="the data that choose")
+    best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
+
+
+class FinetuneTable(_Table):
+    epochs: Count | None = Field(
+        None, description="after the last round every client trains the global model so long on its own data"
+    )
+    lr: Positive | None = Field(None, description="for that; by default the last round's")
 
 
 class PrivacyTable(_Table):
@@ -139,8 +199,13 @@ class RuntimeTable(_Table):
     workers: Count | None = Field(
         None, description="clients trained at once; by default as many as there are cores"
     )
-    device: str = Field("cpu", description="where tensors live, as torch names it")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
+        "cpu", description="where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
+    )
     checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
+    evaluate_every: Count = Field(
+        1, description="rounds between two evaluations of the global model; the last round always has one"
+    )
 
 
 class FlowerTable(_Table):
@@ -196,8 +261,11 @@ class Experiment(_Table):
     model: ModelTable = ModelTable()
     train: TrainTable = TrainTable()
     method: MethodTable = MethodTable()
+    optimizer: dict[str, float] = Field({}, description="the local optimiser's own options")
     server: dict[str, float] = Field({}, description="the server optimiser's own options")
     warmup: WarmupTable = WarmupTable()
+    stop: StopTable = StopTable()
+    finetune: FinetuneTable = FinetuneTable()
     privacy: PrivacyTable = PrivacyTable()
     runtime: RuntimeTable = RuntimeTable()
     flower: FlowerTable = FlowerTable()
@@ -212,7 +280,7 @@ class Experiment(_Table):
     def _fits_together(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds are given twice: {self.seeds}")
-        named, kind = MethodName.parse(self.method.name).warmup, self.warmup.kind
+        named, kind = self._parsed.warmup, self.warmup.kind
         if named != "none" and kind not in (None, named):
             raise ValueError(
                 f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
@@ -232,9 +300,15 @@ class Experiment(_Table):
         return self
 
     @property
+    def _parsed(self) -> MethodName:
+        return (
+            MethodName.parse(self.method.name) if self.method.object is None else MethodName(self.method.name)
+        )
+
+    @property
     def method_name(self) -> MethodName:
         """The method's name taken apart, whichever key asked for the warmup."""
-        named = MethodName.parse(self.method.name)
+        named = self._parsed
         return named if named.warmup != "none" else replace(named, warmup=self.warmup.kind or "none")
 
     @property

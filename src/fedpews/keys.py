@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedpews.compose import METHODS, SERVERS, method_class, server_class
+from fedpews.compose import (
+    METHODS,
+    OPTIMIZERS,
+    PERSONAL,
+    SERVERS,
+    method_class,
+    optimizer_class,
+    personal_class,
+    server_class,
+)
+from fedpews.configs import read_config
 from fedpews.experiment import Experiment
 
-TRAIN_KEYS = ("momentum", "weight_decay")
+TRAIN_KEYS = ("momentum", "weight_decay", "clip_norm")
 """Options of most methods that a configuration has under ``train``."""
 
 
@@ -38,11 +49,52 @@ def config_keys() -> Iterator[Key]:
 
 
 def method_keys() -> Iterator[Key]:
-    """The options of each method and server optimiser; these classes are imported."""
+    """The options of each method and optimiser; these classes are imported."""
     for name in METHODS:
         yield from _options(method_class(name), f"method.{{}} ({name})", TRAIN_KEYS)
     for name in SERVERS:
         yield from _options(server_class(name), f"server.{{}} ({name})", ())
+    for name in PERSONAL:
+        yield from _options(personal_class(name), f"method.{{}} ({name})", ())
+    for name in OPTIMIZERS:
+        yield from _options(optimizer_class(name), f"optimizer.{{}} ({name})", ())
+
+
+def commented_toml(recipe: str, path: str = "my.toml") -> str:
+    """A recipe as a file to change: its values, and every other key with its default as a comment."""
+    values, defaults = read_config(recipe), Experiment().model_dump()
+    words = {key.name: key for key in config_keys()}
+    lines = [
+        f"# fedpews run {path}",
+        f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
+        "",
+    ]
+    plain = {name: default for name, default in defaults.items() if not isinstance(default, dict)}
+    lines += _commented("", values, plain, words)
+    for table, inner in defaults.items():
+        # what real sites need is another file's matter: fedpews flower new
+        if isinstance(inner, dict) and table != "flower":
+            lines += ["", f"[{table}]", *_commented(f"{table}.", values.get(table, {}), inner, words)]
+    return "\n".join(lines) + "\n"
+
+
+def _commented(
+    prefix: str, values: Mapping[str, Any], defaults: Mapping[str, Any], words: Mapping[str, Key]
+) -> Iterator[str]:
+    own = [name for name, value in values.items() if not isinstance(value, dict) and name not in defaults]
+    for name in (*defaults, *own):
+        key = words.get(prefix + name)
+        if key is not None:
+            yield f"# {key.text} ({key.type})" if key.text else f"# {key.type}"
+        if name in values:
+            yield f"{name} = {_toml(values[name])}"
+        else:
+            yield f"# {name} = {_toml(defaults[name])}".rstrip()
+
+
+def _toml(value: Any) -> str:
+    """Text, numbers and lists read the same in JSON and in TOML; no default is nothing at all."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _options(cls: type[Any], pattern: str, without: tuple[str, ...]) -> Iterator[Key]:
@@ -78,11 +130,15 @@ def _key(name: str, entry: Mapping[str, Any]) -> Key:
     return Key(name, _type(entry), shown, entry.get("description", ""))
 
 
+_LOW = {"minimum": "≤", "exclusiveMinimum": "<"}
+_HIGH = {"maximum": "≤", "exclusiveMaximum": "<"}
+
+
 def _type(entry: Mapping[str, Any]) -> str:
     """A JSON schema's type and limits in a few words.
 
-    >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"enum": ["a", "b"]})
-    ('number, 0 ≤ · < 1', 'a | b')
+    >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"type": "integer", "minimum": 1})
+    ('number, 0 ≤ · < 1', 'whole number, ≥ 1')
     """
     if "anyOf" in entry:
         return _type(next(one for one in entry["anyOf"] if one.get("type") != "null"))
@@ -93,10 +149,13 @@ def _type(entry: Mapping[str, Any]) -> str:
     kind = str(entry.get("type", "table"))
     if kind == "array":
         return f"list of {_type(entry.get('items', {'type': 'value'}))}"
-    low = {"minimum": "≤", "exclusiveMinimum": "<"}
-    high = {"maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{entry[key]:g} {sign} ·" for key, sign in low.items() if key in entry]
-    limits += [f"{sign} {entry[key]:g}" for key, sign in high.items() if key in entry]
-    words = " ".join(limits) if not limits or limits[0].endswith("·") else f"· {' '.join(limits)}"
+    low = next((f"{entry[key]:g} {sign} " for key, sign in _LOW.items() if key in entry), "")
+    high = next((f" {sign} {entry[key]:g}" for key, sign in _HIGH.items() if key in entry), "")
+    words = f"{low}·{high}" if low and high else high.strip() or _turned(low)
     names = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "table"}
     return ", ".join(filter(None, (names.get(kind, kind), words)))
+
+
+def _turned(low: str) -> str:
+    """A lower limit by itself, read from the value: ``1 ≤`` is ``≥ 1``."""
+    return " ".join(reversed(low.split())).replace("≤", "≥").replace("<", ">")

@@ -6,40 +6,48 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fedpews.build import Model, Setup, build, build_engine, privacy_spent, resolve
-from fedpews.configs import flatten
+from fedpews.build import Model, Setup, build, build_engine, describe_object, privacy_spent, resolve
 from fedpews.data.federation import Federation, Samples
 from fedpews.engines.engine import Engine
-from fedpews.errors import CheckpointError, ConfigError, Interrupted
+from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
+from fedpews.finetuning import check_finetuning, fine_tune
+from fedpews.methods.contract import Method
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.observe import describe_federation
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize
 from fedpews.results.run_folder import Checkpoint, RunFolder
+from fedpews.results.stopping import NO_VALIDATION, StopRule
+from fedpews.resuming import about, reopen
 from fedpews.server import Server
-from fedpews.trees import Tree
+from fedpews.trees import Tree, place_like
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STATE_LAYOUT = "1"
-"""Of what methods keep; raised when a method's state or memory changes shape, so that no run goes on wrongly."""
-
 
 @dataclass(frozen=True)
 class Watcher:
-    """What to call as a run goes on; a progress bar, for instance."""
+    """What to call as a run goes on; a progress bar, for instance.
+
+    >>> enough = Watcher(round=lambda records: min(record["accuracy"] for record in records) > 0.9)
+    """
 
     begin: Callable[[Experiment, int, str], None] = lambda experiment, done, engine: None
-    round: Callable[[Sequence[Record]], None] = lambda records: None
+    """Called once, with the rounds that are done already (of a resumed run) and the engine in words."""
+    round: Callable[[Sequence[Record]], bool | None] = lambda records: None
+    """Called after each round, with a record for each seed. If it returns True the run ends there: saved and
+    summarised like any other, and ``resume=True`` goes on from there."""
     models: Callable[[int, Mapping[int, Tree]], None] | None = None
     """Called with the round and each seed's global model."""
     stopping: Callable[[], None] = lambda: None
@@ -59,29 +67,65 @@ class Result:
     """By seed and client: who owned what in the last warmup round."""
     folder: Path | None
     _net: Network
+    best: dict[int, Tree] = field(default_factory=dict)
+    """The best global model by seed, of a run that keeps it (``stop.patience``, ``stop.best``)."""
+    finetuned: dict[int, dict[int, Tree]] = field(default_factory=dict)
+    """By seed and client: the global model after ``finetune.epochs`` at the client."""
 
-    def model(self, seed: int | None = None) -> nn.Module:
-        """The global model of a seed (by default the first), ready for use."""
-        return self._net.module(self.params[self.experiment.seeds[0] if seed is None else seed])
+    def model(self, seed: int | None = None, *, best: bool = False, client: int | None = None) -> nn.Module:
+        """A model of a seed (by default the first), ready for use: the last global one, the best one, or that of a
+        client after fine-tuning."""
+        seed = self.experiment.seeds[0] if seed is None else seed
+        if client is not None:
+            return self._net.at(seed).module(_get(self.finetuned.get(seed, {}), client, "finetune.epochs"))
+        return self._net.at(seed).module(_get(self.best, seed, "stop.best") if best else self.params[seed])
 
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """Accuracy over the rounds; also written to ``path`` when one is given."""
-        from fedpews.report.curves import draw_curves
+    def __repr__(self) -> str:
+        final = self.summary["final_accuracy"]["mean"]
+        where = "" if self.folder is None else f", in {self.folder}"
+        return (
+            f"<Result of {self.summary['method']}: {self.summary['rounds']} rounds, {len(self.params)} seed(s), "
+            f"final accuracy {100 * final:.1f} %{where}>"
+        )
 
-        return draw_curves({self.summary["method"]: self.rounds}, self.experiment.target_accuracy, path)
+    def plot(
+        self, path: str | Path | None = None, *, kind: str = "curves", format: str | None = None
+    ) -> Figure:
+        """A figure in the style of ``fedpews plot``, also written to ``path`` when one is given.
+
+        Args:
+            kind: curves, bytes, masks or clients.
+        """
+        from fedpews.report.figures import Masks, draw
+        from fedpews.report.runs import Run
+
+        label, seed = self.summary["method"], self.experiment.seeds[0]
+        run = Run(label, self.folder, list(self.rounds), self.summary, self.experiment.to_dict())
+        masks: list[Masks] | None = [] if kind == "masks" and self.folder is None else None
+        if masks is not None and self.neurons[seed]:
+            layers = [
+                {"name": layer.name, "start": layer.start, "size": layer.size}
+                for layer in self._net.graph.layers
+            ]
+            owned = torch.stack(list(self.neurons[seed].values())).cpu().numpy()
+            names = [f"client {client}" for client in self.neurons[seed]]
+            masks = [Masks(label, owned, names, layers, f"{label}, last warmup round, seed {seed}")]
+        return draw([run], kind, path, format, masks)
 
 
 def run(
     experiment: Experiment | str | Path | None = None,
     *,
     model: Model | str | None = None,
+    method: Method | str | Mapping[str, Any] | None = None,
     clients: Sequence[Samples] | Federation | None = None,
-    test: Samples | None = None,
+    test: Samples | Sequence[Samples] | None = None,
     graph: NeuronGraph | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     data_dir: str | Path | None = None,
     watcher: Watcher | None = None,
+    progress: bool = False,
     **settings: Any,
 ) -> Result:
     """Run an experiment and return its rounds, summary and models.
@@ -89,14 +133,16 @@ def run(
     Args:
         experiment: a recipe's name, a TOML file or an ``Experiment``; by default all defaults.
         model: your own module (every seed starts from its weights), a function that makes one, or a name.
+        method: a name such as ``"fedavg+pews"``, or a method's object; see `fedpews list methods`.
         clients: your own data: a list of ``(x, y)`` tensors or torch Datasets, one per client.
-        test: the test set that goes with ``clients``.
+        test: the test set that goes with ``clients``, or a list with one for each of them.
         graph: the neurons of a model that cannot be traced.
         out: a folder to write the run to; without one nothing is kept on disk.
         resume: go on where a run in ``out`` stopped.
         data_dir: where to look for named data sets first.
         watcher: what to call as the run goes on.
-        settings: changes to the experiment: ``rounds=50``, ``method="fedavg+pews"``, ``train={"lr": 0.1}``.
+        progress: show a progress bar, in a terminal or a notebook.
+        settings: changes to the experiment: ``rounds=50``, ``train={"lr": 0.1}``.
 
     >>> x, y = torch.randn(40, 5), torch.arange(40) % 2
     >>> result = run(clients=[(x[:20], y[:20]), (x[20:], y[20:])], test=(x, y), rounds=2, method="fedavg")
@@ -105,9 +151,19 @@ def run(
     """
     if isinstance(model, str | Mapping):
         settings["model"], model = {"name": model} if isinstance(model, str) else model, None
+    if isinstance(method, Method):
+        settings["method"] = describe_object(method)
+    elif method is not None:
+        settings["method"] = method
     resolved = resolve(experiment, settings)
-    setup = build(resolved, model=model, clients=clients, test=test, graph=graph, data_dir=data_dir)
-    return train(setup, out=out, resume=resume, watcher=watcher)
+    own = method if isinstance(method, Method) else None
+    setup = build(
+        resolved, model=model, clients=clients, test=test, graph=graph, data_dir=data_dir, method=own
+    )
+    if not progress:
+        return train(setup, out=out, resume=resume, watcher=watcher)
+    with _with_bar(resolved.method_label, watcher or Watcher()) as watched:
+        return train(setup, out=out, resume=resume, watcher=watched)
 
 
 def train(
@@ -125,33 +181,55 @@ def train(
         make_engine: makes what trains the clients, and says why it was chosen; by default an engine in this process.
         memories: where clients' memories are kept; by default with the run.
     """
+    check_finetuning(setup)
+    if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.has_validation:
+        raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
-        checkpoint = None if folder is None else _reopen(folder, setup, resume)
-        store = memories or (MemoryStore(None) if folder is None else folder.memory_store())
+        checkpoint = None if folder is None else reopen(folder, setup, resume, make_engine)
+        device = setup.net.device
+        store = memories or (MemoryStore(None, device) if folder is None else folder.memory_store(device))
         # before anything is trained: without an accountant there is no such run
         spent = privacy_spent(setup.experiment, len(setup.data))
         engine, why = make_engine(setup)
         with closing(engine):
             server = _server(setup, engine, store, checkpoint)
-            records = _loop(setup, server, folder, checkpoint, watcher or Watcher(), why)
-        result = _result(setup, server, records, folder)
+            done = _loop(setup, server, folder, checkpoint, watcher or Watcher(), why)
+        result = _result(setup, server, done, folder)
         if spent is not None:
             result.summary["privacy"] = spent
         if folder is not None:
-            folder.finish(result.summary, result.params, result.neurons)
+            constants = {seed: setup.net.at(seed).constants() for seed in result.params}
+            whole, best = (
+                {seed: tree | constants[seed] for seed, tree in trees.items()}
+                for trees in (result.params, result.best)
+            )
+            folder.finish(result.summary, whole, result.neurons, best, result.finetuned)
         return result
 
 
 def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None) -> Server:
-    if checkpoint is None:
-        clients = len(setup.data)
-        states = {s: setup.method.init(setup.net, params, clients) for s, params in setup.starts.items()}
-    else:
-        states = checkpoint.states
+    clients = len(setup.data)
+    states = {s: setup.method.init(setup.net.at(s), params, clients) for s, params in setup.starts.items()}
+    if checkpoint is not None:
+        states = {
+            seed: place_like(state, states[seed], setup.net.device)
+            for seed, state in checkpoint.states.items()
+        }
     memories.restore({} if checkpoint is None else checkpoint.memories)
     server = Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
     server.pending = [] if checkpoint is None else list(checkpoint.about.get("pending", []))
     return server
+
+
+@dataclass
+class Progress:
+    """What a run has so far."""
+
+    records: list[Record]
+    best: dict[int, Tree]
+
+    def of_seed(self, seed: int) -> list[Record]:
+        return [record for record in self.records if record["seed"] == seed]
 
 
 def _loop(
@@ -161,85 +239,132 @@ def _loop(
     checkpoint: Checkpoint | None,
     watcher: Watcher,
     why: str,
-) -> list[Record]:
-    """All rounds that are left; the records of the run from its first round on."""
+) -> Progress:
+    """All rounds that are left; the run from its first round on."""
     experiment, done = setup.experiment, 0 if checkpoint is None else checkpoint.round
-    records = [] if folder is None else folder.start_rounds(checkpoint)
+    rule = _stop_rule(setup)
+    so_far = Progress(
+        [] if folder is None else folder.start_rounds(checkpoint),
+        {} if checkpoint is None else checkpoint.best,
+    )
     watcher.begin(experiment, done, f"{server.engine.name} engine" + (f", {why}" if why else ""))
+    active = [seed for seed in experiment.seeds if not rule.is_over(so_far.of_seed(seed))]
     with _stop_signal(watcher.stopping) as stop:
         for round in range(done + 1, experiment.rounds + 1):
-            new = server.run(round, last=round == experiment.rounds)
-            records += new
+            if not active:
+                break
+            # whoever judges by a round's record needs it at once
+            new = server.run(round, active, last=round == experiment.rounds or rule.judges)
+            so_far.records += new
+            if rule.judges:
+                _keep_best(rule, so_far, server, active)
+                active = [seed for seed in active if not rule.is_over(so_far.of_seed(seed))]
             if watcher.models is not None:
                 watcher.models(round, server.models())
+            last = round == experiment.rounds or stop.is_set() or not active
+            is_saved = folder is not None and (last or round % experiment.runtime.checkpoint_every == 0)
             if folder is not None:
-                folder.append(new)
-                last = round == experiment.rounds or stop.is_set()
-                if last or round % experiment.runtime.checkpoint_every == 0:
-                    folder.save_checkpoint(
-                        round, server.states, server.memories, _about(setup) | {"pending": server.pending}
-                    )
-            if new:
-                watcher.round(new)
+                folder.describe(partial(_federation, setup, bool(server.observed)))
+                folder.append(new, server.observed)
+                if is_saved:
+                    _save(folder, round, server, setup, so_far)
+            if new and watcher.round(new) is True:
+                if folder is not None and not is_saved:
+                    _save(folder, round, server, setup, so_far)
+                break
             if stop.is_set():
                 kept = "nothing was saved"
                 if folder is not None:
                     kept = f"go on with the same command and --resume ({folder.path})"
                 raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {kept}")
-    return records
+    # of a run that its watcher ended: the last record may still wait for its evaluation
+    rest = server.settle()
+    so_far.records += rest
+    if folder is not None and rest:
+        folder.append(rest, [])
+    return so_far
 
 
-def _result(setup: Setup, server: Server, records: list[Record], folder: RunFolder | None) -> Result:
-    experiment = setup.experiment
+def _save(folder: RunFolder, round: int, server: Server, setup: Setup, so_far: Progress) -> None:
+    told = about(setup) | {"pending": server.pending}
+    folder.save_checkpoint(round, server.states, server.memories, told, so_far.best)
+
+
+def _keep_best(rule: StopRule, so_far: Progress, server: Server, seeds: Sequence[int]) -> None:
+    models = server.models()
+    for seed in seeds:
+        records = so_far.of_seed(seed)
+        if rule.best(records) == len(records) - 1:
+            so_far.best[seed] = models[seed]
+
+
+def _stop_rule(setup: Setup) -> StopRule:
+    table = setup.experiment.stop
+    return StopRule(table.patience, table.min_delta, table.on, table.best)
+
+
+def _result(setup: Setup, server: Server, done: Progress, folder: RunFolder | None) -> Result:
+    experiment, rule = setup.experiment, _stop_rule(setup)
+    models = server.models()
+    summary = summarize(done.records, experiment.method_label, experiment.target_accuracy)
+    summary["clients_judged_on"] = setup.data.judged_on
+    runs = {seed: done.of_seed(seed) for seed in experiment.seeds}
+    if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
+        summary["ended_after"] = [run[-1]["round"] for run in runs.values()]
+    if rule.judges:
+        best = [run[rule.best(run)] for run in runs.values()]
+        summary["best"] = {
+            "on": rule.on,
+            "rounds": [record["round"] for record in best],
+            "accuracy": [record["accuracy"] for record in best],
+        }
+    finetuned: dict[int, dict[int, Tree]] = {}
+    if experiment.finetune.epochs is not None:
+        finetuned, summary["finetuned"] = fine_tune(setup, models)
     return Result(
         experiment,
-        Rounds(records),
-        summarize(records, experiment.method_label, experiment.target_accuracy),
-        server.models(),
+        Rounds(done.records),
+        summary,
+        models,
         {seed: setup.method.last_owned(state) for seed, state in server.states.items()},
         None if folder is None else folder.path,
         setup.net,
+        done.best,
+        finetuned,
     )
 
 
-def _about(setup: Setup) -> dict[str, Any]:
-    """What a checkpoint must have been made with, to go on from it."""
-    return {"changes": setup.experiment.fingerprint(), "data": setup.data_hash, "layout": STATE_LAYOUT}
+def _federation(setup: Setup, masked: bool) -> dict[str, Any]:
+    data = setup.data
+    counts = data.counts() if len(data.y) else None
+    found = describe_federation(setup.net, data.client_names, data.class_names, counts, len(data), masked)
+    return found | {"data": setup.data_hash}
 
 
-def _reopen(folder: RunFolder, setup: Setup, resume: bool) -> Checkpoint | None:
-    """What to go on from. A folder's run is never overwritten, and never continued with other settings."""
-    experiment = setup.experiment
-    if not folder.has_run:
-        folder.write_config(experiment.to_toml())
-        return None
-    if not resume:
-        raise ConfigError(
-            f"{folder.path} already holds a run; add --resume to go on with it, or give another --out"
-        )
-    earlier = Experiment.load(folder.config)
-    if earlier.fingerprint() != experiment.fingerprint():
-        raise CheckpointError(
-            f"{folder.path} holds another experiment: {_difference(earlier, experiment)}. Give another --out."
-        )
-    checkpoint = folder.load_checkpoint()
-    if checkpoint is None:
-        return None
-    about, now = checkpoint.about, _about(setup)
-    if about.get("layout") != STATE_LAYOUT:
-        raise CheckpointError(
-            f"{folder.path} was begun by another version of fedpews; finish it with that one, or give another --out."
-        )
-    # the first versions wrote a hash of all keys under "config"; there config.toml alone decides
-    if about.get("data") != now["data"] or about.get("changes", now["changes"]) != now["changes"]:
-        raise CheckpointError(f"{folder.path} was run on other data than is here now. Give another --out.")
-    return checkpoint
+def _get(found: Mapping[int, Tree], key: int, setting: str) -> Tree:
+    if key not in found:
+        raise ConfigError(f"there is none for {key}; a run keeps it if {setting} is set")
+    return found[key]
 
 
-def _difference(earlier: Experiment, now: Experiment) -> str:
-    a, b = flatten(earlier.to_dict()), flatten(now.to_dict())
-    changed = [key for key in a | b if a.get(key) != b.get(key) and key != "runtime.workers"]
-    return ", ".join(f"{key} is {a.get(key)} there and {b.get(key)} here" for key in changed[:3])
+@contextmanager
+def _with_bar(label: str, watcher: Watcher) -> Iterator[Watcher]:
+    """The same watcher, with a progress bar beside it."""
+    from rich.console import Console
+
+    from fedpews.report.progress import ProgressBar
+
+    with ProgressBar(label, Console(stderr=True), quiet=False) as bar:
+
+        def begin(experiment: Experiment, done: int, engine: str) -> None:
+            bar.begin(experiment.rounds, done)
+            watcher.begin(experiment, done, engine)
+
+        def round(records: Sequence[Record]) -> bool | None:
+            bar.round(records)
+            return watcher.round(records)
+
+        yield replace(watcher, begin=begin, round=round)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ def fold(seed: int, *names: int | str) -> int:
     """A new seed from a seed and the names of what it is for.
 
     The result depends on all names and their order, and is the same on every machine, in every process
-    and for any number of workers. It fits ``torch.Generator.manual_seed``.
+    and for any number of workers. It fits ``torch.Generator.manual_seed``. A client's draw in a round is
+    ``fold(seed, round, client, "what")``, whoever runs it.
 
     >>> fold(0, 3, "batches") == fold(0, 3, "batches")
     True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,12 @@ from fedpews.errors import RunFailed
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.robust import Aggregate
-from fedpews.methods.wire import encode_download, encode_upload
+from fedpews.methods.wire import download_size, upload_size
 from fedpews.neurons.network import Network
+from fedpews.observe import observe_neurons, update_cosine
 from fedpews.results.memories import Store
 from fedpews.results.nests import leaves
+from fedpews.results.neurons import Ownership
 from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree, norm
 
@@ -39,11 +40,46 @@ class Rules:
     lr: float = 0.01
     milestones: tuple[int, ...] = ()
     decay: float = 0.1
+    evaluate_every: int = 1
+    rounds: int | None = None  # the last one is always evaluated
+    rises: int = 0  # rounds until lr is reached
+    falls_until: int | None = None  # the round at which a cosine ends, at least
+    least: float = 0.0
     aggregate: Aggregate = field(default_factory=Aggregate)
 
     def lr_at(self, round: int) -> float:
-        """The local learning rate: multiplied by ``decay`` after every milestone passed."""
-        return self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+        """The local learning rate: multiplied by ``decay`` after every milestone passed.
+
+        In the first ``rises`` rounds it rises in equal parts; a cosine begins behind them.
+
+        >>> [round(Rules(lr=1.0, rises=2, falls_until=6).lr_at(t), 3) for t in range(1, 7)]
+        [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+        """
+        lr = self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
+        if round <= self.rises:
+            return lr * round / self.rises
+        if self.falls_until is None:
+            return lr
+        gone = (round - self.rises - 1) / (self.falls_until - self.rises)
+        return self.least + (lr - self.least) * (1 + math.cos(math.pi * gone)) / 2
+
+    def is_evaluated(self, round: int) -> bool:
+        """Whether the global model is evaluated after this round.
+
+        >>> [round for round in range(1, 9) if Rules(evaluate_every=3, rounds=8).is_evaluated(round)]
+        [3, 6, 8]
+        """
+        return round % self.evaluate_every == 0 or round == self.rounds
+
+
+@dataclass(frozen=True)
+class Part:
+    """One seed's part of a round."""
+
+    phase: str
+    cohort: Cohort
+    downloads: Sequence[Download]  # in the cohort's order
+    uploads: list[Upload] = field(default_factory=list)  # of those who answered
 
 
 def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:
@@ -51,7 +87,7 @@ def choose_cohort(total: int, participation: float, round: int, seed: int) -> Co
     count = cohort_size(total, participation)
     generator = torch.Generator().manual_seed(fold(seed, round, "cohort"))
     chosen = range(total) if count >= total else torch.randperm(total, generator=generator)[:count].tolist()
-    return Cohort(round, tuple(sorted(chosen)), total, fold(seed, round, "server"))
+    return Cohort(round, tuple(sorted(chosen)), total, fold(seed, round, "server"), seed)
 
 
 def cohort_size(total: int, participation: float) -> int:
@@ -62,148 +98,13 @@ def cohort_size(total: int, participation: float) -> int:
 def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Average:
     """The average that a round's uploads ask for."""
     weights = tuple(1.0 if weighting == "uniform" else float(upload.samples) for upload in uploads)
-    return Average(weights, tuple(upload.ownership(net) for upload in uploads))
-
-
-class Server:
-    """Runs rounds for all seeds side by side. ``states`` is all there is to save, with the memories."""
-
-    def __init__(
-        self,
-        net: Network,
-        method: Method,
-        data: Federation,
-        engine: Engine,
-        memories: Store,
-        rules: Rules,
-        states: Mapping[int, Nest],
-    ) -> None:
-        self.net, self.method, self.data, self.engine = net, method, data, engine
-        self.memories, self.rules, self.states = memories, rules, dict(states)
-        known = len(data.y) > 0  # a server among real sites has nobody's samples
-        self.pending: list[dict[str, Any]] = []
-        """Records of the last round that wait for its evaluation."""
-        self._counts = data.counts() if known and len(data) <= SHOWN_CLIENTS else None
-
-    def run(self, round: int, last: bool = True) -> list[dict[str, Any]]:
-        """One round of all seeds; a record for each seed of every round whose evaluation is known now.
-
-        Among sites the model is evaluated where the next round trains it, so that a round is one message and not two;
-        its record then comes with the next round's, and ``pending`` is what is known of it until then.
-
-        Args:
-            last: whether no round follows, so that the records must be complete.
-        """
-        began = time.perf_counter()
-        cohorts = {
-            seed: choose_cohort(len(self.data), self.rules.participation, round, seed) for seed in self.states
-        }
-        phases = {seed: self.method.phase(state, round) for seed, state in self.states.items()}
-        downloads = {
-            seed: self.method.downloads(self.net, state, cohorts[seed]) for seed, state in self.states.items()
-        }
-        lr = self.rules.lr_at(round)
-        jobs = [
-            Job(seed, client, self.method.client(phases[seed]), download, self.memories.get(seed, client), lr)
-            for seed, cohort in cohorts.items()
-            for client, download in zip(cohort.clients, downloads[seed], strict=True)
-        ]
-        on_the_way = self.engine.scores_on_the_way(jobs)
-        settled = [] if on_the_way else self._settle(self._evaluate)
-        uploads: dict[int, list[Upload]] = {seed: [] for seed in self.states}
-        for done in self.engine.train(jobs):
-            self.memories.put(done.seed, done.client, done.memory)
-            uploads[done.seed].append(done.upload)
-        settled += self._settle(lambda: self.engine.scores_found(list(self.states)))
-        for seed, state in self.states.items():
-            average = average_of(self.net, uploads[seed], self.rules.weighting)
-            average = self.rules.aggregate.of(average, uploads[seed])
-            self.states[seed] = self.method.update(self.net, state, uploads[seed], average)
-            check_update(state, self.states[seed], uploads[seed])
-        scores = None if on_the_way and not last else self._evaluate()
-        seconds = (time.perf_counter() - began) / len(self.states)
-        self.pending = [
-            {
-                "seed": seed,
-                "round": round,
-                "phase": phases[seed],
-                **self._measure(uploads[seed], downloads[seed]),
-                **self._evaluate_personal(seed, cohorts[seed]),
-                "seconds": seconds,
-            }
-            for seed in self.states
-        ]
-        return settled if scores is None else settled + self._settle(lambda: scores)
-
-    def _evaluate(self) -> list[Score]:
-        return self.engine.evaluate(list(self.models().values()))
-
-    def _settle(self, evaluate: Callable[[], Sequence[Score]]) -> list[dict[str, Any]]:
-        """Complete the records that wait for their evaluation."""
-        waiting, self.pending = self.pending, []
-        if not waiting:
-            return []
-        scored = zip(waiting, evaluate(), strict=True)
-        return [{**record, **self._measure_score(score)} for record, score in scored]
-
-    def models(self) -> dict[int, Tree]:
-        """Each seed's global model."""
-        return {seed: self.method.params(state) for seed, state in self.states.items()}
-
-    def _measure_score(self, score: Score) -> dict[str, Any]:
-        if not math.isfinite(score.loss):
-            raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
-        record: dict[str, Any] = {"accuracy": score.accuracy, "loss": score.mean_loss}
-        if self._counts is not None:
-            record["client_accuracy"] = score.client_accuracy(self._counts)
-        if score.sites:
-            record["sites"] = {
-                name: {"accuracy": right / seen, "loss": loss / seen, "samples": seen}
-                for name, (right, seen, loss) in score.sites.items()
-                if seen
-            }
-        return record
-
-    def _measure(self, uploads: list[Upload], downloads: list[Download]) -> dict[str, Any]:
-        record: dict[str, Any] = {"train_loss": sum(upload.loss for upload in uploads) / len(uploads)}
-        shared = {id(download): download for download in downloads}
-        sizes = {key: len(encode_download(self.net, download)) for key, download in shared.items()}
-        record["bytes_up"] = sum(len(encode_upload(self.net, upload)) for upload in uploads)
-        record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
-        return record | measure_ownership(uploads, each=len(self.data) <= SHOWN_CLIENTS)
-
-    def _evaluate_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
-        """How good each client's own model is on the classes it has, for a method that gives clients their own.
-
-        Its own model is made of the client's memory and what the server would send it next.
-        """
-        if not self.method.personalised:
-            return {}
-        clients = range(len(self.data)) if len(self.data) <= SHOWN_CLIENTS else cohort.clients
-        kept = {client: self.memories.get(seed, client) for client in clients}
-        known = {client: memory for client, memory in kept.items() if memory is not None}
-        chosen = tuple(known) or self.engine.remembering(
-            seed, clients
-        )  # among real sites, memories are there
-        state = self.states[seed]
-        after = replace(cohort, round=cohort.round + 1, clients=chosen)
-        downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
-        if known:
-            half = self.method.client(self.method.phase(state, after.round))
-            models = [half.personal(self.net, downloads[client], memory) for client, memory in known.items()]
-            counts = self.data.counts()
-            found = {
-                client: score.client_accuracy(counts[client : client + 1])[0]
-                for client, score in zip(known, self.engine.evaluate(models), strict=True)
-            }
-        else:
-            found = self.engine.evaluate_personal(seed, downloads)
-        if not found:
-            return {}
-        record: dict[str, Any] = {"personal_accuracy": sum(found.values()) / len(found)}
-        if len(self.data) <= SHOWN_CLIENTS:
-            record["client_personal_accuracy"] = [found.get(client) for client in clients]
-        return record
+    neurons = [upload.neurons for upload in uploads if upload.neurons is not None and upload.mask is None]
+    if len(neurons) < len(uploads):
+        return Average(weights, tuple(upload.ownership(net) for upload in uploads))
+    # all clients' masks at once: with many small clients, calls cost more than numbers
+    masks = net.graph.expand(torch.stack(neurons))
+    rows = zip(*map(Tensor.unbind, masks.values()), strict=True)
+    return Average(weights, tuple(dict(zip(masks, row, strict=True)) for row in rows))
 
 
 def check_update(old: Nest, new: Nest, uploads: Sequence[Upload]) -> None:
@@ -221,32 +122,195 @@ def check_update(old: Nest, new: Nest, uploads: Sequence[Upload]) -> None:
         )
 
 
+class Server:
+    """Runs rounds for all seeds side by side. ``states`` is all there is to save, with the memories."""
+
+    def __init__(
+        self,
+        net: Network,
+        method: Method,
+        data: Federation,
+        engine: Engine,
+        memories: Store,
+        rules: Rules,
+        states: Mapping[int, Nest],
+    ) -> None:
+        self.net, self.method, self.data, self.engine = net, method, data, engine
+        self.memories, self.rules, self.states = memories, rules, dict(states)
+        # records of the last round that wait for its evaluation
+        self.pending: list[dict[str, Any]] = []
+        # of the last round, where clients own neurons
+        self.observed: list[Ownership] = []
+        self.total = len(data)
+        known = len(data.y) > 0  # a server among real sites has nobody's samples
+        self._counts = data.counts() if known and self.total <= SHOWN_CLIENTS else None
+
+    def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[dict[str, Any]]:
+        """One round of all seeds, or of those given; a record for each.
+
+        Without an evaluation it says nothing about accuracy. Among sites the model is evaluated where the next round
+        trains it, so that a round is one message and not two; its record then comes with the next round's, and
+        ``pending`` is what is known of it until then.
+
+        Args:
+            last: whether the records must be complete now, because no round follows or somebody judges by them.
+        """
+        began = time.perf_counter()
+        parts: dict[int, Part] = {}
+        jobs: list[Job] = []
+        lr = self.rules.lr_at(round)
+        for seed, state in self.states.items():
+            if seeds is not None and seed not in seeds:
+                continue
+            cohort = choose_cohort(self.total, self.rules.participation, round, seed)
+            part = Part(
+                self.method.phase(state, round), cohort, self.method.downloads(self.net, state, cohort)
+            )
+            half, parts[seed] = self.method.client(part.phase), part
+            for client, download in zip(cohort.clients, part.downloads, strict=True):
+                jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
+        on_the_way = self.engine.scores_on_the_way(jobs)
+        settled = [] if on_the_way else self.settle()
+        for done in self.engine.train(jobs):
+            self.memories.put(done.seed, done.client, done.memory)
+            parts[done.seed].uploads.append(done.upload)
+        settled += self._settle(self.engine.scores_found)
+        is_evaluated = self.rules.is_evaluated(round)
+        cosines: dict[int, float | None] = {}
+        self.observed = []
+        for seed, part in parts.items():
+            average = average_of(self.net, part.uploads, self.rules.weighting)
+            if is_evaluated:
+                cosines[seed] = update_cosine(self.net, part.uploads, part.downloads, average.masks)
+            average = self.rules.aggregate.of(average, part.uploads)
+            before = self.states[seed]
+            self.states[seed] = self.method.update(self.net, before, part.uploads, average)
+            check_update(before, self.states[seed], part.uploads)
+            seen = observe_neurons(self.net, seed, round, part.uploads, self.total)
+            self.observed += [] if seen is None else [seen]
+        scores: Sequence[Score | None] = [None] * len(parts)
+        waits = is_evaluated and on_the_way and not last
+        if is_evaluated and not waits:
+            scores = self._evaluate([*parts])
+        records = []
+        for (seed, part), score in zip(parts.items(), scores, strict=True):
+            record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)
+            if is_evaluated and self.method.personalised:
+                record |= self._evaluate_personal(seed, part.cohort)
+            records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))
+        seconds = (time.perf_counter() - began) / len(records)
+        records = [record | {"seconds": seconds} for record in records]
+        if waits:
+            self.pending = records
+            return settled
+        return settled + records
+
+    def settle(self) -> list[dict[str, Any]]:
+        """The records that wait for their evaluation, evaluated now."""
+        return self._settle(self._evaluate)
+
+    def _settle(self, evaluate: Callable[[Sequence[int]], Sequence[Score]]) -> list[dict[str, Any]]:
+        waiting, self.pending = self.pending, []
+        if not waiting:
+            return []
+        scores = evaluate([record["seed"] for record in waiting])
+        return [record | self._measure_score(score) for record, score in zip(waiting, scores, strict=True)]
+
+    def _evaluate(self, seeds: Sequence[int]) -> Sequence[Score]:
+        return self.engine.evaluate([self.method.params(self.states[seed]) for seed in seeds], seeds)
+
+    def models(self) -> dict[int, Tree]:
+        """Each seed's global model."""
+        return {seed: self.method.params(state) for seed, state in self.states.items()}
+
+    def _measure(self, part: Part, score: Score | None) -> dict[str, Any]:
+        """How good the global model is (if it was evaluated), what travelled, and who owned what."""
+        record = {} if score is None else self._measure_score(score)
+        uploads, downloads = part.uploads, part.downloads
+        record["train_loss"] = sum(upload.loss for upload in uploads) / len(uploads)
+        # most methods send one download to everybody
+        shared = {id(download): download for download in downloads}
+        sizes = {key: download_size(self.net, download) for key, download in shared.items()}
+        record["bytes_up"] = sum(upload_size(self.net, upload) for upload in uploads)
+        record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
+        return record | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
+
+    def _measure_score(self, score: Score) -> dict[str, Any]:
+        if not math.isfinite(score.loss):
+            raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
+        record: dict[str, Any] = {"accuracy": score.accuracy, "loss": score.mean_loss}
+        if self._counts is not None:
+            record["client_accuracy"] = score.client_accuracy(self._counts)
+        if score.sites:
+            record["sites"] = {
+                name: {"accuracy": right / seen, "loss": loss / seen, "samples": seen}
+                for name, (right, seen, loss) in score.sites.items()
+                if seen
+            }
+        return record
+
+    def _evaluate_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
+        """How good each client's own model is, for a method that gives clients their own.
+
+        It is judged on the client's own test samples, or else on the classes it has. Its own
+        model is made of the client's memory and what the server would send it next.
+        """
+        clients = range(self.total) if self.total <= SHOWN_CLIENTS else cohort.clients
+        kept = {client: self.memories.get(seed, client) for client in clients}
+        known = {client: memory for client, memory in kept.items() if memory is not None}
+        # among real sites, memories are there
+        chosen = tuple(known) or self.engine.remembering(seed, clients)
+        state = self.states[seed]
+        after = replace(cohort, round=cohort.round + 1, clients=chosen)
+        downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
+        if known:
+            half = self.method.client(self.method.phase(state, after.round))
+            net = self.net.at(seed)
+            models = [half.personal(net, downloads[client], memory) for client, memory in known.items()]
+            counts = self.data.counts()
+            found = {
+                client: score.client_accuracy(counts)[client]
+                for client, score in zip(
+                    known, self.engine.evaluate(models, [seed] * len(models)), strict=True
+                )
+            }
+        else:
+            found = self.engine.evaluate_personal(seed, downloads)
+        if not found:
+            return {}
+        record: dict[str, Any] = {"personal_accuracy": sum(found.values()) / len(found)}
+        if self.total <= SHOWN_CLIENTS:
+            record["client_personal_accuracy"] = [found.get(client) for client in clients]
+        return record
+
+
 def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str, Any]:
     """How much of the network a client owns, how much somebody owns, and how alike two clients' parts are.
 
     In hidden neurons, or in single weights for a method that owns those. Overlap is the mean over pairs of
     |both| / |either|. With ``each``, also how much every client of the cohort owns.
     """
-    owned = [_owned(upload) for upload in uploads]
-    if any(part is None for part in owned):
-        return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
-    masks = torch.stack([part for part in owned if part is not None]).double()  # (clients, neurons)
-    shares = masks.mean(1)
-    both = masks @ masks.T
-    either = masks.sum(1)[:, None] + masks.sum(1)[None] - both
-    pairs = [
-        float(both[a, b] / either[a, b]) if either[a, b] else 0.0
-        for a, b in itertools.combinations(range(len(masks)), 2)
-    ]
+    owned = []
+    for upload in uploads:
+        if upload.mask is not None:
+            owned.append(torch.cat([mask.flatten() for mask in upload.mask.values()]))
+        elif upload.neurons is not None:
+            owned.append(upload.neurons)
+        else:
+            return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
+    masks = torch.stack(owned).cpu()  # (clients, neurons)
+    # whole numbers, exact in single precision as long as nobody owns 2²⁴ elements
+    numbers = masks.to(torch.float32 if masks.shape[1] < 2**24 else torch.float64)
+    both = (numbers @ numbers.T).double()
+    sizes = both.diagonal()
+    either = sizes[:, None] + sizes[None] - both
+    first, second = torch.triu_indices(len(owned), len(owned), 1)
+    # two that own nothing have nothing in common
+    alike = (both / either.clamp_min(1))[first, second].tolist()
+    shares = sizes / masks.shape[1]
     record = {"client_density": shares.tolist()} if each else {}
     return record | {
         "density": float(shares.mean()),
-        "coverage": float((masks.sum(0) > 0).double().mean()),
-        "overlap": sum(pairs) / len(pairs) if pairs else 1.0,
+        "coverage": float(masks.any(0).double().mean()),
+        "overlap": sum(alike) / len(alike) if alike else 1.0,
     }
-
-
-def _owned(upload: Upload) -> Tensor | None:
-    if upload.mask is not None:
-        return torch.cat([mask.flatten() for mask in upload.mask.values()])
-    return upload.neurons

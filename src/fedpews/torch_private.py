@@ -6,28 +6,38 @@ torch's public surface.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# What autograd, vmap and export do with nested dicts of tensors, so that ours are laid out as theirs. The public
+# Sees every kernel of a pass, whatever Python code calls it; nothing public does.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# A module's outputs and an autograd by-product may be any nest of lists, tuples and dicts. The public
 # torch.utils.pytree lacks tree_map_only.
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+# Labels of tensors that live as long as these; a plain dict would compare their elements.
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
-    "TreeSpec",
+    "TorchDispatchMode",
+    "WeakTensorKeyDictionary",
     "compile_step",
     "compiler_command",
     "is_transformed",
     "library_path",
     "merge_common",
+    "plain_kernels",
     "tensor_handles",
-    "tree_flatten",
     "tree_leaves",
     "tree_map_only",
-    "tree_unflatten",
 ]
 
 
@@ -37,6 +47,23 @@ def is_transformed() -> bool:
     There is no public way to ask; inside a transform plain autograd would raise.
     """
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Attention, transformer layers and recurrent layers step by step instead of in one fused kernel.
+
+    oneDNN has a public switch too, but that one warns about graphics cards that are not there.
+    """
+    fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(onednn)
 
 
 def merge_common(graph: fx.Graph) -> fx.Graph:
@@ -83,4 +110,5 @@ def tensor_handles(tensors: list[torch.Tensor]) -> list[Any]:
 
 def library_path() -> Path:
     """The library that has the functions which compiled steps call."""
-    return Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    return Path(torch.__file__).parent / "lib" / name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,53 @@ Tree = dict[str, Tensor]
 
 Nest = dict[str, Any]
 """A nested dict whose leaves are tensors: what methods keep, and what is saved."""
+
+
+Layout = tuple[tuple[str, Any], ...]
+"""How a nest's tensors make it up: (key, None) for a tensor, (key, layout) for a dict within."""
+
+
+def flatten(nest: Mapping[str, Any]) -> tuple[list[Tensor], Layout]:
+    """All tensors of a nest in its order, and how they make it up.
+
+    >>> flatten({"a": {"w": torch.ones(1)}, "b": {}})
+    ([tensor([1.])], (('a', (('w', None),)), ('b', ())))
+    """
+    leaves, layout = [], []
+    for key, value in nest.items():
+        inner = None
+        if isinstance(value, dict):
+            found, inner = flatten(value)
+            leaves += found
+        else:
+            leaves.append(value)
+        layout.append((key, inner))
+    return leaves, tuple(layout)
+
+
+def unflatten(leaves: Iterator[Tensor], layout: Layout) -> Nest:
+    """The inverse of ``flatten``; takes as many of the tensors as the layout has."""
+    return {key: next(leaves) if inner is None else unflatten(leaves, inner) for key, inner in layout}
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], nest: Mapping[str, Any]) -> Nest:
+    """A nest with ``function`` applied to every tensor."""
+    return {
+        key: map_leaves(function, value) if isinstance(value, dict) else function(value)
+        for key, value in nest.items()
+    }
+
+
+def place_like(nest: Mapping[str, Any], like: Mapping[str, Any], device: torch.device) -> Nest:
+    """A nest read from disk, each tensor on the device of ``like``'s of the same name; others on ``device``."""
+    placed: Nest = {}
+    for key, value in nest.items():
+        same = like.get(key)
+        if isinstance(value, dict):
+            placed[key] = place_like(value, same if isinstance(same, dict) else {}, device)
+        else:
+            placed[key] = value.to(same.device if isinstance(same, Tensor) else device)
+    return placed
 
 
 def map_tree(

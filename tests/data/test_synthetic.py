@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from fedpews.data import load
-from fedpews.data.synthetic import centres, sample
+from fedpews.data.synthetic import clusters, sample
 
 
-def test_centres_lie_on_two_circles_and_each_class_has_two_on_each() -> None:
-    points, labels = centres()
-    torch.testing.assert_close(points.norm(dim=1), torch.tensor([4.0] * 8 + [2.0] * 8).double())
-    assert labels[:8].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert labels[8:].tolist() == [2, 3, 0, 1, 2, 3, 0, 1]
-    # the inner circle is turned by half a step: 22.5°
-    assert math.degrees(math.atan2(float(points[8, 1]), float(points[8, 0]))) == pytest.approx(22.5)
+def test_clusters_run_down_to_the_right_from_four_places_and_their_classes_take_turns() -> None:
+    centres, shapes, labels = clusters()
+    # top left: (−4, 4) + k·(1, −1)
+    assert centres[:4].tolist() == [[-4, 4], [-3, 3], [-2, 2], [-1, 1]]
+    assert centres[[0, 4, 8, 12]].tolist() == [[-4, 4], [4, 4], [-4, -4], [4, -4]]
+    assert labels.tolist() == [0, 2, 0, 2] * 2 + [1, 3, 1, 3] * 2
+    assert shapes[0].tolist() == [[0.05, 0], [0, 0.45]]
+    assert shapes[4].tolist() == shapes[8].tolist() == [[0.25, 0.15], [0.15, 0.25]]
+    assert shapes[12].tolist() == [[0.25, 0], [0, 0.05]]
 
 
-def test_features_are_x_y_and_their_products_around_the_centres() -> None:
-    x, y = sample(400, seed=3, purpose="train")
-    a, b = x[:, 0], x[:, 1]
-    torch.testing.assert_close(x[:, 2:], torch.stack([a * a, b * b, a * b], 1))
-    points, labels = centres()
-    distance, nearest = torch.cdist(x[:, :2].double(), points).min(1)
-    assert torch.equal(labels[nearest], y)  # clusters are 1.6 apart or more, 16 standard deviations
-    assert nearest.bincount().tolist() == [100] * 16
-    # mean squared distance in 2-D is 2·σ² = 0.02
-    assert float(distance.square().mean()) == pytest.approx(0.02, rel=0.1)
+@pytest.mark.parametrize("purpose", ["train", "test"])
+def test_each_set_is_standardised_by_its_own_statistics(purpose: str) -> None:
+    x, y = sample(40, seed=3, purpose=purpose)
+    torch.testing.assert_close(x.mean(0), torch.zeros(5), atol=1e-6, rtol=0)
+    torch.testing.assert_close(x.std(0, correction=0), torch.ones(5))
+    assert y.bincount().tolist() == [40] * 4
+
+
+def test_features_are_x_y_and_their_products_of_normal_points_around_the_centres() -> None:
+    x, y = (values.double() for values in sample(4000, seed=3, purpose="train"))
+    centres, shapes, labels = clusters()
+    mine = centres[labels == 2]  # (−3, 3) is the first
+    # undo the standardisation: z-scores are affine in x, and over all points x has the mean of the centres
+    middle = centres.mean(0)
+    noise = (shapes.transpose(1, 2) @ shapes).mean(0)  # zᵀ-covariance AᵀA, averaged over the clusters
+    spread = (centres.var(0, correction=0) + noise.diagonal()).sqrt()
+    points = x[:, :2] * spread + middle
+    # a class's points take its four clusters in turn
+    group = points[y == 2].view(1000, 4, 2).mean(0)
+    torch.testing.assert_close(group, mine, atol=0.1, rtol=0)
+    # the third feature is x² up to its own scale: their correlation is one
+    squares = points.square()
+    for column, values in ((2, squares[:, 0]), (3, squares[:, 1]), (4, points.prod(1))):
+        assert float(torch.corrcoef(torch.stack([x[:, column], values]))[0, 1]) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize(("name", "per_class"), [("synthetic-32k", 8000), ("synthetic-3.2k", 800)])
 def test_even_and_odd_classes_go_to_two_clients(name: str, per_class: int) -> None:
     data = load(name, partition="parity", clients=2)
     assert data.counts().tolist() == [[per_class, 0, per_class, 0], [0, per_class, 0, per_class]]
-    assert data.test_y.bincount().tolist() == [2000] * 4
+    assert data.test_y.bincount().tolist() == [1600] * 4
     assert data.x.shape == (4 * per_class, 5)
 
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from fedpews.compose import METHODS, method_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
-from fedpews.engines import compiled, native
 from fedpews.engines.choose import choose_engine, lanes_for
+from fedpews.engines.compiled import engine as compiled
+from fedpews.engines.compiled import native
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.engines.eager import EagerEngine
@@ -30,7 +31,7 @@ from fedpews.errors import ConfigError, RunFailed
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
-from fedpews.server import Rounds, Rules
+from fedpews.server import Rules, Server
 from fedpews.trees import Nest, Tree
 from fedpews.warmup import Fixed, Learned, with_warmup
 
@@ -95,7 +96,7 @@ def run(
 ) -> tuple[list[Tree], list[dict[str, Any]]]:
     """The models of two seeds after some rounds, and every record."""
     states = {seed: method.init(net, net.initial(), len(data)) for seed in (0, 1)}
-    runner = Rounds(net, method, data, engine, Memories(), Rules(lr=lr, milestones=(1,)), states)
+    runner = Server(net, method, data, engine, Memories(), Rules(lr=lr, milestones=(1,)), states)
     with closing(engine):
         records = [record for round in range(1, rounds + 1) for record in runner.run(round)]
     return [method.params(state) for state in runner.states.values()], records
@@ -144,7 +145,15 @@ def test_every_method_gives_the_eager_engines_numbers(name: str) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("masks", [Learned(diversity=2.0), Fixed()], ids=["learned", "fixed"])
+@pytest.mark.parametrize(
+    "masks",
+    [
+        Learned(2.0, start=-1.0, start_spread=1.0, gradient="open"),
+        Learned(2.0, gradient="gate", start_spread=0.0, upload_mask="thresholded", draw="round"),
+        Fixed(),
+    ],
+    ids=["learned", "other readings", "fixed"],
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_warmup_and_the_round_after_it_give_the_eager_engines_numbers(
     name: str, masks: Learned | Fixed
@@ -191,7 +200,7 @@ def test_workers_repeats_and_neighbours_do_not_change_a_bit() -> None:
     # with one seed alone, another number of lanes is idle
     state = {0: method.init(net, net.initial(), len(data))}
     with closing(CompiledEngine(net, data, Schedule(4), 1, lanes=3)) as engine:
-        runner = Rounds(net, method, data, engine, Memories(), Rules(lr=0.1, milestones=(1,)), state)
+        runner = Server(net, method, data, engine, Memories(), Rules(lr=0.1, milestones=(1,)), state)
         for round in (1, 2):
             runner.run(round)
     assert_same([method.params(runner.states[0])], first[:1])

@@ -41,10 +41,16 @@ def model() -> nn.Module:
     )
 
 
-def a_message(warm: bool = True, others: torch.Tensor | None = None, diversity: float = 1.0) -> Message:
+READING = {"gradient": "open", "start": -1.0, "start-spread": 0.5, "upload-mask": "drawn"}
+
+
+def a_message(
+    warm: bool = True, others: torch.Tensor | None = None, diversity: float = 1.0, **reading: Any
+) -> Message:
     content: dict[str, Any] = {"config": ConfigRecord({"server-round": 1})}
     if warm:
-        content["fedpews"] = ConfigRecord({"round": 1, "diversity": diversity, "mask-lr": 0.1})
+        about = {"round": 1, "diversity": diversity, "mask-lr": 0.1, **READING, **reading}
+        content["fedpews"] = ConfigRecord(about)
     if others is not None:
         content["others"] = ArrayRecord({"neurons": Array(others.numpy())})
     message = Message(RecordDict(content), 1, "train")
@@ -62,15 +68,17 @@ def a_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 2, generator=random), torch.arange(16) % 3
 
 
-def test_a_score_step_is_that_of_the_method_itself() -> None:
+@pytest.mark.parametrize("gradient", ["open", "gate"])
+def test_a_score_step_is_that_of_the_method_itself(gradient: Any) -> None:
     module, (x, y) = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)), a_batch()
     others = torch.linspace(0.1, 0.9, 5)
     scores = torch.linspace(-1, 1, 5)
-    warmup = LocalWarmup(a_message(others=others, diversity=2.0), a_context(scores), module, x[:1])
+    message = a_message(others=others, diversity=2.0, gradient=gradient)
+    warmup = LocalWarmup(message, a_context(scores), module, x[:1])
     warmup.learn(nn.CrossEntropyLoss(), x, y)
 
     net = Network(module, x[:1])
-    client = LearnedClient(OurFedAvg(), Learned(diversity=2.0, mask_lr=0.1))
+    client = LearnedClient(OurFedAvg(), Learned(diversity=2.0, mask_lr=0.1, gradient=gradient))
     local = {
         "inner": {"params": net.initial()},
         "scores": {"neurons": scores},
@@ -78,6 +86,23 @@ def test_a_score_step_is_that_of_the_method_itself() -> None:
     }
     noise = torch.rand(5, generator=torch.Generator().manual_seed(fold(0, 1, "gates")))
     assert torch.allclose(warmup.scores, client.step_scores(net, local, Batch(x, y), noise), atol=1e-6)
+
+
+def test_each_site_starts_at_its_own_draw_and_can_send_what_is_above_one_half() -> None:
+    module, (x, _) = model(), a_batch()
+    sites = [Context(1, 7, {"partition-id": site}, RecordDict({}), {}) for site in (0, 0, 1)]
+    message = a_message(**{"upload-mask": "thresholded"})
+    first, again, other = (LocalWarmup(message, site, module, x[:1]) for site in sites)
+    assert torch.equal(first.scores, again.scores)
+    assert not torch.equal(first.scores, other.scores)
+    # eleven numbers of mean −1 and deviation .5: their mean is off by .15
+    assert abs(float(first.scores.mean()) + 1) < 0.6
+    same = LocalWarmup(a_message(**{"start-spread": 0.0}), sites[0], module, x[:1])
+    assert set(same.scores.tolist()) == {-1.0}
+    first.scores = torch.tensor([1.0, -1.0] * 5 + [1.0])
+    sent: Any = first.reply({"num-examples": 1}).content["owned"]
+    # of the six neurons of the second layer those at odd places are open: 3 of 6 biases
+    assert sent["3.bias"].numpy().shape == (3,)
 
 
 def test_a_closed_neuron_keeps_its_weights_momentum_and_statistics() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.compose import METHODS, method_class
+from fedpews.compose import METHODS, PERSONAL, method_class
 from fedpews.compose import method as make
 from fedpews.engines.compiled.program import check_padding, trace_step
 from fedpews.methods.contract import Cohort, Method
@@ -28,13 +28,14 @@ from fedpews.testing import (
     Playground,
     Samples,
     Whole,
+    check_alone,
     check_laws,
     check_method,
     check_same,
     small_clients,
     small_network,
 )
-from fedpews.warmup import Fixed, Learned, with_warmup
+from fedpews.warmup import Fixed, Learned, Random, with_warmup
 
 BASES = [name for name in METHODS if method_class(name).takes_warmup]
 OTHERS = [name for name in METHODS if not method_class(name).takes_warmup]
@@ -55,17 +56,63 @@ def test_every_method_keeps_the_contract(name: str) -> None:
     check_method(make(name))
 
 
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "ditto", "local", "fedper+pews", "ditto+pews"])
+def test_every_way_to_models_of_clients_own_keeps_the_contract(name: str) -> None:
+    options = {"warmup": {"rounds": 2}} if "pews" in name else {}
+    check_laws(ground(make(name, **options)))
+
+
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_optimiser_keeps_the_contract_bare(name: str) -> None:
     check_laws(ground(make(name)))
 
 
 @pytest.mark.parametrize(
-    "masks", [Learned(), Learned(upload="masks"), Fixed()], ids=["learned", "masks", "fixed"]
+    "masks",
+    [
+        Learned(),
+        Learned(upload="masks", gradient="gate", start_spread=0.0),
+        Learned(upload_mask="thresholded", draw="round", start_common=True),
+        Fixed(),
+        Random(),
+        Random(density=0.5, redraw=True),
+    ],
+    ids=["learned", "masks", "thresholded", "fixed", "random", "redrawn"],
 )
 @pytest.mark.parametrize("name", BASES)
-def test_every_base_optimiser_keeps_the_contract_in_a_warmup(name: str, masks: Learned | Fixed) -> None:
+def test_every_base_optimiser_keeps_the_contract_in_a_warmup(
+    name: str, masks: Learned | Fixed | Random
+) -> None:
     check_laws(ground(with_warmup(make(name), 2, masks)))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_one_client_alone_owns_moves_as_if_there_were_no_other(name: str) -> None:
+    check_alone(make(name), rounds=4)
+
+
+def test_scaffold_moves_an_element_with_one_owner_as_fedavg_does_in_every_round() -> None:
+    scaffold, fedavg = (
+        ground(with_warmup(method, 4, Fixed()), small_clients(4)).play(4) for method in (Scaffold(), FedAvg())
+    )
+    net = small_network()
+    # four neurons a layer and four clients: a weight between two layers has one owner, or none
+    owned = torch.eye(4, dtype=torch.bool)
+    for one, other in zip(scaffold.params[:2], fedavg.params[:2], strict=True):
+        moved, expected = (after["2.weight"] - net.initial()["2.weight"] for after in (one, other))
+        assert bool((moved[~owned] == 0).all())
+        # shared biases of the output differ a little from round 2 on, a quarter of the step would be 0.25
+        assert float((moved[owned].norm() / expected[owned].norm()).log().abs()) < 0.2
+
+
+def test_scaffolds_server_control_is_the_mean_of_the_clients_again_after_a_warmup() -> None:
+    played = ground(with_warmup(Scaffold(), 2, Learned())).partly(4)
+    controls = [memory["inner"]["control"] for memory in played.memories.values()]
+    cohort = Cohort(5, (0, 1, 2), 3, seed=0)
+    for name in controls[0]:
+        mean = torch.stack([control[name] for control in controls]).mean(0)
+        sent = Scaffold().mean_control(played.state["inner"], name, cohort)
+        torch.testing.assert_close(sent, mean, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -166,7 +213,12 @@ def data(count: int = 3) -> tuple[list[Samples], Samples]:
 
 
 SETTINGS = {"seeds": [0, 1], "participation": 0.67, "train": {"lr": 0.1, "batch_size": 4}}
-ALL = [*METHODS, *(f"{base}+{kind}" for base in BASES for kind in ("pews", "pews-fixed"))]
+ALL = [
+    *METHODS,
+    *(name for name in PERSONAL if name != "fedbn"),
+    "fedavg+pews-random",
+    *(f"{base}+{kind}" for base in BASES for kind in ("pews", "pews-fixed")),
+]
 
 
 def settings(name: str, rounds: int, **more: object) -> dict[str, object]:

@@ -14,7 +14,7 @@ from tiny import chain, half_square, point, targets
 from torch import nn
 
 from fedpews.errors import ConfigError
-from fedpews.methods.contract import Method
+from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fednova import FedNova
 from fedpews.methods.fedprox import FedProx
@@ -63,7 +63,8 @@ def test_scaffold_moves_the_server_control_by_the_part_of_clients_that_came() ->
     played = ground.play(1, cohorts=lambda round: (1,))
     # only client 1 of two: c_1 = −2.85 and c = (1/2)·(−2.85)
     assert played.memories[1]["control"]["weight"].item() == pytest.approx(-2.85)
-    assert played.state["control"]["weight"].item() == pytest.approx(-1.425)
+    sent = Scaffold().broadcast(played.state, Cohort(2, (0, 1), 2, seed=0))
+    assert sent.extra["control"]["weight"].item() == pytest.approx(-1.425)
 
 
 def test_scaffold_refuses_momentum() -> None:
@@ -135,7 +136,5 @@ def test_moon_reads_nothing_of_a_closed_neuron() -> None:
     assert features.tolist() == [[1.0, 0.0]]
 
 
-def _cohort() -> object:
-    from fedpews.methods.contract import Cohort
-
+def _cohort() -> Cohort:
     return Cohort(round=2, clients=(0,), total=1, seed=0)

@@ -30,7 +30,7 @@ def two_steps(server: ServerOptimizer) -> list[float]:
     x, slots = torch.tensor(1.0), server.start(torch.tensor(1.0))
     seen = []
     for delta in (0.5, 0.25):
-        x, slots = server.step(x, x - delta, slots)
+        x, slots = server.approach(x, x - delta, slots)
         seen.append(x.item())
     return seen
 

@@ -10,10 +10,11 @@ from fedpews.methods.contract import ClientHalf, Download
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.moon import Moon
+from fedpews.methods.optimizers import AdamW
 from fedpews.methods.scaffold import Scaffold
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.network import Batch, Network
-from fedpews.testing import _equal
+from fedpews.testing import equal
 from fedpews.trees import map_tree
 
 
@@ -23,7 +24,13 @@ def network() -> Network:
     return Network(nn.Sequential(*layers), torch.zeros(1, 3))
 
 
-CLIENTS = [FedAvg(momentum=0.9, weight_decay=0.1), FedProx(mu=1.0), Scaffold(weight_decay=0.1), Moon()]
+CLIENTS = [
+    FedAvg(momentum=0.9, weight_decay=0.1),
+    FedAvg(optimizer=AdamW()),
+    FedProx(mu=1.0),
+    Scaffold(weight_decay=0.1),
+    Moon(),
+]
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: type(client).__name__)
@@ -44,9 +51,9 @@ def test_closed_neurons_keep_weights_momentum_and_statistics(client: ClientHalf)
         moved, _ = step_subnetwork(client, net, moved, batch, torch.zeros(0), 0.1, gates)
     mask = net.graph.expand(gates != 0)
     assert "1.running_mean" in mask
-    still = [name for name, value in moved["params"].items() if _equal(value, local["params"][name])]
+    still = [name for name, value in moved["params"].items() if equal(value, local["params"][name])]
     assert set(still) <= {"0.bias"}  # BatchNorm takes it out again
-    for key in ("params", "momentum"):
+    for key in ("params", "velocity", "first", "second"):
         for name, value in moved.get(key, {}).items():
             closed = (
                 ~mask[name].expand_as(value) if name in mask else torch.zeros_like(value, dtype=torch.bool)

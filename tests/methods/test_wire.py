@@ -12,10 +12,18 @@ from torch import nn
 from fedpews.compose import METHODS
 from fedpews.compose import method as make
 from fedpews.methods.contract import Download, Upload
-from fedpews.methods.wire import BadMessage, decode_download, decode_upload, encode_download, encode_upload
+from fedpews.methods.wire import (
+    BadMessage,
+    decode_download,
+    decode_upload,
+    download_size,
+    encode_download,
+    encode_upload,
+    upload_size,
+)
 from fedpews.models.mlp import MLP
 from fedpews.neurons.network import Network
-from fedpews.testing import Playground, _equal, small_clients, small_network
+from fedpews.testing import Playground, equal, small_clients, small_network
 from fedpews.trees import Tree
 from fedpews.warmup import Fixed, Learned, with_warmup
 
@@ -35,7 +43,7 @@ def payload(data: bytes) -> int:
 def test_an_upload_comes_back_to_the_bit() -> None:
     net = small_network()
     sent = upload(net, extra={"control": net.initial(), "theta": {"neurons": torch.rand(8)}})
-    assert _equal(decode_upload(net, encode_upload(net, sent)), sent)
+    assert equal(decode_upload(net, encode_upload(net, sent)), sent)
 
 
 def test_a_loss_comes_back_to_the_bit_and_its_digits_cost_nothing() -> None:
@@ -94,10 +102,62 @@ def test_every_message_of_every_method_comes_back(name: str) -> None:
     for uploads, downloads in zip(played.uploads, played.downloads, strict=True):
         for sent in uploads:
             once = decode_upload(net, encode_upload(net, sent))
-            assert _equal(decode_upload(net, encode_upload(net, once)), once)
+            assert equal(decode_upload(net, encode_upload(net, once)), once)
         for sent in downloads:
             once = decode_download(net, encode_download(net, sent))
-            assert _equal(decode_download(net, encode_download(net, once)), once)
+            assert equal(decode_download(net, encode_download(net, once)), once)
+
+
+@pytest.mark.parametrize("masks", [None, Learned(), Learned(upload="masks"), Fixed()], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_size_is_the_length_of_the_bytes_that_are_not_built(
+    name: str, masks: Learned | Fixed | None
+) -> None:
+    method = make(name)
+    if masks is not None and not method.takes_warmup:
+        pytest.skip(f"{name} has masks of its own")
+    net = small_network()
+    # a round of the warmup (if there is one), and two after it
+    played = Playground(method if masks is None else with_warmup(method, 1, masks), net, small_clients())
+    played = played.partly(3)
+    for uploads, downloads in zip(played.uploads, played.downloads, strict=True):
+        assert [upload_size(net, sent) for sent in uploads] == [len(encode_upload(net, u)) for u in uploads]
+        assert [download_size(net, d) for d in downloads] == [len(encode_download(net, d)) for d in downloads]
+
+
+@pytest.mark.parametrize("zeros", [0, 20, 60, 61, 62, 63, 64, 200, 1000])
+@pytest.mark.parametrize("owner", ["everything", "neurons", "mask"])
+def test_a_size_is_exact_wherever_zeros_begin_to_pay(zeros: int, owner: str) -> None:
+    net = Network(
+        nn.Sequential(nn.Linear(20, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 10)), torch.zeros(2, 20)
+    )
+    params = {name: torch.ones_like(value) for name, value in net.initial().items()}
+    params["0.weight"].view(-1)[:zeros] = 0.0
+    generator = torch.Generator().manual_seed(zeros)
+    parts: dict[str, object] = {"params": params}
+    if owner == "neurons":
+        parts["neurons"] = torch.rand(40, generator=generator) < 0.7
+    elif owner == "mask":
+        parts["mask"] = {
+            "0.weight": torch.rand(40, 1, generator=generator) < 0.7,
+            "3.weight": torch.rand(10, 40, generator=generator) < 0.5,
+        }
+    extra = {"control": params, "theta": {"neurons": torch.rand(40)}, "é": {'q"': torch.ones(2, 3).T}}
+    sent = upload(net, **parts, extra=extra)
+    assert upload_size(net, sent) == len(encode_upload(net, sent))
+    got = Download(123, "warmup", 10_000, params, sent.neurons, extra)
+    assert download_size(net, got) == len(encode_download(net, got))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64])
+def test_a_size_is_exact_for_any_type_of_number(dtype: torch.dtype) -> None:
+    net = small_network()
+    extra = {"mixed": {"odd": torch.ones(3, 5).to(dtype), "single": torch.tensor(1.0), "more": torch.ones(1)}}
+    sent = upload(net, extra=extra)
+    assert upload_size(net, sent) == len(encode_upload(net, sent))
+    signs = {name: value > 0 for name, value in net.initial().items()}
+    sent = upload(net, params=signs | {"0.bias": net.initial()["0.bias"]}, neurons=torch.arange(8) % 3 > 0)
+    assert upload_size(net, sent) == len(encode_upload(net, sent))
 
 
 def sizes(method: object, total: int = 2, filled: bool = False) -> tuple[float, float]:

@@ -295,6 +295,14 @@ ALL: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], list[tuple[str, int
     "dense": (dense, [("conv1", 4), ("conv2", 5), ("conv3", 6)]),
     "gated": (gated, [("up", 6)]),
     "squeeze_excite": (squeeze_excite, [("conv + excite", 8), ("squeeze", 4)]),
-    "encoder": (encoder, [("1.layers.0.linear1", 12), ("1.layers.1.linear1", 12)]),
-    "transformer": (transformer, [("up", 12)]),
+    "encoder": (
+        encoder,
+        [
+            ("1.layers.0.self_attn.in_proj_weight", 2),
+            ("1.layers.0.linear1", 12),
+            ("1.layers.1.self_attn.in_proj_weight", 2),
+            ("1.layers.1.linear1", 12),
+        ],
+    ),
+    "transformer": (transformer, [("attention.in_proj_weight", 2), ("up", 12)]),
 }

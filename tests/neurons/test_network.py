@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+import fedpews
+from fedpews.neurons import slice_module
 from fedpews.neurons.network import Batch, Network
 
 
@@ -45,3 +48,106 @@ def test_values_given_for_a_weight_with_two_names_are_used_in_both_places() -> N
     net = Network(model, x[:1])
 
     torch.testing.assert_close(net.predict(Network(other, x[:1]).initial(), x), other(x).detach())
+
+
+class LowRank(nn.Module):
+    """LoRA: a frozen linear layer and a trained product of two thin ones beside it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.whole, self.down, self.up = (
+            nn.Linear(inputs, outputs),
+            nn.Linear(inputs, 2),
+            nn.Linear(2, outputs),
+        )
+        self.whole.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.whole(x) + self.up(self.down(x))
+        return out
+
+
+def frozen_middle() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    model[2].requires_grad_(False)
+    return model
+
+
+def frozen_backbone() -> nn.Module:
+    model = frozen_middle()
+    model[0].requires_grad_(False)
+    return model
+
+
+def low_rank() -> nn.Module:
+    return nn.Sequential(LowRank(4, 8), nn.ReLU(), LowRank(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("make", [frozen_middle, frozen_backbone, low_rank])
+def test_what_is_frozen_reads_nothing_from_a_closed_neuron_either(make: object) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = make().double()  # type: ignore[operator]
+    x = torch.randn(5, 4).double()
+    net = Network(model, x[:1])
+    neurons = torch.rand(net.graph.size) < 0.5
+    for layer in net.graph.layers:
+        neurons[layer.start] = True
+    gated = net.gated(neurons.double())
+    wanted = slice_module(model, net.graph, neurons)
+    torch.testing.assert_close(gated.predict(net.initial(), x), wanted(x).detach())
+    batch = Batch(x, torch.arange(5) % 3)
+    loss, gradients, _ = gated.gradients(net.initial(), batch)
+    F.cross_entropy(wanted(x), batch.y).backward()
+    assert loss.isfinite()
+    assert set(gradients) == {name for name, value in model.named_parameters() if value.requires_grad}
+    for name, value in wanted.named_parameters():
+        if value.requires_grad:
+            torch.testing.assert_close(net.graph.slice(gradients, neurons)[name], value.grad)
+
+
+def test_a_lazy_layer_is_initialised_from_the_seed_of_the_others() -> None:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+
+    nets = [Network(build(seed), torch.zeros(1, 1, 6, 6)) for seed in (0, 0, 1)]
+    weights = [net.initial()["3.weight"] for net in nets]
+    assert weights[0].shape == (3, 4 * 16)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert nets[0].graph.size == 4
+
+
+class Viewing(nn.Module):
+    """As many tutorials have it: the shape after the convolutions is written into the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc, self.head = nn.Conv2d(3, 6, 3), nn.Linear(6 * 9, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.conv(x).relu(), 2).view(-1, 54)
+        out: Tensor = self.head(self.fc(x).relu())
+        return out
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg+pews", "fedavg+pews-fixed"])
+def test_a_model_that_views_what_a_convolution_made_is_trained_and_evaluated(method: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(24, 3, 8, 8), torch.arange(24) % 4
+    assert not Network(Viewing(), x[:1]).survives_channels_last
+    result = fedpews.run(
+        model=Viewing,
+        clients=[(x[:12], y[:12]), (x[12:], y[12:])],
+        test=(x, y),
+        method=method,
+        rounds=2,
+        **({"warmup": {"rounds": 1}} if "pews" in method else {}),
+        runtime={"engine": "eager"},
+    )
+    assert len(result.rounds) == 2
+
+
+def test_a_model_that_flattens_is_laid_out_channels_last() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4))
+    assert Network(model, torch.randn(1, 3, 8, 8)).survives_channels_last

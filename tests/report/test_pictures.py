@@ -1,4 +1,4 @@
-"""Figures and the HTML page, from records made by hand."""
+"""Figures, from records made by hand and from small runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_runs import federation, tiny
 
-from fedpews.experiment import Experiment
-from fedpews.report.curves import curve, draw_curves, new_figure, plot_curves
+from command_line import fedpews
+from fedpews.errors import ConfigError
+from fedpews.report.collect import collect
+from fedpews.report.colors import colors
+from fedpews.report.curves import curve, plot_curves
+from fedpews.report.figures import draw
 from fedpews.report.heatmap import plot_heatmap
-from fedpews.report.html import write_report
+from fedpews.report.runs import find_runs
 from fedpews.report.split import draw_split
+from fedpews.report.style import new_figure
 from fedpews.running import run
 
 
@@ -45,11 +51,23 @@ def test_a_smoothed_curve_is_a_running_mean() -> None:
 
 
 def test_the_end_of_the_warmup_and_the_target_are_marked() -> None:
-    figure = draw_curves({"a": [record(0, 1, 0.1), record(0, 2, 0.2)]}, target=0.5)
+    axes = new_figure(4, 3).subplots()
 
-    lines = figure.axes[0].lines
+    plot_curves(axes, {"a": [record(0, 1, 0.1), record(0, 2, 0.2)]}, target=0.5)
+
+    lines = axes.lines
     assert [list(line.get_xdata()) for line in lines[1:]] == [[1, 1], [0, 1]]
     assert lines[2].get_ydata() == [50, 50]
+
+
+def test_a_band_of_accuracy_stays_between_0_and_100() -> None:
+    axes = new_figure(4, 3).subplots()
+
+    # in round 2 mean 50 and standard deviation 50, in round 1 mean 55 and deviation 45
+    plot_curves(axes, {"a": [record(0, 1, 0.1), record(1, 1, 1.0), record(0, 2, 0.0), record(1, 2, 1.0)]})
+
+    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert 0 <= corners.min() <= corners.max() <= 100
 
 
 def test_dots_of_a_split_have_the_area_of_the_count() -> None:
@@ -70,39 +88,89 @@ def test_a_heat_map_writes_every_known_number_and_leaves_holes() -> None:
     assert [text.get_text() for text in axes.texts] == ["71.2", "75.0", "72.0"]
 
 
-def test_a_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
-    for method in ("fedavg", "fedavg+pews"):
-        experiment = Experiment(
-            rounds=3,
-            seeds=[0, 1],
-            method={"name": method},
-            warmup={"rounds": 1},
-            train={"steps": 1},
-            data={"train_per_class": 4, "test_per_class": 2},
-            model={"hidden": [4, 4]},
-            runtime={"engine": "eager"},
+KINDS = ("curves", "bytes", "masks", "clients", "heatmap")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_runs_give_the_same_figure_to_the_byte(kind: str, runs_folder: Path, tmp_path: Path) -> None:
+    written = []
+    for name in ("a.svg", "b.svg"):
+        done = fedpews("plot", str(runs_folder), "--kind", kind, "--out", str(tmp_path / name))
+        assert done.code == 0, done.stderr
+        written.append((tmp_path / name).read_bytes())
+
+    assert written[0] == written[1]
+    assert b"<svg" in written[0]
+
+
+@pytest.mark.parametrize(("format", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_a_figure_has_the_format_asked_for(
+    format: str, start: bytes, runs_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "figure"
+
+    done = fedpews("plot", str(runs_folder), "--format", format, "--out", str(path))
+
+    assert done.code == 0, done.stderr
+    assert path.read_bytes().startswith(start)
+
+
+def test_masks_are_drawn_without_interpolation_one_cell_for_each_neuron(runs_folder: Path) -> None:
+    figure = draw(find_runs([runs_folder]), "masks")
+
+    (image,) = figure.axes[0].images
+    assert image.get_interpolation() == "none"
+    assert image.get_array().shape == (3, 11)  # three clients, 6 + 5 neurons
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["Oslo", "Lima", "Pune"]
+
+
+def test_a_label_has_the_same_colour_in_every_figure_and_on_the_page(runs_folder: Path) -> None:
+    runs = find_runs([runs_folder])
+    page = {one["label"]: one["light"] for one in collect(runs)["runs"]}
+
+    for kind in ("curves", "bytes", "clients"):
+        axes = draw(runs, kind).axes[0]
+        drawn = dict(
+            zip(axes.get_legend_handles_labels()[1], axes.get_legend_handles_labels()[0], strict=True)
         )
-        run(experiment, out=tmp_path / method)
+        assert {label: line.get_color() for label, line in drawn.items()} == page
 
-    page = write_report([tmp_path], tmp_path / "report.html").read_text()
 
-    assert page.count("<svg") == 10  # accuracy, 2 losses, 2 of clients, 3 of masks, owners, bytes
-    assert "http" not in page.replace("http://www.w3.org", "")  # XML names, never fetched
+def test_a_method_keeps_its_colour_whoever_stands_beside_it() -> None:
     assert (
-        '<tr class="differs"><td><code>method.name</code></td><td>fedavg</td><td>fedavg+pews</td></tr>'
-        in page
+        colors(["fedavg", "fedavg+pews"])["fedavg+pews"] == colors(["x", "y", "fedavg+pews"])["fedavg+pews"]
     )
-    assert "fedavg+pews reaches 99 %" in page
+    assert len(set(colors(["a", "b", "fedavg", "fedavg+pews", "c"]).values())) == 5
 
 
-def test_a_run_without_warmup_says_so(tmp_path: Path) -> None:
-    experiment = Experiment(
-        rounds=1,
-        method={"name": "fedavg"},
-        train={"steps": 1},
-        data={"train_per_class": 4, "test_per_class": 2},
-        runtime={"engine": "eager"},
-    )
-    run(experiment, out=tmp_path)
+def test_an_unknown_kind_names_those_there_are(runs_folder: Path) -> None:
+    done = fedpews("plot", str(runs_folder), "--kind", "pie")
 
-    assert "No warmup" in write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert done.code == 2
+    assert ", ".join(KINDS) in done.stderr
+
+
+def test_a_heat_map_of_runs_that_differ_in_too_much_says_in_what(runs_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    run(tiny("fedavg", rounds=2, seeds=[0], train={"steps": 1, "lr": 0.1}), clients=federation(), out=other)
+
+    with pytest.raises(ConfigError, match=r"differ in rounds, seeds"):
+        draw(find_runs([runs_folder, other]), "heatmap")
+
+
+@pytest.mark.parametrize("kind", ["curves", "bytes", "masks", "clients"])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_result_draws_the_same_figures(kind: str, on_disk: bool, tmp_path: Path) -> None:
+    result = run(tiny(seeds=[0]), clients=federation(), out=tmp_path / "run" if on_disk else None)
+
+    figure = result.plot(tmp_path / "figure.png", kind=kind)
+
+    assert figure.axes
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_dollar_signs_in_a_label_are_no_formula(tmp_path: Path) -> None:
+    figure = new_figure(4, 3)
+    plot_curves(figure.subplots(), {"$\\frac$": [record(0, 1, 0.5)]})
+
+    figure.savefig(tmp_path / "figure.png")

@@ -1,35 +1,30 @@
-"""Studies: cells on disk, verdicts with hand numbers, pages, sweeps."""
+"""Studies: cells on disk, pages, sweeps."""
 
 from __future__ import annotations
 
 import json
-import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
+from toy import TINY, study
 from typer.testing import CliRunner
 
 from fedpews.cli import app
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.studies import cells as cells_module
-from fedpews.studies.activations import layer_sums, own_share
 from fedpews.studies.cells import read_cell, run_cell
-from fedpews.studies.measures import MEASURES, spread
 from fedpews.studies.page import conclude, markdown, write_index, write_page
 from fedpews.studies.plan import plan
 from fedpews.studies.reproduce import reproduce, run_study
 from fedpews.studies.study import (
     Cell,
-    Claim,
     Figure,
     Line,
     Quick,
     Scale,
-    Study,
     canonical,
     cells,
     load_study,
@@ -37,16 +32,6 @@ from fedpews.studies.study import (
     used,
 )
 from fedpews.studies.sweep import make_sweep, parse_grid
-from fedpews.studies.verdicts import judge
-
-TINY = {
-    "rounds": 2,
-    "train": {"steps": 1},
-    "data": {"train_per_class": 4, "test_per_class": 2},
-    "model": {"hidden": [4, 4]},
-    "warmup": {"rounds": 1},
-    "runtime": {"engine": "eager"},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -55,213 +40,15 @@ def _no_html(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpews.report.html.write_report", lambda folders, path: path)
 
 
-def study(**changes: Any) -> Study:
-    values: dict[str, Any] = {
-        "name": "toy",
-        "item": "Table 0",
-        "title": "a toy",
-        "base": "synthetic-32k",
-        "seeds": [0, 1],
-        "measures": ["final", "rounds"],
-        "rows": {
-            "fedavg": Line(label="FedAvg", set={"method": {"name": "fedavg"}}),
-            "pews": Line(label="PeWS", set={"method": {"name": "fedavg+pews"}}),
-        },
-        "columns": {"a": Line(label="A", set=TINY), "b": Line(label="B", set=TINY | {"rounds": 3})},
-        "paper": {"final": {"fedavg": ["70 ± 1", "60"], "pews": ["75 ± 2", "66"]}},
-        "claims": [Claim(text="higher", rows=["pews"], than="fedavg")],
-    }
-    return Study(**(values | changes))
-
-
-# ---- verdicts, by hand
-
-
-@pytest.mark.parametrize(
-    ("gains", "by", "outcome"),
-    [
-        ([1.0, -1.0, 6.0, 2.0], 0.0, "holds"),  # 3 of 4, mean +2
-        ([1.0, -1.0, 6.0], 0.0, "unclear"),  # 2 of 3, mean +2
-        ([1.0, 1.0, -9.0], 0.0, "does not hold"),  # 2 of 3, but the mean is against it
-        ([1.0, 2.0, 3.0], 5.0, "does not hold"),  # all of them, but less than it speaks of
-        ([-1.0, -2.0], 0.0, "does not hold"),
-        ([1.0, -2.0], 0.0, "tied"),
-    ],
-)
-def test_a_claim_holds_when_three_quarters_of_the_paired_seeds_and_the_mean_are_for_it(
-    gains: list[float], by: float, outcome: str
-) -> None:
-    claim = Claim(text="higher", rows=["pews"], than="fedavg", columns=["a"], by=by)
-    readings = {
-        ("final", "fedavg", "a"): dict.fromkeys(range(len(gains)), 70.0),
-        ("final", "pews", "a"): {
-            **{seed: 70.0 + gain for seed, gain in enumerate(gains)},
-            99: 1.0,
-        },  # no partner
-    }
-
-    (verdict,) = judge(study(claims=[claim]), readings)
-
-    assert verdict.outcome == outcome
-    assert verdict.pairs == len(gains)
-    assert verdict.paper == "+5.00 points"  # 75 − 70
-
-
-@pytest.mark.parametrize(
-    ("mine", "other", "outcome", "ours"),
-    [
-        ([100.0, 90.0], [120.0, 130.0], "holds", "30.0 rounds less"),  # (20 + 40) / 2
-        ([100.0, 90.0], [math.inf, math.inf], "holds", "only it arrives"),
-        ([100.0, 90.0], [120.0, math.inf], "holds", "20.0 rounds less; only it arrives in 1 seed"),
-        ([math.inf, math.inf], [math.inf, math.inf], "tied", "neither arrives"),
-        ([120.0, 90.0], [100.0, 110.0], "tied", "0.0 rounds less"),
-        ([math.inf, 150.0], [100.0, 110.0], "does not hold", "40.0 rounds more; only the other in 1 seed"),
-    ],
-)
-def test_fewer_rounds_are_better_and_never_arriving_is_worst(
-    mine: list[float], other: list[float], outcome: str, ours: str
-) -> None:
-    claim = Claim(text="faster", rows=["pews"], than="fedavg", measure="rounds", columns=["a"])
-    readings = {
-        ("rounds", "pews", "a"): dict(enumerate(mine)),
-        ("rounds", "fedavg", "a"): dict(enumerate(other)),
-    }
-
-    (verdict,) = judge(study(claims=[claim]), readings)
-
-    assert (verdict.outcome, verdict.ours) == (outcome, ours)
-
-
-def test_near_asks_for_a_small_mean_difference() -> None:
-    claim = Claim(text="same", kind="near", rows=["pews"], than="fedavg", columns=["a"], within=1.0)
-    close = {("final", "pews", "a"): {0: 71.0, 1: 69.5}, ("final", "fedavg", "a"): {0: 70.0, 1: 70.0}}
-    far = {("final", "pews", "a"): {0: 73.0, 1: 69.5}, ("final", "fedavg", "a"): {0: 70.0, 1: 70.0}}
-
-    assert judge(study(claims=[claim]), close)[0].outcome == "holds"  # mean +0.25
-    assert judge(study(claims=[claim]), far)[0].outcome == "does not hold"  # mean +1.25
-
-
-def test_shrinks_compares_the_gain_in_the_first_column_with_the_last() -> None:
-    claim = Claim(text="shrinks", kind="shrinks", rows=["pews"], than="fedavg")
-    readings = {
-        ("final", "pews", "a"): {0: 75.0, 1: 75.0},
-        ("final", "fedavg", "a"): {0: 70.0, 1: 70.0},
-        ("final", "pews", "b"): {0: 81.0, 1: 81.0},
-        ("final", "fedavg", "b"): {0: 80.0, 1: 80.0},
-    }
-
-    (verdict,) = judge(study(claims=[claim]), readings)
-
-    assert (verdict.outcome, verdict.ours) == ("holds", "+5.00 points → +1.00 points")
-
-
-def test_between_looks_at_the_mean() -> None:
-    claim = Claim(text="fails", kind="between", rows=["fedavg"], columns=["a"], low=0, high=75)
-
-    assert judge(study(claims=[claim]), {("final", "fedavg", "a"): {0: 70.0, 1: 78.0}})[0].outcome == "holds"
-
-
-def test_a_row_with_one_column_is_compared_in_every_column() -> None:
-    rows = dict(study().rows)
-    rows["fedavg"] = rows["fedavg"].model_copy(update={"columns": ["a"]})
-    readings = {
-        ("final", "fedavg", "a"): {0: 70.0},
-        ("final", "pews", "a"): {0: 71.0},
-        ("final", "pews", "b"): {0: 69.0},
-    }
-
-    verdicts = judge(study(rows=rows, paper={}), readings)
-
-    assert [verdict.outcome for verdict in verdicts] == ["one seed for it", "one seed against it"]
-
-
-# ---- measures, by hand
-
-
-def records(accuracies: list[float], warm: int = 1) -> list[dict[str, Any]]:
-    return [
-        {
-            "seed": 0,
-            "round": t,
-            "accuracy": accuracy,
-            "seconds": 3.0 if t <= warm else 2.0,
-            "phase": "warmup" if t <= warm else "train",
-            "density": 0.4,
-            **({"client_density": [0.3, 0.5]} if t <= warm else {}),
-            "bytes_up": 50 if t <= warm else 100,
-        }
-        for t, accuracy in enumerate(accuracies, 1)
-    ]
-
-
-def test_measures_of_a_run() -> None:
-    run = records([0.2, 0.5, 0.9, 0.8, 0.7], warm=2)
-
-    read = {
-        name: measure.read(run, 0.75)
-        for name, measure in MEASURES.items()
-        if name not in ("own_share", "coverage")
-    }
-
-    assert read["final"] == pytest.approx(70)
-    assert read["best"] == pytest.approx(90)
-    assert read["late"] == pytest.approx(70)  # a tenth of five rounds is the last one
-    assert MEASURES["late"].read(records([0.0] * 18 + [0.4, 0.6]), 0.75) == pytest.approx(50)
-    assert read["first_share"] == pytest.approx(37.5)  # 0.3 / (0.3 + 0.5)
-    assert read["rounds"] == 3
-    assert read["seconds"] == 8  # 3 + 3 + 2
-    assert read["omega"] == 1.5  # 3 / 2
-    assert read["density"] == pytest.approx(0.4)
-    assert read["upload"] == 0.5
-    assert MEASURES["rounds"].read(run, 0.95) == math.inf
-    assert math.isnan(MEASURES["omega"].read(records([0.1], warm=0), 0.5))
-
-
-def test_a_spread_counts_the_seeds_that_did_not_arrive() -> None:
-    assert spread([100.0, 120.0, math.inf], 1) == "110.0 ± 14.1 (2 of 3 seeds)"  # √(2·10²/1) = 14.14
-
-
-# ---- activations
-
-
-def test_layer_sums_are_what_the_next_layer_reads() -> None:
-    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
-    params = {name: value.detach() for name, value in model.named_parameters()}
-    params["0.weight"] = torch.tensor([[1.0], [-1.0]])
-
-    (sums,) = layer_sums(model, params, torch.tensor([[2.0], [3.0], [-1.0]]))
-
-    assert sums.tolist() == [5.0, 1.0]  # relu(x), relu(−x) summed over 2, 3, −1
-
-
-def test_a_closed_part_neither_fires_nor_feeds_the_next_layer() -> None:
-    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())))
-    ones = {name: torch.ones(2, 2) for name, _ in model.named_parameters()}
-
-    first, second = layer_sums(model, ones, torch.tensor([[1.0, 2.0]]), part=(0, 2))
-
-    assert first.tolist() == [3.0, 0.0]
-    assert second.tolist() == [3.0, 0.0]  # 3 + 0, not 3 + 3
-
-
-def test_own_share_is_the_part_of_the_activation_in_a_clients_own_half() -> None:
-    first, second = [torch.tensor([3.0, 1.0])], [torch.tensor([1.0, 1.0])]
-
-    assert own_share([first, second]) == pytest.approx((0.75 + 0.5) / 2)
-
-
-# ---- cells on disk
-
-
 def test_a_finished_cell_is_not_run_twice_and_more_seeds_run_only_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[list[int]] = []
     real = cells_module._run
 
-    def count(folder: Path, cell: Cell, *rest: Any) -> None:
-        runs.append(cell.experiment.seeds)
-        real(folder, cell, *rest)
+    def count(folder: Path, cell: Cell, experiment: Experiment, *rest: Any) -> None:
+        runs.append(experiment.seeds)
+        real(folder, cell, experiment, *rest)
 
     monkeypatch.setattr(cells_module, "_run", count)
     small = study(columns={"a": Line(set=TINY)}, paper={})
@@ -356,7 +143,7 @@ def test_quick_keeps_the_papers_numbers_beside_their_cells() -> None:
 
     assert quick.paper_number("final", "pews", "b") == "66"
     assert quick.seeds == [0]
-    assert [claim.text for claim in quick.claims] == ["higher"]
+    assert [claim.text for claim in quick.claims] == ["higher (only some of its cells here)"]
 
 
 def test_a_stand_in_replaces_a_data_set_and_is_said() -> None:
@@ -435,6 +222,20 @@ def test_the_sweep_command_names_the_highest(tmp_path: Path) -> None:
     assert "highest: train.lr = 0.1" in answer.output or "highest: train.lr = 0.01" in answer.output
 
 
+def test_the_command_on_a_sweeps_page_is_one_that_makes_it_again(tmp_path: Path) -> None:
+    config = tmp_path / "my runs.toml"
+    config.write_text(Experiment(**TINY, method={"name": "fedavg"}).to_toml())
+    command = ["sweep", str(config), "--grid", "train.lr=0.01,0.1", "--seeds", "0", "--set", "rounds=1"]
+    assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / "a"), "--quiet"]).exit_code == 0
+    (page,) = (tmp_path / "a").glob("sweep-*.md")
+
+    line = next(line for line in page.read_text().splitlines() if line.startswith("    fedpews "))
+    again = CliRunner().invoke(app, [*shlex.split(line)[1:], "--out", str(tmp_path / "b"), "--quiet"])
+
+    assert again.exit_code == 0, again.output
+    assert shlex.split(line)[1:] == command
+
+
 def test_an_unknown_study_is_told_what_there_is() -> None:
     with pytest.raises(ConfigError, match="table1"):
         load_study("tabel1")
@@ -454,3 +255,43 @@ def test_an_unknown_kind_of_figure_is_found_when_the_study_is_read(tmp_path: Pat
     with pytest.raises(ConfigError, match="pie"):
         load_study(str(file))
     assert Figure().kind == "curves"
+
+
+def test_seeds_go_over_several_draws_of_the_data(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={}, seeds=[0, 1, 2, 3], draws=3)
+
+    outcome = run_study(small, tmp_path)
+
+    folders = sorted(path.name for path in (tmp_path / "runs").glob("*fedavg-*/*"))
+    assert folders == ["draw-0-seeds-0-3", "draw-1-seeds-1", "draw-2-seeds-2"]
+    assert list(outcome.table["fedavg", "a"].runs) == [0, 1, 2, 3]
+    draws = [
+        Experiment.load(path).data.seed
+        for path in sorted((tmp_path / "runs").glob("*fedavg-*/*/config.toml"))
+    ]
+    assert draws == [0, 1, 2]
+
+
+def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={})
+    ran = run_study(small, tmp_path / "runs", published=tmp_path / "published")
+
+    again = run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    assert again.verdicts == ran.verdicts
+    assert again.readings == ran.readings
+    whole, short = (outcome.table["pews", "a"].runs[0] for outcome in (ran, again))
+    assert [record["phase"] for record in short] == [record["phase"] for record in whole]
+    assert [r["accuracy"] for r in short] == pytest.approx([r["accuracy"] for r in whole], rel=1e-4)
+
+
+def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None:
+    told: list[str] = []
+    outcome = run_study(study(), tmp_path, only="pews:b,fedavg:a", tell=told.append)
+    assert [text.partition(": ")[2].partition(", 2")[0] for text in told][:2] == [
+        "PeWS, B, 3 rounds",
+        "FedAvg, A",
+    ]
+    assert outcome.table["fedavg", "b"].status == "not run"
+    with pytest.raises(ConfigError, match="has no such cell; it has fedavg:a, pews:a"):
+        run_study(study(), tmp_path, only="fedavg:z")

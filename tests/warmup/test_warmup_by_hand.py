@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedpews.errors import ConfigError
-from fedpews.methods.contract import Download, Work
+from fedpews.methods.contract import Cohort, Download, Work
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.ist import IST
 from fedpews.methods.scaffold import Scaffold
@@ -32,7 +33,9 @@ def sigmoid(s: float) -> float:
 
 def test_a_step_first_moves_the_scores_and_then_the_weights_of_a_fresh_draw() -> None:
     net = chain(U, V)
-    client = with_warmup(FedAvg(), 5, Learned(diversity=2.0)).client("warmup")
+    client = with_warmup(
+        FedAvg(), 5, Learned(2.0, gradient="gate", start_spread=0.0, upload_mask="drawn")
+    ).client("warmup")
     download = Download(1, "warmup", 2, net.initial(), extra={"theta": {"neurons": torch.tensor([0.5, 0.7])}})
     local = client.start(net, download, None)
     # of two clients with mean θ (.5, .7), of which this one has (.5, .5), the other has (.5, .9)
@@ -71,14 +74,16 @@ def test_scaffold_in_a_warmup_learns_controls_where_it_owns_and_by_the_steps_it_
     u0, _ = train_chain(U[0], V[0], 0.0, steps=2, lr=0.1)
     control = played.memories[0]["inner"]["control"]["0.weight"].flatten().tolist()
     assert control == pytest.approx([(U[0] - u0) / (2 * 0.1), 0.0])  # nothing is known of neuron 1
-    # c = (c_0 + c_1)/2, and each neuron has one client
-    server = played.state["inner"]["control"]["0.weight"].flatten().tolist()
-    assert server[0] == pytest.approx(control[0] / 2)
+    # each neuron has one client, so c there is that client's c_i in the warmup, and half of it afterwards
+    state, cohort = played.state["inner"], Cohort(2, (0, 1), 2, 0)
+    for masked, part in ((True, 1.0), (False, 0.5)):
+        server = Scaffold().mean_control(state, "0.weight", replace(cohort, masked=masked)).flatten().tolist()
+        assert server[0] == pytest.approx(part * control[0])
 
 
 def test_scaffold_under_learned_masks_divides_by_the_steps_an_element_was_open() -> None:
     net = chain(U, V)
-    client = with_warmup(Scaffold(), 5, Learned(mask_lr=1e-9)).client("warmup")
+    client = with_warmup(Scaffold(), 5, Learned(mask_lr=1e-9, start=0.0, start_spread=0.0)).client("warmup")
     control = {name: torch.zeros(net.shapes[name]) for name in net.trainable}
     extra = {"theta": {"neurons": torch.full((2,), 0.5)}, "control": control}
     download = Download(1, "warmup", 2, net.initial(), extra=extra)

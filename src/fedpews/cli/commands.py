@@ -12,10 +12,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedpews.cli.complete import lists
 from fedpews.cli.console import err, out
 from fedpews.cli.data import data
 from fedpews.cli.flower import flower, run_site
-from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
+from fedpews.cli.options import Config, DataDir, Log, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
+from fedpews.cli.pages import PAGES, write_joint_page
+from fedpews.cli.recipes import RECIPES
 from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, nearest
@@ -25,7 +28,6 @@ app = typer.Typer(
     help="Federated learning among clients whose data have almost nothing in common.\n\n"
     "Start with:  fedpews run synthetic-32k --method fedavg --method fedavg+pews --rounds 150",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -34,10 +36,21 @@ app.add_typer(flower)
 app.command("site")(run_site)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import fedpews
+
+        out.print(f"fedpews {fedpews.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _settings(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
     context.obj = debug
 
@@ -53,24 +66,29 @@ def run(
     set_: Set = None,
     resume: Resume = False,
     quiet: Quiet = False,
+    log: Log = None,
 ) -> None:
     """Train with one method or several, and show how they did.
 
-    Every run writes a folder: config.toml, rounds.jsonl, summary.json, report.html, the models and a checkpoint.
-    Kill it at any moment: with --resume it goes on to the same numbers.
+    Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint; then one page
+    about all of them, whose path is printed last. Kill it at any moment: with --resume it goes on to the same
+    numbers. `fedpews watch` shows the page while it goes on.
     """
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
     for experiment, place in runs:
-        _run_one(experiment, place, data_dir, resume, quiet)
-    show_runs([place for _, place in runs])
+        _run_one(experiment, place, data_dir, resume, quiet, log or [])
+    places = [place for _, place in runs]
+    show_runs(places)
+    write_joint_page(places, folder, runs[0][0].method_label)
 
 
-def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool) -> None:
-    from fedpews.report.html import write_report
+def _run_one(
+    experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool, log: list[str]
+) -> None:
     from fedpews.report.progress import ProgressBar
-    from fedpews.results.layout import REPORT
     from fedpews.running import Watcher
     from fedpews.running import run as run_experiment
+    from fedpews.trackers import tracking
 
     with ProgressBar(experiment.method_label, err, quiet) as bar:
 
@@ -83,19 +101,15 @@ def _run_one(experiment: Any, folder: Path, data_dir: Path | None, resume: bool,
         def stopping() -> None:
             err.print("finishing this round, then saving; Ctrl-C again stops at once", soft_wrap=True)
 
-        run_experiment(
-            experiment,
-            out=folder,
-            resume=resume,
-            data_dir=data_dir,
-            watcher=Watcher(begin=begin, round=bar.round, stopping=stopping),
-        )
-    write_report([folder], folder / REPORT)
+        with tracking(log, Watcher(begin=begin, round=bar.round, stopping=stopping), folder) as watcher:
+            run_experiment(experiment, out=folder, resume=resume, data_dir=data_dir, watcher=watcher)
 
 
 @app.command(name="list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, data, models, recipes, studies or keys")],
+    what: Annotated[
+        str, typer.Argument(help="methods, data, models, recipes, studies or keys", autocompletion=lists)
+    ],
 ) -> None:
     """What there is to choose from."""
     kinds = {
@@ -127,7 +141,7 @@ def compare(
 
 
 def _methods() -> Iterator[tuple[str, str]]:
-    from fedpews.compose import METHODS, SERVERS, describe
+    from fedpews.compose import METHODS, PERSONAL, SERVERS, describe
 
     yield from ((name, describe(name)) for name in METHODS)
     yield "", ""
@@ -136,8 +150,9 @@ def _methods() -> Iterator[tuple[str, str]]:
     yield "+ pews", "FedPeWS: a warmup in which each client learns which neurons are its own"
     yield "+ pews-fixed", "FedPeWS-Fixed: the server gives every client a fixed part of each layer"
     yield "+ pews-auto", "FedPeWS-Auto: learned masks, no tuning; the warmup ends by itself"
+    yield "+ pews-random", "the same with random masks, for comparison: once, or redrawn in every round"
     yield "", ""
-    yield "+ fedbn", "FedBN: norm layers stay at each client"
+    yield from ((f"+ {name}", describe(name)) for name in PERSONAL)
 
 
 def _data() -> Iterator[tuple[str, str]]:
@@ -204,11 +219,11 @@ def _explained(debug: bool) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-for command in STUDIES:
+for command in (*RECIPES, *PAGES, *STUDIES):
     app.command()(command)
 
 
 def main() -> None:
     """The console command."""
     with _explained("--debug" in sys.argv[1:]):
-        app()
+        app(prog_name="fedpews")

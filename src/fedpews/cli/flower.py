@@ -70,6 +70,7 @@ def up(
 
     The run's folder is that of `fedpews run`, and sites.jsonl says who answered in each round.
     """
+    from fedpews.cli.pages import write_joint_page
     from fedpews.cli.runs import resolve_runs, show_runs
     from fedpews.flower.deploy.loopback import up as run_up
     from fedpews.report.progress import ProgressBar
@@ -96,7 +97,9 @@ def up(
                 round=bar.round,
                 say=say,
             )
-    show_runs([place for _, place in runs])
+    places = [place for _, place in runs]
+    show_runs(places)
+    write_joint_page(places, folder, runs[0][0].method_label)
 
 
 @flower.command()

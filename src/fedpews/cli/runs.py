@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedpews.cli.console import out
 from fedpews.cli.options import parse_seeds
 from fedpews.errors import ConfigError
+from fedpews.results.layout import legal_name
+
+SHORT_NAME = 12
+"""Characters of a method's name that stay on one line, however narrow the window."""
 
 
 def resolve_runs(
@@ -45,31 +51,38 @@ def resolve_runs(
 def show_runs(folders: list[Path]) -> None:
     """How runs did, and where they are."""
     show_table(folders)
-    out.print(f"results in {', '.join(str(place) for place in folders)}", soft_wrap=True)
+    out.print(escape(f"results in {', '.join(str(place) for place in folders)}"), soft_wrap=True)
 
 
 def show_table(folders: list[Path], plot: Path | None = None) -> None:
     """Runs side by side, and a picture of them if one is asked for."""
-    from fedpews.report.compare import COLUMNS, find_runs, table, verdicts
+    from fedpews.report.compare import COLUMNS, find_runs, remarks, table, verdicts
 
     runs = find_runs(folders)
-    target = f"rounds to reach {100 * runs[0].summary['target_accuracy']:g} %; mean ± standard deviation over seeds"
+    target = f"rounds to reach {100 * runs[0].target:g} %; mean ± standard deviation over seeds"
     grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for column in COLUMNS:
-        grid.add_column(column, no_wrap=True, justify="left" if column == COLUMNS[0] else "right")
-    for row in table(runs):
-        grid.add_row(*row)
-    out.print(grid)
+    rows = table(runs)
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    # in a narrow window a name is folded, and what is still too wide runs on: a number that is cut is another number
+    grid.add_column(COLUMNS[0], overflow="fold", min_width=min(SHORT_NAME, widths[0]))
+    for column, width in zip(COLUMNS[1:], widths[1:], strict=True):
+        grid.add_column(column, no_wrap=True, justify="right", min_width=width)
+    for row in rows:
+        grid.add_row(*map(escape, row))
+    for sentence in remarks(runs):
+        out.print(escape(sentence), soft_wrap=True)
+    needed = min(SHORT_NAME, widths[0]) + sum(widths[1:]) + 3 * len(widths)
+    Console(highlight=False, width=max(out.width, needed)).print(grid)
     for sentence in verdicts(runs):
-        out.print(sentence, soft_wrap=True)
+        out.print(escape(sentence), soft_wrap=True)
     if plot is not None:
-        from fedpews.report.curves import draw_curves
+        from fedpews.report.figures import draw
 
-        draw_curves({run.label: run.records for run in runs}, runs[0].summary["target_accuracy"], plot)
-        out.print(f"drawn to {plot}")
+        draw(runs, "curves", plot)
+        out.print(escape(f"drawn to {plot}"), soft_wrap=True)
 
 
 def _folder(given: Path | None, config: str, label: str, count: int) -> Path:
     if given is None:
-        return Path("runs") / f"{config}-{label}"
-    return given if count == 1 else given / label
+        return Path("runs") / legal_name(f"{config}-{label}")
+    return given if count == 1 else given / legal_name(label)

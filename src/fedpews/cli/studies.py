@@ -1,4 +1,4 @@
-"""The commands about studies and reports: reproduce, plan, sweep, report. Everything heavy is imported when used."""
+"""The commands about studies: reproduce, plan, sweep. Everything heavy is imported when used."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from fedpews.cli.complete import configs, study_names
 from fedpews.cli.console import err, out
 from fedpews.cli.options import DataDir, Quiet, Seeds, parse_seeds
 from fedpews.errors import ConfigError, Interrupted
@@ -37,17 +38,26 @@ StandIn = Annotated[
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(help="A study (fedpews list recipes: those in paper/), all, or a TOML file.")
+        str,
+        typer.Argument(
+            help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names
+        ),
     ],
     quick: Quick = False,
     folder: Out = Path("results"),
     pages: Annotated[
-        Path | None, typer.Option(help="Where pages are written [default: the --out folder].")
+        Path | None, typer.Option(help="Where pages are written.", show_default="the --out folder")
     ] = None,
     seeds: Seeds = None,
     data_dir: DataDir = None,
     set_: Set = None,
     stand_in: StandIn = None,
+    cells: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROW[:COLUMN],...", help="Run only these cells, in this order; the page shows all."
+        ),
+    ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only show what is there.")] = True,
     quiet: Quiet = False,
 ) -> None:
@@ -63,6 +73,7 @@ def reproduce(
         folder,
         _scale(quick, seeds, set_, stand_in),
         pages=pages,
+        only=cells,
         data_dir=data_dir,
         run=run,
         tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
@@ -74,7 +85,7 @@ def reproduce(
 
 
 def plan(
-    name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.")],
+    name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.", autocompletion=study_names)],
     quick: Quick = False,
     folder: Out = Path("results"),
     seeds: Seeds = None,
@@ -116,7 +127,7 @@ def plan(
 
 
 def sweep(
-    config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.")],
+    config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.", autocompletion=configs)],
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -158,18 +169,6 @@ def sweep(
         out.print(f"highest: {escape(settings)}, {mean:.2f} % over {len(outcome.table[best].runs)} seeds")
 
 
-def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    file: Annotated[
-        Path | None, typer.Option("--out", help="The page [default: report.html in the first folder].")
-    ] = None,
-) -> None:
-    """One HTML page about one run or several: settings, curves, clients, masks, bytes."""
-    from fedpews.report.html import write_report
-
-    out.print(f"written to {write_report(folders, file or folders[0] / 'report.html')}", soft_wrap=True)
-
-
 def _show(outcome: Outcome, page: Path) -> None:
     from fedpews.studies.measures import MEASURES
     from fedpews.studies.page import number_rows
@@ -194,12 +193,11 @@ def _show(outcome: Outcome, page: Path) -> None:
 
 
 def _sentence(verdict: Verdict) -> str:
-    color = {"holds": "green", "does not hold": "red"}.get(verdict.outcome, "yellow")
+    color = {True: "green", False: "red", None: "yellow"}[verdict.agrees]
     paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
-    found = (
-        f": {verdict.ours}{paper}, {verdict.wins} of {verdict.pairs} seeds for it" if verdict.pairs else paper
-    )
-    return f"[{color}]{verdict.outcome}[/]  {escape(verdict.where + found)}"
+    p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
+    found = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
+    return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + found)}"
 
 
 def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
@@ -261,5 +259,5 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-STUDIES = (reproduce, plan, sweep, report)
+STUDIES = (reproduce, plan, sweep)
 """The commands of this file."""

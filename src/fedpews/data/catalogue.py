@@ -98,13 +98,13 @@ _ORGANS = (
     "bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right",
     "liver", "lung-left", "lung-right", "pancreas", "spleen",
 )  # fmt: skip
-_SYNTHETIC = "four classes of 16 interleaved clusters, 5 features"
+_SYNTHETIC = "four classes in 16 interleaved clusters, 5 features"
 
 _ALL = (
     Source("synthetic-32k", f"{_SYNTHETIC}; 32,000 samples", 4, (5,), "synthetic", "parity",
-           train_per_class=8000, test_per_class=2000),
+           train_per_class=8000, test_per_class=1600),
     Source("synthetic-3.2k", f"{_SYNTHETIC}; 3,200 samples", 4, (5,), "synthetic", "parity",
-           train_per_class=800, test_per_class=2000),
+           train_per_class=800, test_per_class=1600),
     Source("cifar-mnist", "CIFAR-10 and MNIST, 400 training images a class, RGB 32×32", 20, (3, 32, 32),
            "combination", "source", parts=("cifar10", "mnist"), train_per_class=400, test_per_class=200),
     Source("path-oct-tissue", "PathMNIST, OCTMNIST and TissueMNIST, RGB 28×28", 21, (3, 28, 28),

@@ -73,6 +73,7 @@ def combine(
             for label in source.class_names
         ),
         source_names=tuple(source.name for source, _ in parts),
+        test_sources=torch.cat([torch.full((len(rows),), number) for number, rows in enumerate(test)]),
         partition=partition,
     )
 

@@ -35,6 +35,9 @@ class Federation:
     name: str = "custom"
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
+    test_owner: Tensor | None = (
+        None  # (tests,) int64: whose a test sample is, −1 for nobody's; None if not known
+    )
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -50,7 +53,15 @@ class Federation:
             clients=tuple(rows.split_with_sizes([len(mine) for mine in self.clients])),
             test_x=self.test_x.to(device),
             test_y=self.test_y.to(device),
+            test_owner=None if self.test_owner is None else self.test_owner.to(device),
         )
+
+    @property
+    def judged_on(self) -> str:
+        """What a client's own accuracy is measured on."""
+        if self.test_owner is None:
+            return "the common test set, at each client's mix of classes"
+        return "each client's own test samples"
 
     def counts(self) -> Tensor:
         """How many training samples of each class each client has: (clients, classes) int64."""
@@ -70,10 +81,11 @@ def build(
     name: str = "custom",
     class_names: Sequence[str] = (),
     client_names: Sequence[str] = (),
+    test_owner: Tensor | None = None,
 ) -> Federation:
     """A checked Federation; whatever cannot be trained on is a ConfigError that says what and where.
 
-    ``classes`` is by default the largest label plus one.
+    ``classes`` is by default the largest label plus one. ``test_owner`` says whose each test sample is.
     """
     x, y = _samples(x, y, "the training data")
     test_x, test_y = _samples(test_x, test_y, "the test data")
@@ -93,12 +105,18 @@ def build(
             f"{len(client_names)} client names for {len(clients)} clients; give one each, or none."
         )
     rows = _rows(clients, len(y))
-    return Federation(x, y, rows, test_x, test_y, classes, name, tuple(class_names), tuple(client_names))
+    if test_owner is not None and (
+        test_owner.shape != test_y.shape
+        or not -1 <= int(test_owner.min()) <= int(test_owner.max()) < len(rows)
+    ):
+        raise ConfigError(f"test_owner must give each test sample a client from 0 to {len(rows) - 1}, or −1.")
+    names = tuple(class_names), tuple(client_names)
+    return Federation(x, y, rows, test_x, test_y, classes, name, *names, test_owner)
 
 
 def from_clients(
     clients: Sequence[Samples],
-    test: Samples,
+    test: Samples | Sequence[Samples],
     classes: int | None = None,
     name: str = "custom",
     class_names: Sequence[str] = (),
@@ -107,7 +125,8 @@ def from_clients(
     """Your own data as a Federation: a list of clients and a test set.
 
     A client, like the test set, is an ``(x, y)`` pair of tensors or NumPy arrays, or a torch Dataset of
-    (input, label) pairs. Inputs are floating point, labels are integers from 0.
+    (input, label) pairs. Inputs are floating point, labels are integers from 0. The test set may also be a list with
+    one for each client; the global model is judged on all of them, a client's own accuracy is that on its own.
 
     >>> clients = [(torch.randn(8, 5), torch.zeros(8, dtype=torch.int64)), (np.ones((4, 5)), np.ones(4, int))]
     >>> data = from_clients(clients, test=(torch.randn(2, 5), torch.tensor([0, 1])))
@@ -129,12 +148,26 @@ def from_clients(
             )
     sizes = [len(y) for _, y in pairs]
     x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-    test_x, test_y = _pair(test, "the test data")
+    tests: list[Any] = [*test] if _is_list_of_sets(test) else [test]  # type: ignore[misc]
+    if len(tests) not in (1, len(pairs)):
+        raise ConfigError(f"{len(tests)} test sets for {len(pairs)} clients; give one, or one for each.")
+    tested = [_pair(one, "the test data") for one in tests]
+    test_x, test_y = torch.cat([x for x, _ in tested]), torch.cat([y for _, y in tested])
+    owner = torch.repeat_interleave(torch.arange(len(tested)), torch.tensor([len(y) for _, y in tested]))
     if classes is not None:
         for number, (_, labels) in enumerate(pairs):
             _check_labels(labels, classes, f"client {number}")
     rows = torch.arange(len(y)).split_with_sizes(sizes)
-    return build(x, y, rows, test_x, test_y, classes, name, class_names, client_names)
+    own = owner if _is_list_of_sets(test) else None
+    return build(x, y, rows, test_x, test_y, classes, name, class_names, client_names, own)
+
+
+def _is_list_of_sets(test: Any) -> bool:
+    """Whether it is a test set for each client, rather than one pair of inputs and labels."""
+    sets = isinstance(test, list | tuple) and len(test) > 0
+    return sets and all(
+        isinstance(one, Dataset) or (isinstance(one, tuple) and len(one) == 2) for one in test
+    )
 
 
 def _pair(samples: Any, whose: str) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ class Pool:
     class_names: tuple[str, ...]
     source_names: tuple[str, ...]
     partition: str  # what to use when the user names none
+    test_sources: Tensor | None = None  # (tests,) int64: the source of each test sample, where it is known
 
 
 def assign(
@@ -57,10 +58,13 @@ def assign(
     )
     rows = [torch.from_numpy(share) for share in shares]
     x, y, test_x, test_y = pool.x, pool.y, pool.test_x, pool.test_y
+    by_source = how in ("given", "source")
+    owner = pool.test_sources if by_source else None
     if sum(map(len, rows)) < len(y):
         x, y = x[torch.cat(rows)], y[torch.cat(rows)]
         rows = list(torch.arange(len(y)).split_with_sizes([len(share) for share in rows]))
         tested = torch.isin(test_y, y)
         test_x, test_y = test_x[tested], test_y[tested]
-    client_names = pool.source_names if how in ("given", "source") else ()
-    return build(x, y, rows, test_x, test_y, pool.classes, pool.name, pool.class_names, client_names)
+        owner = None if owner is None else owner[tested]
+    client_names = pool.source_names if by_source else ()
+    return build(x, y, rows, test_x, test_y, pool.classes, pool.name, pool.class_names, client_names, owner)

@@ -25,9 +25,8 @@ class Status:
     state: str  # ready, made (needs no files), incomplete or missing
     paths: tuple[Path, ...] = ()  # the files found
     lacking: tuple[str, ...] = ()  # the files not found
-    published: bool | None = (
-        None  # whether they are the published files, byte for byte; None when not checked
-    )
+    published: bool | None = None
+    """Whether they are the published files, byte for byte; None when not checked."""
 
     @property
     def bytes(self) -> int:

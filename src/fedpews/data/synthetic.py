@@ -1,8 +1,6 @@
-"""Four classes of interleaved 2-D clusters, lifted to five features: the paper's synthetic data."""
+"""Four classes of interleaved 2-D clusters, lifted to five standardised features: the paper's synthetic data."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -11,27 +9,32 @@ from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 
 CLASSES = 4
-SIGMA = 0.1  # standard deviation within a cluster: covariance 0.01·I
+PLACES = ((-4.0, 4.0), (4.0, 4.0), (-4.0, -4.0), (4.0, -4.0))
+"""Top left, top right, bottom left, bottom right; from each, four clusters run down to the right."""
+
+TILTED = ((0.25, 0.15), (0.15, 0.25))
+SHAPES = (((0.05, 0.0), (0.0, 0.45)), TILTED, TILTED, ((0.25, 0.0), (0.0, 0.05)))
+"""What a standard normal point is multiplied by at each place."""
 
 
-def centres() -> tuple[Tensor, Tensor]:
-    """The 16 cluster centres (16, 2) and the class of each (16,).
+def clusters() -> tuple[Tensor, Tensor, Tensor]:
+    """The 16 clusters: their centres (16, 2), their shapes (16, 2, 2) and the class of each (16,).
 
-    Eight lie on a circle of radius 4 at k·45° with class k mod 4, eight on a circle of radius 2 at
-    k·45° + 22.5° with class (k + 2) mod 4, so the classes interleave and none is on one side.
+    At each place four clusters lie at offsets k·(1, −1). Two classes take turns along them: 0 and 2 at the top,
+    1 and 3 at the bottom, so the even classes are the upper half of the plane and the odd ones the lower.
     """
-    k = torch.arange(8)
-    outer, inner = k * math.pi / 4, k * math.pi / 4 + math.pi / 8
-    angle = torch.cat([outer, inner]).double()
-    radius = torch.tensor([4.0] * 8 + [2.0] * 8, dtype=torch.float64)
-    points = radius[:, None] * torch.stack([angle.cos(), angle.sin()], 1)  # (16, 2)
-    return points, torch.cat([k % CLASSES, (k + 2) % CLASSES])
+    k = torch.arange(4)
+    steps = k[:, None] * torch.tensor([1.0, -1.0], dtype=torch.float64)
+    centres = torch.tensor(PLACES, dtype=torch.float64)[:, None] + steps  # (places, 4, 2)
+    shapes = torch.tensor(SHAPES, dtype=torch.float64)
+    labels = [2 * (k % 2) + bottom for bottom in (0, 0, 1, 1)]
+    return centres.flatten(0, 1), shapes.repeat_interleave(4, 0), torch.cat(labels)
 
 
 def sample(per_class: int, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
     """``per_class`` points of each class, spread evenly over its four clusters.
 
-    The features are [x, y, x², y², xy], raw: standardising them takes away the difficulty.
+    The features are [x, y, x², y², xy], each of mean 0 and deviation 1 over these points.
 
     >>> x, y = sample(8, seed=0, purpose="train")
     >>> tuple(x.shape), y.bincount().tolist()
@@ -39,15 +42,15 @@ def sample(per_class: int, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
     """
     if per_class < 1:
         raise ConfigError(f"the number of samples per class must be above 0; got {per_class}.")
-    points, labels = centres()
+    centres, shapes, labels = clusters()
     generator = torch.Generator().manual_seed(fold(seed, "synthetic", purpose))
-    x, y = [], []
+    points = []
     for label in range(CLASSES):
-        mine = points[labels == label]  # (4, 2)
-        which = torch.arange(per_class) % len(mine)
-        noise = torch.randn(per_class, 2, generator=generator, dtype=torch.float64)
-        x.append(mine[which] + SIGMA * noise)
-        y.append(torch.full((per_class,), label))
-    a, b = torch.cat(x).unbind(1)
+        mine = labels == label
+        which = torch.arange(per_class) % int(mine.sum())
+        noise = torch.randn(per_class, 1, 2, generator=generator, dtype=torch.float64)
+        points.append(centres[mine][which] + (noise @ shapes[mine][which]).squeeze(1))
+    a, b = torch.cat(points).unbind(1)
     features = torch.stack([a, b, a * a, b * b, a * b], 1)  # (samples, 5)
-    return features.float(), torch.cat(y)
+    spread, middle = torch.std_mean(features, dim=0, correction=0)
+    return ((features - middle) / spread).float(), torch.arange(CLASSES).repeat_interleave(per_class)

@@ -57,6 +57,7 @@ def load(name: str, seed: int = 0) -> Pool:
         data.class_names,
         data.client_names or tuple(f"client {number}" for number in range(len(data))),
         "given",
+        data.test_owner,
     )
 
 
@@ -70,7 +71,7 @@ def _call(name: str, seed: int) -> Federation:
         made = function(seed=seed) if takes_seed else function()
     if isinstance(made, Federation):
         samples = (made.x, made.y, made.clients, made.test_x, made.test_y)
-        return build(*samples, made.classes, name, made.class_names, made.client_names)
+        return build(*samples, made.classes, name, made.class_names, made.client_names, made.test_owner)
     if not isinstance(made, tuple) or len(made) != 2:
         raise ConfigError(
             f"data {name!r}: {what} must return (clients, test) or a Federation; "

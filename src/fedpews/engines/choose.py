@@ -13,7 +13,7 @@ from torch import nn
 
 from fedpews.data.federation import Federation
 from fedpews.engines.compiled.engine import CompiledEngine
-from fedpews.engines.compiled.native import compiler_path
+from fedpews.engines.compiled.native import compiler_path, torch_library
 from fedpews.engines.compiled.program import CannotCompile
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine, Schedule
@@ -63,6 +63,7 @@ def choose_engine(
         reason = "as asked"
     try:
         compiler_path()
+        torch_library()
         engine = CompiledEngine(net, data, schedule, workers, lanes_for(jobs), instead=eager)
     except CannotCompile as refusal:
         if name == "compiled":

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
-from fedpews.engines.batches import client_seed, draw_noise, draw_order
+from fedpews.engines.batches import draw_noise, draw_order
 from fedpews.engines.engine import Done, Job, Schedule
 from fedpews.engines.evaluate import chunk_size
-from fedpews.errors import RunFailed
+from fedpews.errors import ConfigError, RunFailed
 from fedpews.methods.contract import Work
 from fedpews.neurons.network import Network
+from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree
 
 
@@ -33,14 +34,21 @@ def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> Clien
     """Start a client: its batches, its random numbers and its local state."""
     rows = data.clients[job.client]
     names = (job.seed, job.download.round, job.client)
-    order, sizes = draw_order(len(rows), schedule, client_seed(*names, "batches"))
-    noise = draw_noise(len(sizes) + 1, job.half.noise_size(net), client_seed(*names, "noise"))
+    order, sizes = draw_order(len(rows), schedule, fold(*names, "batches"), net.least_batch)
+    if min(sizes) < net.least_batch:
+        what = f"client {job.client} has one" if len(rows) == 1 else "train.batch_size is 1"
+        raise ConfigError(
+            f"the model's BatchNorm cannot train on a single sample, and {what}; use larger batches, leave such "
+            "clients out, or take another norm layer"
+        )
+    noise = draw_noise(len(sizes) + 1, job.half.noise_size(net), fold(*names, "noise"))
     memory = job.memory
     probe = job.half.probe(net, job.download, memory)
     if probe is not None:
         memory = job.half.probed(net, job.download, memory, accuracy_on(net, probe, data, rows))
     local = job.half.start(net, job.download, memory)
-    return ClientRound(job, local, rows[order], sizes, noise.to(data.x.device))
+    # drawn on the CPU, so that the numbers are the same everywhere, and moved once a round
+    return ClientRound(job, local, rows[order.to(rows.device)], sizes, noise.to(data.x.device))
 
 
 def finish(net: Network, data: Federation, started: ClientRound, local: Nest, losses: Tensor) -> Done:
@@ -63,7 +71,7 @@ def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> f
 
 
 def _mean(job: Job, losses: Tensor) -> float:
-    mean = float(losses.double().mean())
+    mean = float(losses.cpu().double().mean())  # not every device has double precision
     if not math.isfinite(mean):
         raise RunFailed(
             f"the loss of client {job.client} is no longer finite in round {job.download.round} "

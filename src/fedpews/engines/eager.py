@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from fedpews.data.federation import Federation
 from fedpews.engines.allocator import keep_freed_memory
-from fedpews.engines.batches import client_seed
 from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Done, Engine, Job, Schedule
 from fedpews.engines.evaluate import Score, score_models
 from fedpews.neurons.network import Batch, Network
-from fedpews.torch_private import tree_map_only
-from fedpews.trees import Tree
+from fedpews.seeds import fold
+from fedpews.trees import Tree, map_leaves
 
 
 class EagerEngine(Engine):
@@ -34,7 +33,7 @@ class EagerEngine(Engine):
     ) -> None:
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
-        self._channels_last = net.takes_channels_last and prefers_channels_last(net.module(net.initial()))
+        self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
         if self._channels_last:
             keep_freed_memory()
         self._pool = ThreadPoolExecutor(
@@ -42,31 +41,38 @@ class EagerEngine(Engine):
         )
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
-        return list(self._pool.map(self._run, jobs))
+        # the longest first, so that no core is left alone with a large client at the end
+        sizes = [len(self.data.clients[job.client]) for job in jobs]
+        order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
+        done = dict(zip(order, self._pool.map(self._run, map(jobs.__getitem__, order)), strict=True))
+        return list(map(done.__getitem__, range(len(jobs))))
 
-    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
-        return score_models(self.net, models, self.data, self._pool)
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, job: Job) -> Done:
-        started = start(self.net, self.data, self.schedule, job)
+        net = self.net.at(job.seed)
+        started = start(net, self.data, self.schedule, job)
         if self.net.is_stochastic:
-            torch.manual_seed(client_seed(job.seed, job.download.round, job.client, "torch"))
-        local, losses = tree_map_only(Tensor, self._lay_out, started.local), []
+            torch.manual_seed(fold(job.seed, job.download.round, job.client, "torch"))
+        local, losses = started.local, []
+        if self._channels_last:
+            local = map_leaves(self._lay_out, local)
         for rows, noise in zip(started.order.split(started.sizes), started.noise[:-1], strict=True):
-            batch = Batch(self._lay_out(self.data.x[rows]), self.data.y[rows])
-            local, loss = job.half.step(self.net, local, batch, noise, job.lr)
+            x = self.data.x[rows]
+            batch = Batch(self._lay_out(x) if self._channels_last else x, self.data.y[rows])
+            local, loss = job.half.step(net, local, batch, noise, job.lr)
             losses.append(loss)
-        local = tree_map_only(Tensor, Tensor.contiguous, local)
-        return finish(self.net, self.data, started, local, torch.stack(losses))
+        if self._channels_last:
+            local = map_leaves(Tensor.contiguous, local)
+        return finish(net, self.data, started, local, torch.stack(losses))
 
     def _lay_out(self, tensor: Tensor) -> Tensor:
         """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""
-        if self._channels_last and tensor.dim() == 4:
-            return tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def prefers_channels_last(module: nn.Module) -> bool:

@@ -52,8 +52,8 @@ class Engine(ABC):
         """Every job, in the order given; the numbers depend on the job alone."""
 
     @abstractmethod
-    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
-        """Each model on the whole test set."""
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        """Each model on the whole test set; ``seeds`` says whose run each is of."""
 
     def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
         """Whether training these jobs also tells how good the models are that they start from."""

@@ -1,4 +1,4 @@
-"""How good a model is on the common test set."""
+"""How good a model is on the test samples: all of them, and each client's own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import repeat
 from operator import add
 
 import torch
@@ -34,54 +35,71 @@ class Score:
     correct: Tensor  # (classes,) samples of each class that were recognised
     seen: Tensor  # (classes,)
     loss: float  # summed over the samples
-    sites: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
+    own_correct: Tensor | None = None  # (clients,) of each client's own test samples, where they are known
+    own_seen: Tensor | None = None  # (clients,)
+    sites: Mapping[str, tuple[int, int, float]] = field(default_factory=dict, kw_only=True)
     """By the site's name, what it found on its own test samples: right, seen and loss."""
 
     def __add__(self, other: Score) -> Score:
-        return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss)
+        own = [
+            None if mine is None or theirs is None else mine + theirs
+            for mine, theirs in ((self.own_correct, other.own_correct), (self.own_seen, other.own_seen))
+        ]
+        return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss, *own)
 
     @property
     def accuracy(self) -> float:
-        return int(self.correct.sum()) / int(
-            self.seen.sum()
-        )  # of tensors it would be single precision: 0.7 < 0.7
+        # whole numbers first: a ratio of tensors would be single precision, where 0.7 < 0.7
+        return int(self.correct.sum()) / int(self.seen.sum())
 
     @property
     def mean_loss(self) -> float:
         return self.loss / float(self.seen.sum())
 
     def client_accuracy(self, counts: Tensor) -> list[float]:
-        """Accuracy at each client's own mix of classes; ``counts`` is (clients, classes)."""
+        """Each client's accuracy on its own test samples, or else at its own mix of classes of the common ones.
+
+        ``counts`` is (clients, classes).
+        """
         tested = self.seen > 0
         by_class = self.correct[tested].double() / self.seen[tested]
         mix = counts[:, tested].double()
-        return ((mix @ by_class) / mix.sum(1).clamp_min(1)).tolist()
+        accuracy = (mix @ by_class) / mix.sum(1).clamp_min(1)
+        if self.own_correct is not None and self.own_seen is not None:
+            own = self.own_correct.double() / self.own_seen.clamp_min(1)
+            accuracy = torch.where(self.own_seen > 0, own, accuracy)
+        return accuracy.tolist()
 
 
 def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Score:
     """The score on one chunk of test samples, from ``first`` on."""
     last = first + chunk_size(net)
     x, y = data.test_x[first:last], data.test_y[first:last]
-    if net.takes_channels_last:  # the order in which convolutions copy nothing
+    # images: channels last is the order in which convolutions copy nothing
+    if x.dim() == 4 and net.survives_channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        outputs = net.predict(params, x)
-        loss = float(net.sample_loss(outputs, y).double().sum())
-    right = y[outputs.argmax(1) == y]
-    return Score(
-        torch.bincount(right.cpu(), minlength=data.classes),
-        torch.bincount(y.cpu(), minlength=data.classes),
-        loss,
-    )
+        outputs, losses = net.evaluate(params, x, y)
+        loss = float(losses.cpu().double().sum())  # not every device has double precision
+    hit = outputs.argmax(1) == y
+    own: list[Tensor] = []
+    if data.test_owner is not None:
+        owner = data.test_owner[first:last]
+        own = [_count(owner[kept] + 1, len(data) + 1)[1:] for kept in (hit, slice(None))]
+    return Score(_count(y[hit], data.classes), _count(y, data.classes), loss, *own)
 
 
-def score_models(net: Network, models: Sequence[Tree], data: Federation, pool: Executor) -> list[Score]:
-    """Each model on the whole test set, chunk by chunk over the pool's threads."""
+def _count(values: Tensor, kinds: int) -> Tensor:
+    return torch.bincount(values.cpu(), minlength=kinds)
+
+
+def score_models(
+    net: Network, models: Sequence[Tree], seeds: Sequence[int], data: Federation, pool: Executor
+) -> list[Score]:
+    """Each model on the whole test set, chunk by chunk over the pool's threads; ``seeds`` says of which run."""
     starts = range(0, len(data.test_y), chunk_size(net))
-    parts = list(
-        pool.map(
-            lambda part: score_chunk(net, part[0], data, part[1]),
-            [(model, start) for model in models for start in starts],
-        )
-    )
+    nets = map(net.at, seeds)
+    work = [(*run, start) for run in zip(nets, models, strict=True) for start in starts]
+    each, params, firsts = zip(*work, strict=True)
+    parts = list(pool.map(score_chunk, each, params, repeat(data), firsts))
     return [reduce(add, parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]

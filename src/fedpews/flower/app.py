@@ -236,4 +236,6 @@ def _federation(
     labels = torch.as_tensor(y, dtype=torch.int64)
     nobody = torch.zeros(0, dtype=torch.int64)
     rows = tuple(torch.arange(len(labels)) if site == mine else nobody for site in range(sites))
-    return Federation(x, labels, rows, test_x, test_y, classes)
+    # what a site tests on is its own
+    owner = None if mine < 0 else torch.full((len(test_y),), mine)
+    return Federation(x, labels, rows, test_x, test_y, classes, test_owner=owner)

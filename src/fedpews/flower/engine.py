@@ -97,10 +97,10 @@ class FlowerEngine(Engine):
             self.accepted.accept(job.seed, job.client, self._round)
         return [done[job.seed, job.client] for job in good]
 
-    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
         if self.local is not None:
-            return self.local.evaluate(models)
-        return self._evaluate_at_sites(models)
+            return self.local.evaluate(models, seeds)
+        return self._evaluate_at_sites(models, seeds)
 
     def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
         """Whether the sites can say how good the model is while they train: all are asked, and all get all of it."""
@@ -227,22 +227,24 @@ class FlowerEngine(Engine):
         self._started = True
         return here
 
-    def _evaluate_at_sites(self, models: Sequence[Tree]) -> list[Score]:
+    def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
         """Sum what the sites found on their own test samples; only three numbers leave a site."""
         downloads = [Download(self._round, "evaluate", self.roster.total, model) for model in models]
-        parts = tuple(Part(place, encode_download(self.net, d)) for place, d in enumerate(downloads))
+        parts = tuple(
+            Part(seed, encode_download(self.net, d)) for seed, d in zip(seeds, downloads, strict=True)
+        )
         content = task_content(Task(self.run, self._round, 0.0, parts))
         messages = {
             site: Message(content, node, MessageType.EVALUATE, ttl=self.limits.round_seconds)
             for site, node in self.roster.online().items()
         }
-        found: dict[int, dict[int, Counts]] = {place: {} for place in range(len(models))}
+        found: dict[int, dict[int, Counts]] = {seed: {} for seed in seeds}
         for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK).items():
             if isinstance(reply, str):
                 self.site_log.say(f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}")
             else:
                 self._read_scores(site, reply, found)
-        return [self._total(found[place]) for place in range(len(models))]
+        return [self._total(found[seed]) for seed in seeds]
 
     def _read_scores(self, site: int, reply: Message, into: dict[int, dict[int, Counts]]) -> None:
         try:
@@ -263,7 +265,7 @@ class FlowerEngine(Engine):
                 "(test=FILE in its run config) or the sites theirs (test_x, test_y)"
             )
         named = {self.roster.name(site): counts for site, counts in sorted(found.items())}
-        return Score(torch.tensor([right]), torch.tensor([seen]), float(loss), named)
+        return Score(torch.tensor([right]), torch.tensor([seen]), float(loss), sites=named)
 
     def _is_whole(self, job: Job) -> bool:
         download = job.download

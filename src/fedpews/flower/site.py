@@ -81,26 +81,24 @@ class Site:
             return {part.seed: (0, 0, 0.0) for part in task.parts}
         models = [self._receive(part).params for part in task.parts]
         with closing(self._engine()) as engine:
-            scores = engine.evaluate(models)
+            scores = engine.evaluate(models, [part.seed for part in task.parts])
         return {
             part.seed: (int(score.correct.sum()), int(score.seen.sum()), float(score.loss))
             for part, score in zip(task.parts, scores, strict=True)
         }
 
     def evaluate_personal(self, task: Task) -> float:
-        """The accuracy of this site's own model on the classes it has."""
+        """The accuracy of this site's own model on its own test samples, or on the classes it has."""
         (part,) = task.parts
         download = self._receive(part)
         memory = self.memory(task.run).read(part.seed, part.accepted)
         if memory is None:
             raise MemoryLost(f"site {self.number} has no memory to make its own model of")
         memory = self._here(memory, self._device)
-        model = self.method.client(download.phase).personal(self.net, download, memory)
-        own = self.data.y[self.data.clients[self.number]]
-        counts = torch.bincount(own, minlength=self.data.classes)[None]  # (1, classes)
+        model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
         with closing(self._engine()) as engine:
-            (score,) = engine.evaluate([model])
-        return score.client_accuracy(counts)[0]
+            (score,) = engine.evaluate([model], [part.seed])
+        return score.client_accuracy(self.data.counts())[self.number]
 
     @property
     def _device(self) -> torch.device:

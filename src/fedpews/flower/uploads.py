@@ -14,7 +14,7 @@ from fedpews.engines.engine import Job, Schedule
 from fedpews.experiment import FlowerTable
 from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
+from fedpews.methods.wire import BadMessage, decode_upload, upload_size
 from fedpews.neurons.network import Batch, Network
 
 SLACK = 4096
@@ -93,7 +93,11 @@ class UploadCheck:
 
     def _check_steps(self, upload: Upload) -> None:
         """The steps follow from the samples: nobody can claim more work than it had."""
-        expected = None if self.schedule is None else count_steps(upload.samples, self.schedule)
+        expected = (
+            None
+            if self.schedule is None
+            else count_steps(upload.samples, self.schedule, self.net.least_batch)
+        )
         if upload.steps < 1 or (expected is not None and upload.steps != expected):
             raise BadMessage(
                 f"steps is {upload.steps}; with {upload.samples} samples it must be {expected or 'at least 1'}"
@@ -127,7 +131,7 @@ class UploadCheck:
                 largest = replace(largest, mask=everything)
             dense = {name: _no_zeros(value) for name, value in largest.params.items()}
             extra = {k: {n: _no_zeros(v) for n, v in tree.items()} for k, tree in largest.extra.items()}
-            size = len(encode_upload(self.net, replace(largest, params=dense, extra=extra))) + SLACK
+            size = upload_size(self.net, replace(largest, params=dense, extra=extra)) + SLACK
             self._samples[key] = sample, size
         return self._samples[key]
 

@@ -39,7 +39,9 @@ class Cohort:
     round: int  # counted from 1
     clients: tuple[int, ...]
     total: int  # N, clients in the whole federation
-    seed: int  # for draws of the server half
+    seed: int  # for draws of the server half in this round
+    run_seed: int = 0  # for draws that hold in all rounds
+    masked: bool = False  # whether clients train only their parts of the network
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,8 @@ class Download:
     phase: str
     total: int  # N
     params: Tree
-    neurons: Tensor | None = (
-        None  # (neurons,) bool: the subnetwork the server assigned; params outside are not sent
-    )
+    neurons: Tensor | None = None
+    """(neurons,) bool: the subnetwork the server assigned; params outside it are not sent."""
     extra: Mapping[str, Tree] = field(default_factory=dict)
 
 
@@ -169,4 +170,8 @@ class Method(Options, ABC):
 
     @abstractmethod
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        """The state after a round. ``average`` knows who owns what; uploads are sorted by client."""
+        """The state after a round. ``average`` knows who owns what; uploads are sorted by client.
+
+        The state is handed over. A table with a row for every client of the federation may be changed in place and
+        handed on, since to copy it would cost as much as there are clients; everything else is made anew.
+        """

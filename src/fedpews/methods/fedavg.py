@@ -13,7 +13,9 @@ class FedAvg(LocalSGD):
 
     Args:
         momentum: of the local SGD; the FedPeWS paper uses none.
-        weight_decay: of the local SGD; the FedPeWS paper uses none.
+        weight_decay: of the local steps; the FedPeWS paper uses none.
+        clip_norm: the most a local gradient's length may be; longer ones are scaled down.
+        optimizer: the local steps' rule, by default SGD.
 
     >>> FedAvg(momentum=0.9).momentum
     0.9

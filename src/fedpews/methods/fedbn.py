@@ -1,11 +1,13 @@
-"""FedBN: some parameters never leave the client (Li et al. 2021)."""
+"""Some parameters never leave the client: FedBN, FedPer, FedRep, and clients that share nothing at all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedpews import trees
@@ -15,16 +17,23 @@ from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Uploa
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
 
+MET = "met"
+"""In the state: which clients have been sent the first values of what stays with them."""
+FIRST = "first"
+"""In a download: these values."""
+
 
 def with_local(method: Method, names: Sequence[str] | str = "norms") -> Method:
     """The same method, with some parameters kept at each client: trained there, never sent, never averaged.
 
-    A client starts them from the model's own initial values and goes on with what it has. ``ClientHalf.personal``
-    is the global model with the client's own part in it, and that is what should be judged: the global model
-    alone keeps the initial values in their place. Put it outside a warmup: with_local(with_warmup(…)).
+    A client gets their initial values with its first download and goes on with what it has.
+    ``ClientHalf.personal`` is the global model with the client's own part in it, and that is what should be judged:
+    the global model alone keeps the initial values in their place. Put it outside a warmup:
+    with_local(with_warmup(…)).
 
     Args:
-        names: ``"norms"`` for scale, shift and statistics of all norm layers, which is FedBN; else names of
+        names: ``"norms"`` for scale, shift and statistics of all norm layers, which is FedBN; ``"head"`` for the
+            layer that makes the outputs, which is FedPer; ``"all"`` for clients that share nothing; else names of
             parameters or of modules, for instance ``["classifier"]``.
 
     >>> from fedpews.methods.fedavg import FedAvg
@@ -36,7 +45,11 @@ def with_local(method: Method, names: Sequence[str] | str = "norms") -> Method:
 
 @dataclass(frozen=True)
 class Local(Method):
-    """What ``with_local`` returns. State: the inner method's."""
+    """What ``with_local`` returns. State: the inner method's, and who has been sent the first values.
+
+    Args:
+        names: what stays at the clients: ``"norms"``, ``"head"``, ``"all"``, or names of parameters or modules.
+    """
 
     inner: Method
     names: tuple[str, ...] | str = "norms"
@@ -46,34 +59,43 @@ class Local(Method):
         return True
 
     def phase(self, state: Nest, round: int) -> str:
-        return self.inner.phase(state, round)
+        return self.inner.phase(_theirs(state), round)
 
     def client(self, phase: str) -> ClientHalf:
         return LocalClient(self.inner.client(phase), self.names)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         find(net, self.names)  # a wrong name is found before the first round
-        return self.inner.init(net, params, total)
+        return self.inner.init(net, params, total) | {MET: {"met": torch.zeros(total, dtype=torch.bool)}}
 
     def params(self, state: Nest) -> Tree:
-        return self.inner.params(state)
+        return self.inner.params(_theirs(state))
 
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
-        return self.inner.last_owned(state)
+        return self.inner.last_owned(_theirs(state))
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
-        sent: dict[int, Download] = {}
-        whole = self.inner.downloads(net, state, cohort)
-        for d in whole:  # what was one download for all stays one
-            if id(d) not in sent:
+        # under names of their own: of the model's, a client is sent only what its neurons are
+        first = {
+            FIRST: {f"{FIRST}:{name}": value for name, value in self.params(state).items() if name in kept}
+        }
+        sent: dict[tuple[int, bool], Download] = {}
+        whole = self.inner.downloads(net, _theirs(state), cohort)
+        # runs begun by earlier versions did not write down who had been met: everybody
+        met = state.get(MET, {"met": torch.ones(cohort.total, dtype=torch.bool)})["met"]
+        keys = [(id(d), not bool(met[client])) for d, client in zip(whole, cohort.clients, strict=True)]
+        for d, (place, new) in zip(whole, keys, strict=True):  # what was one download for all stays one
+            if (place, new) not in sent:
                 extra = {key: _without(tree, kept) for key, tree in d.extra.items()}
-                sent[id(d)] = replace(d, params=_without(d.params, kept), extra=extra)
-        return [sent[id(d)] for d in whole]
+                sent[place, new] = replace(
+                    d, params=_without(d.params, kept), extra=extra | (first if new else {})
+                )
+        return [sent[key] for key in keys]
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         kept = find(net, self.names)
-        old = trees.pick(self.inner.params(state), kept)
+        old = trees.pick(self.params(state), kept)
         filled = [
             replace(
                 upload,
@@ -82,9 +104,49 @@ class Local(Method):
             )
             for upload in uploads
         ]
-        nobodys = {name: torch.tensor(False) for name in kept}
+        nobodys = {name: torch.tensor(False, device=net.device) for name in kept}
         masks = tuple({**(mask or {}), **nobodys} for mask in average.masks)
-        return self.inner.update(net, state, filled, replace(average, masks=masks))
+        new = self.inner.update(net, _theirs(state), filled, replace(average, masks=masks))
+        if MET not in state:
+            return new
+        clients = torch.tensor([upload.client for upload in uploads])
+        return new | {MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
+
+
+@dataclass(frozen=True)
+class FedBN(Local):
+    """FedBN: norm layers stay at each client (Li et al. 2021)."""
+
+
+@dataclass(frozen=True)
+class FedPer(Local):
+    """FedPer: each client has its own last layer on a common body (Arivazhagan et al. 2019)."""
+
+    names: tuple[str, ...] | str = "head"
+
+
+@dataclass(frozen=True)
+class FedRep(Local):
+    """FedRep: each client's own last layer is trained first, then the common body (Collins et al. 2021).
+
+    The first steps of a round move the head alone, all others the body alone.
+
+    Args:
+        head_steps: how many steps of a round are the head's.
+    """
+
+    names: tuple[str, ...] | str = "head"
+    head_steps: Annotated[int, Field(ge=0)] = 10
+
+    def client(self, phase: str) -> ClientHalf:
+        return RepClient(self.inner.client(phase), self.names, self.head_steps)
+
+
+@dataclass(frozen=True)
+class LocalOnly(Local):
+    """Local training: every client trains a model of its own and shares nothing, what federation must beat."""
+
+    names: tuple[str, ...] | str = "all"
 
 
 @dataclass(frozen=True)
@@ -102,11 +164,14 @@ class LocalClient(ClientHalf):
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
         inner = self.inner.probed(net, self._whole(net, download, memory), _inner(memory), accuracy)
-        return {"inner": inner, "own": self._own(net, memory)}
+        return {"inner": inner, "own": self._own(net, download, memory)}
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         whole = self._whole(net, download, memory)
-        return {"inner": self.inner.start(net, whole, _inner(memory)), "own": self._own(net, memory)}
+        return {
+            "inner": self.inner.start(net, whole, _inner(memory)),
+            "own": self._own(net, download, memory),
+        }
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
@@ -128,19 +193,60 @@ class LocalClient(ClientHalf):
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
         return self.inner.personal(net, self._whole(net, download, memory), memory["inner"])
 
-    def _own(self, net: Network, memory: Nest | None) -> Tree:
-        own: Tree = trees.pick(net.initial(), find(net, self.names)) if memory is None else memory["own"]
-        return own
+    def _own(self, net: Network, download: Download, memory: Nest | None) -> Tree:
+        if memory is not None:
+            own: Tree = memory["own"]
+            return own
+        # a site that lost its memory was met before, and is not sent the first values again
+        initial, sent = net.initial(), download.extra.get(FIRST, {})
+        return {name: sent.get(f"{FIRST}:{name}", initial[name]) for name in find(net, self.names)}
 
     def _whole(self, net: Network, download: Download, memory: Nest | None) -> Download:
         """The download with the client's own part in it; what it brings besides lacks that part."""
-        return replace(download, params=download.params | self._own(net, memory))
+        return replace(download, params=download.params | self._own(net, download, memory))
+
+
+@dataclass(frozen=True)
+class RepClient(LocalClient):
+    """First the client's own part, then the rest: what is not trained in a step stays, optimiser's slots and all."""
+
+    head_steps: int
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        return super().start(net, download, memory) | {"taken": {"steps": torch.tensor(0)}}
+
+    def step(
+        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
+    ) -> tuple[Nest, Tensor]:
+        moved, loss = super().step(net, local, batch, noise, lr)
+        taken = local["taken"]["steps"]
+        chosen = _choose(net, local["own"], taken < self.head_steps, moved["inner"], local["inner"])
+        return moved | {"inner": chosen, "taken": {"steps": taken + 1}}, loss
+
+
+def _choose(net: Network, own: Mapping[str, object], is_own: Tensor, after: Nest, before: Nest) -> Nest:
+    """What moved, where it is its turn: the client's own part if ``is_own``, else the rest."""
+    if after is before:
+        return after
+    chosen: Nest = {}
+    for key, value in after.items():
+        if isinstance(value, dict):
+            chosen[key] = _choose(net, own, is_own, value, before[key])
+        elif key in net.names:
+            chosen[key] = torch.where(is_own if key in own else ~is_own, value, before[key])
+        else:
+            chosen[key] = value
+    return chosen
 
 
 def find(net: Network, names: Sequence[str] | str) -> tuple[str, ...]:
     """The parameters and buffers that are meant, in the network's order."""
     if names == "norms":
         found = net.norms
+    elif names == "all":
+        found = net.names
+    elif names == "head":
+        found = tuple(n for n in net.names if n.startswith(f"{net.classifier}."))
     else:
         wanted = (names,) if isinstance(names, str) else names
         found = tuple(n for n in net.names if any(n == w or n.startswith(f"{w}.") for w in wanted))
@@ -151,6 +257,11 @@ def find(net: Network, names: Sequence[str] | str) -> tuple[str, ...]:
     return found
 
 
+def _theirs(state: Nest) -> Nest:
+    """The inner method's state."""
+    return {key: value for key, value in state.items() if key != MET}
+
+
 def _without(tree: Mapping[str, Tensor], names: Sequence[str] | Mapping[str, object]) -> Tree:
     return {name: value for name, value in tree.items() if name not in names}
 
@@ -159,7 +270,7 @@ def _filled(net: Network, tree: Mapping[str, Tensor], names: Sequence[str] | Map
     """A tree of parameters with zeros for the names it lacks; any other tree as it is."""
     if not set(tree) <= set(net.names):
         return dict(tree)
-    like = next(iter(tree.values()), torch.zeros(()))
+    like = next(iter(tree.values()), torch.zeros((), device=net.device))
     return dict(tree) | {n: like.new_zeros(net.shapes[n]) for n in names if n not in tree}
 
 

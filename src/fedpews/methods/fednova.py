@@ -12,6 +12,7 @@ from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.fedprox import FedProx
+from fedpews.methods.optimizers import SGD, Momentum
 from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree
@@ -38,17 +39,24 @@ class FedNova(FedProx):
         super().__post_init__()
         if self.momentum and self.mu:
             raise ConfigError("fednova knows the work of momentum or of mu, not of both; set one to 0.")
+        if type(self.rule) not in (SGD, Momentum):
+            raise ConfigError(
+                f"fednova knows the work behind sgd and momentum, not behind {type(self.rule).__name__}; "
+                "set train.optimizer to 'sgd' or 'momentum'"
+            )
+        if self.mu and not self.is_plain:
+            raise ConfigError("fednova knows the work of mu only for plain SGD; set mu to 0.")
 
     def work(self, steps: int, lr: float) -> float:
         """a_i, the sum of the weights with which the local gradients enter x_g − y_i, over η."""
         if self.mu:
             return (1 - (1 - lr * self.mu) ** steps) / (lr * self.mu)
-        rho = self.momentum
+        rho = self.rule.momentum if isinstance(self.rule, Momentum) else 0.0
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = super().finish(net, download, local, work)
-        done = torch.tensor(self.work(work.steps, work.lr))
+        done = torch.tensor(self.work(work.steps, work.lr), device=net.device)
         return memory, upload.adding({"work": {"done": done}})
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:

@@ -51,7 +51,8 @@ class FedPM(Method, ClientHalf):
         seed = _seed_of(params)
         weights = _frozen(net, seed)
         generator = torch.Generator().manual_seed(fold(seed, "scores"))
-        scores = {name: torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+        # drawn on the CPU, so that the numbers are the same on every device
+        scores = {name: torch.randn(w.shape, generator=generator).to(w) for name, w in weights.items()}
         return {
             "theta": trees.map_tree(torch.sigmoid, scores),
             "weights": weights,
@@ -64,7 +65,9 @@ class FedPM(Method, ClientHalf):
         generator = torch.Generator().manual_seed(fold(int(state["seed"]), int(state["round"]), "evaluate"))
         used = {}
         for name, theta in sorted(state["theta"].items()):  # a resumed state may list them in another order
-            cut = torch.rand(theta.shape, generator=generator) if self.evaluate == "sample" else 0.5
+            cut: Tensor | float = 0.5
+            if self.evaluate == "sample":
+                cut = torch.rand(theta.shape, generator=generator).to(theta)
             used[name] = state["weights"][name] * (theta > cut)
         rest: Tree = state["rest"]
         return used | rest
@@ -117,7 +120,7 @@ def _drawn(net: Network) -> dict[str, int]:
 def _frozen(net: Network, seed: int) -> Tree:
     """The random signs, at the size that their fan-in asks for."""
     generator = torch.Generator().manual_seed(seed)
-    signs = {name: torch.rand(net.shapes[name], generator=generator) for name in _drawn(net)}
+    signs = {name: torch.rand(net.shapes[name], generator=generator).to(net.device) for name in _drawn(net)}
     return {
         n: torch.where(signs[n] < 0.5, -1.0, 1.0) * math.e / math.sqrt(fan) for n, fan in _drawn(net).items()
     }

@@ -60,9 +60,8 @@ class FedWeIT(Method, ClientHalf):
         known: dict[str, Tree] = state["adaptive"]
         sent = []
         for client in cohort.clients:
-            met = (
-                str(client) in known
-            )  # who is new gets a first version of everything that stays at the client
+            # a new client gets a first version of everything that stays at the client
+            met = str(client) in known
             params = trees.pick(state["params"], _weights(net)) if met else state["params"]
             others = [j for j in range(cohort.total) if j != client]
             extra = {f"adaptive-{k}": known[str(j)] for k, j in enumerate(others) if str(j) in known}
@@ -74,9 +73,9 @@ class FedWeIT(Method, ClientHalf):
         if memory is None:
             count = download.total - 1
             memory = {
-                "gates": {name: torch.zeros(len(value)) for name, value in base.items()},
+                "gates": {name: value.new_zeros(len(value)) for name, value in base.items()},
                 "adaptive": {name: value / 3 for name, value in base.items()},
-                "attention": {name: torch.zeros(count) for name in base},
+                "attention": {name: value.new_zeros(count) for name, value in base.items()},
                 "rest": {n: value for n, value in download.params.items() if n not in base},
             }
         return memory | {"base": base, "anchor": base, "others": _others(download, base)}
@@ -153,4 +152,4 @@ def _by_row(values: Tensor, like: Tensor) -> Tensor:
 def _largest(m: Tensor, part: float) -> Tensor:
     """Which rows have the largest |m|; of equals the first."""
     kept = m.abs().argsort(descending=True, stable=True)[: max(1, round(part * len(m)))]
-    return torch.zeros(len(m), dtype=torch.bool).index_fill(0, kept, True)
+    return torch.zeros_like(m, dtype=torch.bool).index_fill(0, kept, True)

@@ -13,7 +13,7 @@ from torch.nn.functional import kl_div, log_softmax
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.options import Share
-from fedpews.methods.subnetwork import step_subnetwork, window
+from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork, window
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
 
@@ -46,7 +46,7 @@ class FjORD(LocalSGD):
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         whole = self.broadcast(state, cohort)
         tiers = [self.tiers[client % len(self.tiers)] for client in cohort.clients]
-        return [replace(whole, neurons=window(net.graph, tier)) for tier in tiers]
+        return [replace(whole, neurons=window(net.graph, tier, device=net.device)) for tier in tiers]
 
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
         if not self.distill:
@@ -72,12 +72,16 @@ class FjordClient(ClientHalf):
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         assert download.neurons is not None, "the server half assigns the neurons"
         like = next(iter(download.params.values()))
-        widths = [window(net.graph, tier) for tier in sorted(set(self.method.tiers))]
+        tiers = sorted(set(self.method.tiers))
+        widths = [window(net.graph, tier, device=net.device) for tier in tiers]
         fitting = sum(bool((units <= download.neurons).all()) for units in widths)
         return {
-            "inner": self.method.start(net, download, None),
+            "inner": start_subnetwork(self.method, net, download, None),
             "widths": {"gates": torch.stack(widths).to(like)},  # (tiers, neurons)
-            "tier": {"gates": download.neurons.to(like), "fitting": torch.tensor(fitting)},
+            "tier": {
+                "gates": download.neurons.to(like),
+                "fitting": torch.tensor(fitting, device=like.device),
+            },
         }
 
     def step(

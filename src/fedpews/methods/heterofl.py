@@ -48,12 +48,12 @@ class HeteroFL(LocalSGD):
         return AssignedClient(self)
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        whole = self.broadcast(state, cohort)
+        whole, device = self.broadcast(state, cohort), net.device
         return [
             replace(
                 whole,
-                neurons=self.neurons(net.graph, client, cohort.round),
-                extra={"scale": {"scale": torch.tensor(1 / self.width(client))}},
+                neurons=self.neurons(net.graph, client, cohort.round).to(device),
+                extra={"scale": {"scale": torch.tensor(1 / self.width(client), device=device)}},
             )
             for client in cohort.clients
         ]

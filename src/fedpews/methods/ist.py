@@ -37,7 +37,8 @@ class IST(LocalSGD):
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         whole = self.broadcast(state, cohort)
-        return [replace(whole, neurons=neurons) for neurons in assign_neurons(net.graph, cohort)]
+        assigned = assign_neurons(net.graph, cohort)
+        return [replace(whole, neurons=neurons.to(net.device)) for neurons in assigned]
 
 
 def assign_neurons(graph: NeuronGraph, cohort: Cohort) -> list[Tensor]:

@@ -1,17 +1,21 @@
-"""Local SGD and plain averaging: what all base optimisers share."""
+"""Local steps and plain averaging: what all base optimisers share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedpews import trees
+from fedpews.errors import ConfigError
+from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
-from fedpews.methods.options import Momentum, NotNegative
+from fedpews.methods.optimizers import Optimizer
+from fedpews.methods.options import Momentum, NotNegative, Positive
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
@@ -19,17 +23,37 @@ from fedpews.trees import Nest, Tree
 
 @dataclass(frozen=True)
 class LocalSGD(Method, ClientHalf):
-    """Both halves of a method whose clients run SGD from the global model and whose server averages.
+    """Both halves of a method whose clients descend from the global model and whose server averages.
 
     A base optimiser writes only its difference: a gradient rule, something more to remember, or something more
-    to send. The server's state is the params and its optimiser's slots, the client keeps nothing.
+    to send. The server's state is the params and its optimiser's slots, the client keeps nothing: its optimiser
+    starts afresh in every round, from a model that is no longer the one its slots were about.
     """
 
     takes_warmup: ClassVar[bool] = True
 
     momentum: Momentum = 0.0
     weight_decay: NotNegative = 0.0
+    clip_norm: Positive | None = field(default=None, kw_only=True)
+    optimizer: Optimizer = field(default=optimizers.SGD(), kw_only=True)
     server: ServerOptimizer = field(default=SGD(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum and type(self.optimizer) is not optimizers.SGD:
+            raise ConfigError(
+                f"momentum goes with plain SGD; give {type(self.optimizer).__name__} its own options instead"
+            )
+
+    @cached_property
+    def rule(self) -> Optimizer:
+        """How a client moves along a gradient."""
+        return optimizers.Momentum(self.momentum) if self.momentum else self.optimizer
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a client's step is η times its gradient, weight decay apart."""
+        return type(self.rule) is optimizers.SGD and self.clip_norm is None
 
     def client(self, phase: str) -> ClientHalf:
         return self
@@ -49,15 +73,15 @@ class LocalSGD(Method, ClientHalf):
         return Download(cohort.round, "train", cohort.total, state["params"])
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        local: Nest = {"params": download.params}
-        if self.momentum:
-            local["momentum"] = trees.zeros_like(trees.pick(download.params, net.trainable))
-        return local
+        slots = {name: self.rule.start(download.params[name]) for name in net.trainable}
+        return {"params": download.params} | _by_slot(slots)
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
     ) -> tuple[Nest, Tensor]:
         loss, grads, buffers = self.gradient(net, local, batch)
+        if self.clip_norm is not None:
+            grads = clip(net, grads, self.clip_norm)
         return self.descend(local, grads, buffers, lr), loss
 
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
@@ -65,16 +89,19 @@ class LocalSGD(Method, ClientHalf):
         return net.gradients(local["params"], batch)
 
     def descend(self, local: Nest, grads: Mapping[str, Tensor], buffers: Tree, lr: float | Tensor) -> Nest:
-        """One step of SGD, with momentum and weight decay when they are asked for."""
-        params = local["params"]
-        if self.weight_decay:
-            grads = {name: grad + self.weight_decay * params[name] for name, grad in grads.items()}
-        moved = dict(local)
-        if self.momentum:
-            grads = trees.add(grads, local["momentum"], self.momentum)
-            moved["momentum"] = grads
-        moved["params"] = params | {name: params[name] - lr * grad for name, grad in grads.items()} | buffers
-        return moved
+        """One step of the local optimiser, with weight decay when it is asked for."""
+        params, rule = local["params"], self.rule
+        decay = self.weight_decay or rule.weight_decay
+        values = {name: params[name] for name in grads}
+        if decay and rule.decouples:
+            values = {name: value - lr * decay * value for name, value in values.items()}
+        elif decay:
+            grads = {name: grad + decay * params[name] for name, grad in grads.items()}
+        moved, slots = {}, {}
+        for name, grad in grads.items():
+            kept = {key: local[key][name] for key in rule.slots}
+            moved[name], slots[name] = rule.step(values[name], grad, kept, lr)
+        return dict(local) | {"params": params | moved | buffers} | _by_slot(slots)
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         return {}, Upload(
@@ -95,3 +122,16 @@ class LocalSGD(Method, ClientHalf):
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
         """Where the uploads say the model should go, before the server's own step."""
         return average([upload.params for upload in uploads], old)
+
+
+def clip(net: Network, grads: Tree, most: float) -> Tree:
+    """The gradient, made shorter if it is longer than ``most``; closed neurons count for nothing."""
+    length = trees.norm(net.opened(grads))
+    scale = (most / (length + 1e-6)).clamp_max(1.0)
+    return {name: grad * scale for name, grad in grads.items()}
+
+
+def _by_slot(slots: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tree]:
+    """name -> slot -> tensor as slot -> name -> tensor: a tree each, so that masks reach them like any other."""
+    keys = dict.fromkeys(key for kept in slots.values() for key in kept)
+    return {key: {name: kept[key] for name, kept in slots.items()} for key in keys}

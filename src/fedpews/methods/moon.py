@@ -21,8 +21,9 @@ class Moon(LocalSGD):
     """Local SGD that draws a client's representation towards the global model's, away from its own last one's.
 
     Adds μ·CE([cos(z, z_glob), cos(z, z_prev)]/T, 0) to the loss of each sample, with z what the classifier
-    reads; z_glob and z_prev carry no gradient. In a client's first round there is no z_prev and the term is 0.
-    In a warmup all three come from the client's subnetwork, and its last model is the part it uploaded.
+    reads; z_glob and z_prev carry no gradient and are taken in evaluation mode, without dropout and by running
+    statistics. In a client's first round there is no z_prev and the term is 0. In a warmup all three come from the
+    client's subnetwork, and its last model is the part it uploaded.
 
     The reference's projection head (Linear–ReLU–Linear to 256) lies between body and classifier, so it is a
     matter of the model: give the model those two layers, and its classifier reads the projection.
@@ -43,13 +44,13 @@ class Moon(LocalSGD):
         return super().start(net, download, memory) | {
             "global": params,
             "previous": params if memory is None else memory["previous"],
-            "strength": {"mu": torch.tensor(0.0 if memory is None else self.mu)},
+            "strength": {"mu": torch.tensor(0.0 if memory is None else self.mu, device=net.device)},
         }
 
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
         with torch.no_grad():
-            towards, _, _ = net.features(local["global"], batch.x)
-            away, _, _ = net.features(local["previous"], batch.x)
+            towards, _, _ = net.features(local["global"], batch.x, training=False)
+            away, _, _ = net.features(local["previous"], batch.x, training=False)
 
         def contrast(features: Tensor, outputs: Tensor) -> Tensor:
             near = cosine_similarity(features, towards)

@@ -24,8 +24,12 @@ class Scaffold(LocalSGD):
 
     A step is y ← y − η(g − c_i + c), with c_i the client's own control and c the server's, both zero at first.
     Afterwards c_i⁺ = c_i − c + (x_g − y)/(K·η), with K the steps really taken (option II), and at the server
-    c ← c + (|S|/N)·mean(c_i⁺ − c_i). In a warmup K is counted for each element, and c_i changes only where the
-    client uploads. Trainable parameters only, and plain SGD: with momentum (x_g − y)/(K·η) is no gradient.
+    c ← c + (|S|/N)·mean(c_i⁺ − c_i), which makes it Σ c_i/N. Trainable parameters only, and plain SGD: with
+    momentum (x_g − y)/(K·η) is no gradient.
+
+    In a warmup K is counted for each element, c_i changes only where the client uploads, and c is averaged over
+    the clients that own the element, just as x is; whoever was not heard of yet counts as an owner with c_i = 0.
+    After the warmup the same sum is divided by N again.
 
     >>> Scaffold(weight_decay=1e-4).momentum
     0.0
@@ -37,21 +41,44 @@ class Scaffold(LocalSGD):
         super().__post_init__()
         if self.momentum:
             raise ConfigError(f"scaffold needs plain SGD; its momentum must be 0, got {self.momentum:g}.")
+        if not self.is_plain:
+            raise ConfigError(
+                "scaffold needs plain SGD (train.optimizer = 'sgd', no clip_norm): only then is (x_g − y)/(K·η) the "
+                "mean of a client's gradients"
+            )
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        control = trees.zeros_like(trees.pick(params, net.trainable))
-        return super().init(net, params, total) | {"control": control, "total": torch.tensor(total)}
+        nothing = trees.zeros_like(trees.pick(params, net.trainable))
+        return super().init(net, params, total) | {
+            "sum": nothing,  # Σ c_i
+            "owners": nothing,  # of each element: the clients that own it in a warmup
+            "took_part": torch.zeros(total, dtype=torch.bool),
+            "heard": torch.tensor(0.0),  # how many took part, by their weights
+        }
 
     def broadcast(self, state: Nest, cohort: Cohort) -> Download:
-        return Download(
-            cohort.round, "train", cohort.total, state["params"], extra={"control": state["control"]}
-        )
+        control = {name: self.mean_control(state, name, cohort) for name in state["sum"]}
+        return Download(cohort.round, "train", cohort.total, state["params"], extra={"control": control})
+
+    def mean_control(self, state: Nest, name: str, cohort: Cohort) -> Tensor:
+        """c of one parameter."""
+        total: Tensor = state["sum"][name]
+        if not cohort.masked:
+            return total / cohort.total
+        owners = state["owners"][name] + (cohort.total - state["heard"])
+        # an element that none of all clients owns has a sum of zero
+        return torch.where(owners > 1e-3, total / owners, 0.0)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         control = download.extra["control"]
         own = trees.zeros_like(control) if memory is None else memory["control"]
         correction = trees.subtract(control, own)  # c − c_i
-        return super().start(net, download, memory) | {"control": own, "correction": correction}
+        unknown = trees.map_tree(lambda value: torch.zeros_like(value, dtype=torch.bool), own)
+        return super().start(net, download, memory) | {
+            "control": own,
+            "correction": correction,
+            "known": unknown if memory is None else memory.get("known", unknown),
+        }
 
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
         loss, grads, buffers = super().gradient(net, local, batch)
@@ -62,18 +89,28 @@ class Scaffold(LocalSGD):
         owned = {} if work.neurons is None else net.graph.expand(work.neurons)
         taken: Tree = local.get("taken", {})
         new: Tree = {}
+        known: Tree = {}
         for name, old in local["control"].items():
-            steps = taken.get(name, torch.tensor(float(work.steps)))
+            steps = taken.get(name, torch.tensor(float(work.steps), device=net.device))
             drift = (download.params[name] - local["params"][name]) / (steps.clamp_min(1) * work.lr)
-            moves = (steps > 0) & owned.get(name, torch.tensor(True))
+            moves = (steps > 0) & owned.get(name, torch.tensor(True, device=net.device))
             new[name] = torch.where(moves, drift - local["correction"][name], old)
-        change = {"control": trees.subtract(new, local["control"])}
-        return {"control": new}, upload.adding(change)
+            known[name] = local["known"][name] | moves
+        upload = upload.adding({"control": trees.subtract(new, local["control"])})
+        if work.neurons is None:
+            return {"control": new}, upload
+        first = {name: now & ~local["known"][name] for name, now in known.items()}
+        return {"control": new, "known": known}, upload.adding({"first": first})
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        scale = len(uploads) / int(state["total"]) / sum(average.weights)
-        control = state["control"]
+        controls, owners, heard, took_part = (state[key] for key in ("sum", "owners", "heard", "took_part"))
         for weight, upload in zip(average.weights, uploads, strict=True):
+            share = weight * len(uploads) / sum(average.weights)
             # zero where the client owns nothing, so the sum needs no mask
-            control = trees.add(control, upload.extra["control"], scale * weight)
-        return super().update(net, state, uploads, average) | {"control": control}
+            controls = trees.add(controls, upload.extra["control"], share)
+            heard = heard if took_part[upload.client] else heard + share
+            if "first" in upload.extra:
+                owners = trees.add(owners, upload.extra["first"], share)
+        took_part = took_part.index_fill(0, torch.tensor([upload.client for upload in uploads]), True)
+        new = {"sum": controls, "owners": owners, "heard": heard, "took_part": took_part}
+        return super().update(net, state, uploads, average) | new

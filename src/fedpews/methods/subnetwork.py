@@ -17,12 +17,21 @@ from fedpews.trees import Nest
 
 
 def start_subnetwork(client: ClientHalf, net: Network, download: Download, memory: Nest | None) -> Nest:
-    """A client half's local state, ready for ``step_subnetwork``."""
-    local = client.start(net, download, memory)
+    """A client half's local state, ready for ``step_subnetwork``.
+
+    A number that goes with a parameter (such as a bias correction) becomes one for each of its elements: they will
+    not all take the same steps.
+    """
+    local = {key: _each(net, value) for key, value in client.start(net, download, memory).items()}
     if client.counts_steps:
         like = next(iter(download.params.values()))
         local = local | {"taken": net.graph.expand(like.new_zeros(net.graph.size))}
     return local
+
+
+def _each(net: Network, tree: Nest) -> Nest:
+    single = {n for n, v in tree.items() if n in net.graph.axes and isinstance(v, Tensor) and v.dim() == 0}
+    return tree | {name: tree[name].expand(net.shapes[name]).clone() for name in single} if single else tree
 
 
 def step_subnetwork(
@@ -63,11 +72,16 @@ CUT_FROM = 4e8
 
 
 def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool:
-    """Whether to train the physically smaller network, which is the same step with smaller kernels."""
-    # traced: no shape may depend on the gates
-    if is_transformed():
+    """Whether to train the physically smaller network, which is the same step with smaller kernels.
+
+    On the CPU only: its shapes depend on the gates, so that a GPU would have to be waited for in every step.
+    """
+    if gates.device.type != "cpu":
         return False
     if 3 * len(batch.y) * net.flops < CUT_FROM or not net.can_be_cut:
+        return False
+    # traced: no shape may depend on the gates
+    if is_transformed():
         return False
     fits = all(isinstance(value, dict) for value in local.values()) and all(
         value[name].shape == net.shapes.get(name)
@@ -134,7 +148,7 @@ class AssignedClient(ClientHalf):
         return {"inner": memory}, upload
 
 
-def window(graph: NeuronGraph, width: float, offset: int = 0) -> Tensor:
+def window(graph: NeuronGraph, width: float, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """The units (offset + 0 … ⌈width·K⌉ − 1) mod K of every layer of K neurons: (neurons,) bool.
 
     >>> from fedpews.neurons.graph import Layer
@@ -145,4 +159,4 @@ def window(graph: NeuronGraph, width: float, offset: int = 0) -> Tensor:
     for layer in graph.layers:
         count = max(1, math.ceil(width * layer.size - 1e-9))  # 0.2·15 is 3, not 3.0000000000000004
         neurons[layer.start + (offset + torch.arange(count)) % layer.size] = True
-    return neurons
+    return neurons.to(device)

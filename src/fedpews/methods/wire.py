@@ -4,6 +4,9 @@ The layout is a safetensors file. A tree of parameters becomes one flat vector o
 in the tree's order; if it has so many zeros that it pays, only the others are sent, with a bit for each
 element. Booleans are packed eight to a byte; what is left goes in whole. Every value comes back to the bit, and
 how many digits a number has never changes a message's length, so engines that round apart agree on it.
+
+A message is first described (every tensor's type and shape, and how to make it), then built or only measured: in one
+process nothing travels, so a round's bytes are counted without building them.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,29 +28,93 @@ from torch import Tensor
 from fedpews.errors import FedpewsError
 from fedpews.methods.contract import Download, Upload
 from fedpews.neurons.network import Network
-from fedpews.trees import Tree
+from fedpews.trees import Tree, map_leaves
 
 SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
 
 LOSS = struct.Struct(">d")
 
+DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.complex64: "C64",
+    torch.float64: "F64",
+    torch.int64: "I64",
+}
+"""safetensors' names, from the narrowest to the widest."""
+
+WIDEST_FIRST = tuple(reversed(DTYPES))
+"""The order of the tensors in a file; those of one type are sorted by name."""
+
+COMPACT = (",", ":")
+
 
 class BadMessage(FedpewsError):
     """Bytes that are not an upload or a download of this network."""
 
 
+class Part(NamedTuple):
+    """One tensor of a message, known before it is made."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+
+class Message(NamedTuple):
+    """What a message consists of: what it says about itself, and its tensors by name."""
+
+    about: dict[str, Any]
+    parts: dict[str, Part]
+
+    def encode(self) -> bytes:
+        tensors = {key: part.make().cpu() for key, part in self.parts.items()}
+        encoded: bytes = save(tensors, {"about": json.dumps(self.about, separators=COMPACT)})
+        return encoded
+
+    def size(self) -> int:
+        """The length of ``encode``'s bytes: a header in JSON that gives each tensor's place, then the tensors."""
+        header: dict[str, Any] = {
+            "__metadata__": {"about": json.dumps(self.about, separators=COMPACT)},
+        }
+        end = 0
+        for kind in WIDEST_FIRST:
+            for key in sorted(self.parts):
+                dtype, shape, _ = self.parts[key]
+                if dtype == kind:
+                    begin, end = end, end + math.prod(shape) * dtype.itemsize
+                    place = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
+                    header[key] = place
+        described = len(json.dumps(header, separators=COMPACT, ensure_ascii=False).encode())
+        # eight bytes say how long the header is, which is filled up with blanks to a multiple of eight
+        return 8 + -(-described // 8) * 8 + end
+
+
 def encode_upload(net: Network, upload: Upload) -> bytes:
     """An upload as it travels."""
-    about = {key: getattr(upload, key) for key in ("client", "round", "samples", "steps")}
-    about["loss"] = LOSS.pack(upload.loss).hex()
-    return _encode(net, about, upload.params, upload.extra, upload.neurons, upload.mask)
+    return _describe(net, upload).encode()
 
 
 def encode_download(net: Network, download: Download) -> bytes:
     """A download as it travels."""
-    about = {key: getattr(download, key) for key in ("round", "phase", "total")}
-    return _encode(net, about, download.params, download.extra, download.neurons, None)
+    return _describe(net, download).encode()
+
+
+def upload_size(net: Network, upload: Upload) -> int:
+    """How many bytes ``encode_upload`` would give, without making them."""
+    return _describe(net, upload).size()
+
+
+def download_size(net: Network, download: Download) -> int:
+    """How many bytes ``encode_download`` would give, without making them."""
+    return _describe(net, download).size()
 
 
 def decode_upload(net: Network, data: bytes) -> Upload:
@@ -56,48 +125,93 @@ def decode_upload(net: Network, data: bytes) -> Upload:
         (loss,) = LOSS.unpack(bytes.fromhex(about["loss"]))
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise BadMessage(f"loss must be {LOSS.size} bytes in hexadecimal: {error}") from error
-    return Upload(**numbers, loss=loss, params=params, extra=extra, neurons=neurons, mask=mask)
+    sent = Upload(**numbers, loss=loss, params=params, extra=extra, neurons=neurons, mask=mask)
+    return sent if net.device.type == "cpu" else _to(net.device, sent)
 
 
 def decode_download(net: Network, data: bytes) -> Download:
     """The inverse of ``encode_download``; elements that were not sent are zero."""
     about, params, extra, neurons, _ = _decode(net, data)
     round, total = (_number(about, key) for key in ("round", "total"))
-    return Download(round, str(about.get("phase")), total, params, neurons, extra)
+    sent = Download(round, str(about.get("phase")), total, params, neurons, extra)
+    return sent if net.device.type == "cpu" else _to(net.device, sent)
 
 
-def _encode(
-    net: Network,
-    about: dict[str, Any],
-    params: Tree,
-    extra: Mapping[str, Tree],
-    neurons: Tensor | None,
-    mask: Tree | None,
-) -> bytes:
-    tensors: dict[str, Tensor] = {}
-    owned: Mapping[str, Tensor] = {}
+Sent = TypeVar("Sent", Upload, Download)
+
+
+def _to(device: torch.device, sent: Sent) -> Sent:
+    """A message with all its tensors on the network's device."""
+    moved: dict[str, Any] = {
+        "params": map_leaves(lambda leaf: leaf.to(device), sent.params),
+        "extra": map_leaves(lambda leaf: leaf.to(device), sent.extra),
+        "neurons": None if sent.neurons is None else sent.neurons.to(device),
+    }
+    if isinstance(sent, Upload) and sent.mask is not None:
+        moved["mask"] = map_leaves(lambda leaf: leaf.to(device), sent.mask)
+    return replace(sent, **moved)
+
+
+def _describe(net: Network, sent: Upload | Download) -> Message:
+    """What a message will consist of: the only place that knows its layout."""
+    neurons, mask = sent.neurons, None
+    if isinstance(sent, Upload):
+        about: dict[str, Any] = {
+            "client": sent.client, "round": sent.round, "samples": sent.samples, "steps": sent.steps,
+            "loss": LOSS.pack(sent.loss).hex(),
+        }  # fmt: skip
+        mask = sent.mask
+    else:
+        about = {"round": sent.round, "phase": sent.phase, "total": sent.total}
+    parts: dict[str, Part] = {}
     if neurons is not None:
-        tensors["neurons"] = _pack(neurons)
-        owned = net.graph.expand(neurons)
+        parts["neurons"] = Part(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
     if mask is not None:
         about["mask"] = {name: list(bits.shape) for name, bits in mask.items()}
-        tensors["mask"] = _pack(torch.cat([bits.flatten() for bits in mask.values()]))
-        owned = mask
+        bits = torch.cat([bits.flatten() for bits in mask.values()])
+        parts["mask"] = Part(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
+    owned, everything = Owned(net, neurons, mask), Owned(net, None, None)
     about["trees"] = {}
-    for key, tree in {"params": params, **extra}.items():
+    for key, tree in {"params": sent.params, **sent.extra}.items():
         if all(value.shape == net.shapes.get(name) for name, value in tree.items()):
-            mine = {} if mask is not None and key != "params" else owned
-            parts = {name: _owned(value, mine.get(name)) for name, value in tree.items()}
-            bits = [name for name, part in parts.items() if part.dtype == torch.bool]
-            about["trees"][key] = {"names": list(tree), "bits": bits}
-            if bits:
-                tensors[f"{key}:bits"] = _pack(torch.cat([parts.pop(name) for name in bits]))
-            if parts:
-                tensors |= _squeeze(key, torch.cat(list(parts.values())))
+            # single weights are owned in the model; what is sent beside it goes whole
+            mine = everything if mask is not None and key != "params" else owned
+            yes_no = {name: value for name, value in tree.items() if value.dtype == torch.bool}
+            about["trees"][key] = {"names": list(tree), "bits": list(yes_no)}
+            if yes_no:
+                make = partial(_pack_owned, mine, yes_no)
+                parts[f"{key}:bits"] = Part(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
+            if len(yes_no) < len(tree):
+                parts |= _squeeze(key, {name: tree[name] for name in tree if name not in yes_no}, mine)
         else:
-            tensors |= {f"{key}/{name}": value.contiguous() for name, value in tree.items()}
-    encoded: bytes = save(tensors, {"about": json.dumps(about, separators=(",", ":"))})
-    return encoded
+            for name, value in tree.items():
+                parts[f"{key}/{name}"] = Part(value.dtype, tuple(value.shape), value.contiguous)
+    return Message(about, parts)
+
+
+class Owned:
+    """Which elements of a tree a client owns: counted from its neurons alone, expanded only when they are taken."""
+
+    def __init__(self, net: Network, neurons: Tensor | None, mask: Tree | None) -> None:
+        self._net, self._neurons, self._mask = net, neurons, mask
+        self._counts: dict[str, int] = {}
+        if mask is not None:
+            for name, bits in mask.items():
+                self._counts[name] = int(bits.expand(net.shapes[name]).count_nonzero())
+        elif neurons is not None:
+            self._counts = net.graph.count(neurons, net.shapes)
+
+    def count(self, tree: Mapping[str, Tensor]) -> int:
+        """How many elements of the tree are owned."""
+        total = 0
+        for name, value in tree.items():
+            total += self._counts.get(name, value.numel())
+        return total
+
+    def take(self, tree: Mapping[str, Tensor]) -> Tensor:
+        """The owned elements as one flat vector, in the tree's order."""
+        masks = self._mask or ({} if self._neurons is None else self._net.graph.expand(self._neurons))
+        return torch.cat([_owned(value, masks.get(name)) for name, value in tree.items()])
 
 
 def _decode(
@@ -165,14 +279,30 @@ def _unflatten(
     return tree
 
 
-def _squeeze(key: str, values: Tensor) -> dict[str, Tensor]:
-    """The values, or only those that are not zero when that is shorter."""
+def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned) -> dict[str, Part]:
+    """The owned values, or only those that are not zero when that is shorter."""
+    count = owned.count(tree)
+    values = torch.cat([value.flatten() for value in tree.values()])
     size = values.element_size()
-    present = values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[size]) != 0  # −0 is not zero
-    saved = int((~present).sum()) * size - (values.numel() + 7) // 8
-    if saved <= SPARSE_HEADER:
-        return {key: values}
-    return {key: values[present], f"{key}:where": _pack(present)}
+    # no more zeros can be owned than there are, so most trees need no second look
+    if (values.numel() - int(_bit_pattern(values).count_nonzero())) * size - (
+        count + 7
+    ) // 8 <= SPARSE_HEADER:
+        return {key: Part(values.dtype, (count,), partial(owned.take, tree))}
+    values = owned.take(tree)
+    present = _bit_pattern(values) != 0
+    filled = int(present.count_nonzero())
+    if (count - filled) * size - (count + 7) // 8 <= SPARSE_HEADER:
+        return {key: Part(values.dtype, (count,), lambda: values)}
+    return {
+        key: Part(values.dtype, (filled,), lambda: values[present]),
+        f"{key}:where": Part(torch.uint8, (-(-count // 8),), partial(_pack, present)),
+    }
+
+
+def _bit_pattern(values: Tensor) -> Tensor:
+    """The values' bits as whole numbers: of a zero they are 0, of −0 they are not."""
+    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
 
 
 def _stretch(tensors: dict[str, Tensor], key: str, count: int) -> Tensor:
@@ -212,6 +342,10 @@ def _number(about: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadMessage(f"{key} must be a whole number, got {value!r:.40}")
     return value
+
+
+def _pack_owned(owned: Owned, tree: Mapping[str, Tensor]) -> Tensor:
+    return _pack(owned.take(tree))
 
 
 def _pack(bits: Tensor) -> Tensor:

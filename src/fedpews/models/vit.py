@@ -13,7 +13,7 @@ class ViT(nn.Module):
     """A small vision transformer: patches, pre-norm attention blocks, the mean of all patches classified.
 
     Its neurons are the hidden units of the feed-forward layers. What travels along the residual stream is
-    shared by all clients, because LayerNorm and the attention heads mix it.
+    shared by all clients, because LayerNorm mixes it, and so are the attention heads.
 
     Args:
         patch: side of a patch; it must divide the image's size.
@@ -45,6 +45,7 @@ class ViT(nn.Module):
             raise ValueError(f"depth and hidden must be above 0; got {depth} and {hidden}")
         self.embed = nn.Conv2d(channels, width, patch, stride=patch)
         self.position = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2, width))
+        self.unmasked = tuple(f"blocks.{i}.attention" for i in range(depth))
         self.blocks = nn.Sequential(*(Block(width, heads, hidden) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.classifier = nn.Linear(width, classes)

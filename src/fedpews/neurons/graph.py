@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ class Axis:
     reads: bool
     rank: int
     _run: int | None = field(init=False, repr=False)
+    _indices: dict[torch.device, Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         first = int(self.neurons[0]) if len(self.neurons) else -1
@@ -35,14 +38,29 @@ class Axis:
         object.__setattr__(self, "_run", first if is_run else None)
 
     def pick(self, values: Tensor) -> Tensor:
-        """The value, out of (h,), of each position's neuron; one where there is none."""
+        """The value, out of (..., h), of each position's neuron; one where there is none."""
         if self._run is not None:
-            return values.narrow(0, self._run, len(self.neurons))  # as good as an index, and much faster
-        return torch.cat([values, values.new_ones(1)])[self.neurons]  # −1 is the one at the end
+            return values.narrow(-1, self._run, len(self.neurons))  # as good as an index, and much faster
+        ones = values.new_ones(*values.shape[:-1], 1)
+        return torch.cat([values, ones], -1)[..., self._index(values.device)]  # −1 is the one at the end
 
     def spread(self, values: Tensor) -> Tensor:
         """The same, shaped to broadcast along this axis of the tensor."""
-        return self.pick(values).view([-1 if dim == self.dim else 1 for dim in range(self.rank)])
+        shape = [1] * self.rank
+        shape[self.dim] = len(self.neurons)
+        return self.pick(values).view(*values.shape[:-1], *shape)
+
+    def _index(self, device: torch.device) -> Tensor:
+        """``neurons`` where the values are: copied there once, since a copy in every step would hold a GPU up."""
+        if device not in self._indices:
+            self._indices[device] = self.neurons.to(device)
+        return self._indices[device]
+
+    def count(self, neurons: Tensor, below: Sequence[int]) -> int:
+        """How many positions are kept; ``below[k]`` is how many of the first k neurons are."""
+        if self._run is not None:
+            return below[self._run + len(self.neurons)] - below[self._run]
+        return int(self.pick(neurons).count_nonzero())
 
     def kept(self, neurons: Tensor) -> Tensor:
         """The positions whose neuron is open, or that have none."""
@@ -55,7 +73,9 @@ class NeuronGraph:
 
     ``layers`` are in forward order. ``axes`` is keyed as in ``named_parameters`` and ``named_buffers``; a name
     it lacks belongs to no neuron. ``norms`` has the neuron of each channel of every norm on the way, by module
-    name, because a norm without parameters has to be resized too when the network is cut.
+    name, because a norm without parameters has to be resized too when the network is cut. ``weights`` counts the
+    elements of every parameter. ``left_whole`` are the layers that belong to no neuron, so to every client, and why;
+    ``uncut`` those that can be masked but not cut out, because the model's code has their sizes written into it.
 
     >>> from fedpews.neurons import trace
     >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
@@ -68,8 +88,26 @@ class NeuronGraph:
     layers: tuple[Layer, ...]
     axes: Mapping[str, tuple[Axis, ...]]
     norms: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+    left_whole: Mapping[str, str] = field(default_factory=dict)
+    uncut: frozenset[str] = frozenset()
 
     @property
+    def masked_share(self) -> float:
+        """The part of the model's weights that belong to some neuron, so that a client may not have them.
+
+        >>> from fedpews.neurons import trace
+        >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
+        >>> graph.masked_share  # 9 + 3 of 9 + 4: all but the last bias
+        0.9230769230769231
+        """
+        shared = 0.0
+        for name, count in self.weights.items():
+            kept = [float((axis.neurons < 0).float().mean()) for axis in self.axes.get(name, ())]
+            shared += count * math.prod(kept)
+        return 1 - shared / max(1, sum(self.weights.values()))
+
+    @cached_property
     def size(self) -> int:
         """The number of hidden neurons, h."""
         return sum(layer.size for layer in self.layers)
@@ -93,17 +131,17 @@ class NeuronGraph:
         """Multiply what a layer is fed by the gates of the neurons it reads; ``weight`` names the layer's weight."""
         for axis in self.axes.get(weight, ()):
             if axis.reads:
-                channels = inputs.dim() - 1 if axis.rank == 2 else 1  # last for linear layers, else second
-                inputs = inputs * axis.pick(gates).view(
-                    [-1 if d == channels else 1 for d in range(inputs.dim())]
-                )
+                shape = [1] * inputs.dim()
+                shape[-1 if axis.rank == 2 else 1] = -1  # channels are last for linear layers, else second
+                inputs = inputs * axis.pick(gates).view(shape)
         return inputs
 
     def expand(self, neurons: Tensor) -> Tree:
         """The parameter mask: an element is kept iff the neurons on all its sides are.
 
-        ``neurons`` is (h,), boolean or 0/1 numbers; the masks have its dtype. Each broadcasts against its
-        parameter; only names that belong to some neuron appear.
+        ``neurons`` is (..., h), boolean or 0/1 numbers; the masks have its dtype and its leading dimensions (one for
+        each of several clients, say). Each broadcasts against its parameter; only names that belong to some neuron
+        appear.
         """
         masks: Tree = {}
         for name, (first, *others) in self.axes.items():
@@ -112,6 +150,25 @@ class NeuronGraph:
                 mask = mask * axis.spread(neurons)
             masks[name] = mask
         return masks
+
+    def count(self, neurons: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, int]:
+        """How many elements of each tensor ``expand`` would keep, without making the masks.
+
+        >>> from fedpews.neurons import trace
+        >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
+        >>> graph.count(torch.tensor([True, False, True]), {"0.weight": torch.Size([3, 2])})
+        {'0.weight': 4}
+        """
+        kept = neurons.cpu().bool()
+        below = [0, *kept.cumsum(0).tolist()]  # how many of the first k neurons are kept
+        counts = {}
+        for name, axes in self.axes.items():
+            if name in shapes:
+                sizes = list(shapes[name])
+                for axis in axes:
+                    sizes[axis.dim] = axis.count(kept, below)
+                counts[name] = math.prod(sizes)
+        return counts
 
     def slice(self, params: Mapping[str, Tensor], neurons: Tensor) -> Tree:
         """The tensors of the physically smaller network that has only the open ``neurons``; (h,) boolean."""
@@ -128,6 +185,32 @@ class NeuronGraph:
         return {
             name: _put(value, sliced[name], self.axes.get(name, ()), neurons) for name, value in full.items()
         }
+
+    def without(self, layers: Mapping[str, str]) -> NeuronGraph:
+        """The graph in which these layers (by name, with the reason) are whole."""
+        numbers = torch.full((self.size + 1,), -1)  # the last is that of no neuron
+        kept: list[Layer] = []
+        for layer in self.layers:
+            if layer.name not in layers:
+                start = sum(before.size for before in kept)
+                numbers[layer.start : layer.start + layer.size] = torch.arange(start, start + layer.size)
+                kept.append(Layer(layer.name, start, layer.size))
+        axes = {
+            name: tuple(
+                Axis(axis.dim, numbers[axis.neurons], axis.reads, axis.rank)
+                for axis in found
+                if bool((numbers[axis.neurons] >= 0).any())
+            )
+            for name, found in self.axes.items()
+        }
+        norms = {name: numbers[neurons] for name, neurons in self.norms.items()}
+        return replace(
+            self,
+            layers=tuple(kept),
+            axes={name: found for name, found in axes.items() if found},
+            norms={name: neurons for name, neurons in norms.items() if bool((neurons >= 0).any())},
+            left_whole={**self.left_whole, **layers},
+        )
 
     @classmethod
     def by_hand(cls, model: nn.Module, hidden: Sequence[Hidden]) -> NeuronGraph:
@@ -180,7 +263,8 @@ def assemble(
         found[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
     ordered = {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in found.items() if axes}
     norms = {name: neurons for (name, _), neurons in channels.items() if is_norm(modules[name])}
-    return NeuronGraph(tuple(layers), ordered, norms)
+    weights = {name: value.numel() for name, value in model.named_parameters()}
+    return NeuronGraph(tuple(layers), ordered, norms, weights)
 
 
 def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], neurons: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
 from fedpews.neurons.channels import is_norm
+from fedpews.neurons.example import outputs_of
+from fedpews.neurons.modules import batch_counters, materialised, total
+from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import is_transformed, tree_map_only
 from fedpews.trees import Tree
 
@@ -70,7 +73,9 @@ class Network:
     """The structure of a model. Its weights are passed in, never held.
 
     ``params`` is always one tree with the trainable parameters and the floating-point buffers (BatchNorm's
-    running statistics). Frozen parameters and integer buffers stay constants of the module.
+    running statistics, and its count of batches where it averages over all of them). Frozen parameters and other
+    integer buffers stay constants of the module; where runs of several seeds share the work, each seed has its own
+    (``at``).
 
     >>> net = Network(nn.Linear(2, 3), torch.zeros(1, 2))
     >>> loss, grads, _ = net.gradients(net.initial(), Batch(torch.ones(4, 2), torch.zeros(4, dtype=torch.long)))
@@ -86,25 +91,49 @@ class Network:
         sample_loss: SampleLoss = cross_entropy,
         graph: NeuronGraph | None = None,
     ) -> None:
-        self._template = copy.deepcopy(module)
+        self._template = module = materialised(copy_module(module), example)
         self._own = threading.local()
         self.sample_loss = sample_loss
         self._given_graph = graph
         self._gates: Tensor | None = None
         self.example = example
+        # where the model and the data live: whatever is made on the way goes there too
+        self.device = example.device
+        self._first: Network | None = None
+        self._seeds: dict[int, Network] = {}
+        counted = batch_counters(module)
         self.trainable = tuple(name for name, value in module.named_parameters() if value.requires_grad)
-        self.buffers = tuple(name for name, value in module.named_buffers() if value.is_floating_point())
-        self._counters = tuple(
-            name for name, value in module.named_buffers() if not value.is_floating_point()
+        self.frozen = tuple(name for name, value in module.named_parameters() if not value.requires_grad)
+        self.buffers = tuple(
+            name for name, value in module.named_buffers() if value.is_floating_point() or name in counted
         )
+        self._counters = tuple(name for name, _ in module.named_buffers() if name not in self.buffers)
         self.names = (*self.trainable, *self.buffers)
         self.shapes = {name: value.shape for name, value in self.initial().items()}
+
+    @classmethod
+    def of_seeds(
+        cls, modules: Mapping[int, nn.Module], example: Tensor, *, graph: NeuronGraph | None = None
+    ) -> Network:
+        """The network of several runs at once: the first seed's, with every seed's own behind ``at``."""
+        nets = {seed: cls(module, example, graph=graph) for seed, module in modules.items()}
+        first = next(iter(nets.values()))
+        for net in nets.values():
+            net._first = None if net is first else first
+        first._seeds = nets
+        return first
+
+    def at(self, seed: int) -> Network:
+        """The same network as this seed's run began with it: its own start and its own frozen parameters."""
+        return self._seeds.get(seed, self)
 
     @cached_property
     def graph(self) -> NeuronGraph:
         """The hidden neurons, found on first use: a method without masks never needs them."""
         if self._given_graph is not None:
             return self._given_graph
+        if self._first is not None:
+            return self._first.graph
         from fedpews.neurons.trace import trace
 
         return trace(self._module(training=False), self.example)
@@ -112,7 +141,7 @@ class Network:
     @cached_property
     def classifier(self) -> str:
         """The name of the layer that makes the outputs: the last one with parameters to run."""
-        module, last = copy.deepcopy(self._template).eval(), [""]
+        module, last = copy_module(self._template).eval(), [""]
         for name, layer in module.named_modules():
             if any(True for _ in layer.parameters(recurse=False)):
                 layer.register_forward_hook(lambda *_, name=name: last.append(name))
@@ -141,26 +170,71 @@ class Network:
         params = self.initial()
         batch = self.example.expand(2, *self.example.shape[1:])
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            first, second = (self._call(params, batch, training=True)[0] for _ in range(2))
-        return not torch.equal(first, second)
+            first, second = (outputs_of(self._call(params, batch, training=True)[0]) for _ in range(2))
+        return not all(map(torch.equal, first, second))
+
+    @cached_property
+    def survives_channels_last(self) -> bool:
+        """Whether the model runs on images laid out channels last, forward and backward.
+
+        A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out.
+        """
+
+        def laid_out(value: Tensor) -> Tensor:
+            return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+        params = {name: laid_out(value) for name, value in self.initial().items()}
+        batch = laid_out(self.example[:1].expand(2, *self.example.shape[1:]))
+        try:
+            with torch.random.fork_rng(devices=[]):
+                differentiate(
+                    lambda trainable: (
+                        total(self._call(params | trainable, batch, training=True)[0]),
+                        None,
+                    ),
+                    trees.pick(params, self.trainable),
+                )
+                with torch.no_grad():
+                    self.predict(params, batch)
+        except RuntimeError:
+            return False
+        return True
 
     def initial(self) -> Tree:
         """A copy of the values the module came with."""
         values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
-        return {name: values[name].detach().clone() for name in self.names}
+        return {
+            name: value.clone() if value.is_floating_point() else value.float()
+            for name, value in ((name, values[name].detach()) for name in self.names)
+        }
+
+    def constants(self) -> Tree:
+        """A copy of the frozen parameters, which no method trains or sends."""
+        values = dict(self._template.named_parameters())
+        return {name: values[name].detach().clone() for name in self.frozen}
 
     def module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """An ordinary module in evaluation mode that holds these values."""
-        module = copy.deepcopy(self._template).eval()
-        module.load_state_dict(dict(params), strict=False)
+        module = copy_module(self._template).eval()
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in params.items():
+                tensors[name].copy_(value)
         return module
 
     def gated(self, gates: Tensor) -> Network:
         """The same network with every hidden neuron's output multiplied by its gate, wherever it is read."""
-        _ = self._fed  # found once, with the graph, then shared by all copies
+        _ = self._fed, self._frozen_readers  # found once, with the graph, then shared by all copies
         gated = copy.copy(self)
         gated._gates = gates
         return gated
+
+    def opened(self, tree: Mapping[str, Tensor]) -> Tree:
+        """The tree with zeros for what belongs to closed neurons."""
+        if self._gates is None:
+            return dict(tree)
+        mask = self.graph.expand(self._gates != 0)
+        return {n: torch.where(mask[n], value, 0.0) if n in mask else value for n, value in tree.items()}
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tree]:
         """The mean training loss and the buffers after this pass."""
@@ -192,16 +266,23 @@ class Network:
         """Outputs in evaluation mode."""
         return self._call(params, x, training=False)[0]
 
-    def features(self, params: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tree]:
-        """What the classifier reads of each sample, the outputs and the buffers, of one training pass.
+    def evaluate(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs in evaluation mode, and each sample's loss."""
+        outputs, _ = self._call(params, x, training=False)
+        return outputs, self.sample_loss(outputs, y)
+
+    def features(
+        self, params: Mapping[str, Tensor], x: Tensor, *, training: bool = True
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """What the classifier reads of each sample, the outputs and the buffers, of one pass.
 
         Of a closed neuron the classifier reads nothing, so its features are zero.
         """
         seen: list[Tensor] = []
-        layer = self._module(training=True).get_submodule(self.classifier)
+        layer = self._module(training=training).get_submodule(self.classifier)
         hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            outputs, buffers = self._call(params, x, training=True)
+            outputs, buffers = self._call(params, x, training=training)
         finally:
             hook.remove()
         features = seen[-1]
@@ -217,31 +298,16 @@ class Network:
         return int(counter.get_total_flops())
 
     @cached_property
-    def takes_channels_last(self) -> bool:
-        """Whether images may have their channels last in memory; ``x.view(-1, 400)`` after convolutions forbids it."""
-        if self.example.dim() != 4:
-            return False
-
-        def lay_out(value: Tensor) -> Tensor:
-            return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
-
-        x = self.example[:1].expand(2, *self.example.shape[1:])
-        try:
-            with torch.no_grad():
-                self.predict(trees.map_tree(lay_out, self.initial()), lay_out(x))
-        except RuntimeError:
-            return False
-        return True
-
-    @cached_property
     def can_be_cut(self) -> bool:
         """Whether the module runs with the tensors of a smaller network, and computes what gates would.
 
         A model that reshapes to fixed sizes, or has a LayerNorm, does not: so we try it out.
         """
+        if self.graph.uncut:
+            return False
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
-        neurons = torch.zeros(self.graph.size, dtype=torch.bool)
+        neurons = torch.zeros(self.graph.size, dtype=torch.bool, device=self.device)
         for layer in self.graph.layers:  # every other one, and never none
             neurons[layer.start : layer.start + layer.size : 2] = True
         params = self.initial()
@@ -272,31 +338,51 @@ class Network:
         x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
         trial = copy.copy(self)
         trial._gates = torch.rand(self.graph.size, generator=generator).to(self.example.device) + 0.5
-        outputs = []
-        with torch.no_grad():
-            for trial.__dict__["_fed"] in ({}, fed):
-                outputs.append(trial.predict(self.initial(), x))
-        at_weights, at_inputs = outputs
-        return fed if torch.allclose(at_weights, at_inputs, rtol=1e-3, atol=1e-5) else {}
+
+        def outputs(gated_at: dict[str, str], training: bool) -> list[Tensor]:
+            trial.__dict__["_fed"] = gated_at
+            # in training a norm over two samples would blow up the rounding of single precision
+            params = {name: value.double() if training else value for name, value in self.initial().items()}
+            batch = x.double() if training and x.is_floating_point() else x
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return outputs_of(trial._call(params, batch, training=training)[0])
+
+        for training in (False, True):
+            try:
+                at_weights = outputs({}, training)
+            except RuntimeError:  # insists on single precision, or on more than two samples
+                continue
+            try:
+                at_inputs = outputs(fed, training)
+            except (RuntimeError, IndexError):  # a layer that is called in a way of its own
+                return {}
+            pairs = zip(at_weights, at_inputs, strict=True)
+            if not all(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in pairs):
+                return {}
+        return fed
+
+    @cached_property
+    def _frozen_readers(self) -> tuple[str, ...]:
+        """The parameters that read neurons without being trained."""
+        axes = self.graph.axes
+        return tuple(name for name in self.frozen if any(axis.reads for axis in axes.get(name, ())))
 
     @contextmanager
     def _gating(self, module: nn.Module) -> Iterator[None]:
         """While this lasts, the layers that can be are gated at their inputs."""
 
-        def gate(weight: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-            gates = self._gates
+        def gate(
+            layer: nn.Module, given: tuple[Tensor, ...], *, weight: str, gates: Tensor | None = self._gates
+        ) -> tuple[Tensor, ...]:
             assert gates is not None
-            return lambda _, given: (self.graph.gate_inputs(weight, given[0], gates), *given[1:])
+            return (self.graph.gate_inputs(weight, given[0], gates), *given[1:])
 
-        hooks = [
-            module.get_submodule(name).register_forward_pre_hook(gate(weight))
-            for name, weight in self._fed.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, weight in self._fed.items():
+                hook = module.get_submodule(name).register_forward_pre_hook(partial(gate, weight=weight))
+                hooks.callback(hook.remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _call(self, params: Mapping[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)
@@ -305,7 +391,9 @@ class Network:
         if self._gates is not None:
             gating = self._gating(module)
             fed = self._fed.values()
-            rest = {name: value for name, value in values.items() if name not in fed}
+            # what is frozen is not trained, but of a closed neuron it must read nothing either
+            frozen = {name: module.get_parameter(name).detach() for name in self._frozen_readers}
+            rest = {name: value for name, value in (frozen | values).items() if name not in fed}
             values |= self.graph.gate(rest, self._gates)
         # BatchNorm writes its statistics and its counter in place: let it write into copies, so the call stays pure
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
@@ -316,11 +404,22 @@ class Network:
             )
         return outputs, buffers
 
+    @cached_property
+    def least_batch(self) -> int:
+        """How many samples a training pass needs: two where BatchNorm sees one value of each channel a sample."""
+        params = self.initial()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self._call(params, self.example[:1], training=True)
+        except ValueError:
+            return 2
+        return 1
+
     def _module(self, *, training: bool) -> nn.Module:
         """This thread's own copy: a functional call swaps the module's tensors while it runs."""
         name = "training" if training else "evaluating"
         module: nn.Module | None = getattr(self._own, name, None)
         if module is None:
-            module = copy.deepcopy(self._template).train(training)
+            module = copy_module(self._template).train(training)
             setattr(self._own, name, module)
         return module

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from fedpews.errors import ConfigError
 from fedpews.neurons.graph import NeuronGraph
 
 
@@ -28,7 +29,13 @@ def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Mo
       (2): Linear(in_features=2, out_features=1, bias=True)
     )
     """
-    memo: dict[int, Any] = {}  # what the deep copy takes instead of copying
+    for layer in graph.layers:
+        if layer.name in graph.uncut and not bool(neurons[layer.start : layer.start + layer.size].all()):
+            raise ConfigError(
+                f"the neurons of layer {layer.name!r} can be masked but not removed: the model's code has their "
+                "number written into it."
+            )
+    memo = _computed(model)  # what the deep copy takes instead of copying
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if name in graph.axes:
             sliced = graph.slice({name: value.detach()}, neurons)[name]
@@ -49,6 +56,21 @@ def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Mo
     return model
 
 
+def copy_module(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a model that keeps computed tensors (old-style weight_norm, pruning)."""
+    return copy.deepcopy(model, _computed(model))
+
+
+def _computed(model: nn.Module) -> dict[int, Any]:
+    """A deep copy's memo with the tensors it would refuse: those that hang on the computation they come from."""
+    return {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
 def _resize(module: nn.Module) -> None:
     """Make a layer's stated sizes agree with its tensors."""
     if isinstance(module, nn.Linear):
@@ -67,3 +89,7 @@ def _resize(module: nn.Module) -> None:
         module.num_parameters = module.weight.shape[0]
     elif isinstance(module, nn.Embedding):
         module.embedding_dim = module.weight.shape[1]
+    elif isinstance(getattr(module, "nf", None), int) and isinstance(
+        weight := getattr(module, "weight", None), Tensor
+    ):
+        vars(module)["nf"] = weight.shape[1]  # Hugging Face's Conv1D, a linear layer the other way round

@@ -1,10 +1,10 @@
-"""Prove on an example that a neuron graph is right: closing neurons must equal removing them."""
+"""Prove on an example that a neuron graph is right: a closed neuron must leave no trace."""
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,120 +12,206 @@ from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.channels import Layer
+from fedpews.neurons.example import arguments, batches, outputs_of, run
 from fedpews.neurons.graph import NeuronGraph
-from fedpews.neurons.slicing import slice_module
-from fedpews.torch_private import tree_leaves
-
-FIXED_SHAPE = re.compile(r"shape '\[.*\]' is invalid for input of size")
-"""What torch says of a view or a reshape whose size stands in the code."""
+from fedpews.neurons.slicing import copy_module, slice_module
+from fedpews.torch_private import tree_map_only
+from fedpews.trees import Tree
 
 BY_HAND = 'NeuronGraph.by_hand(model, [Hidden("layer", read_by=["next.layer"]), ...]).'
 
 
-def verify(model: nn.Module, graph: NeuronGraph, example: Tensor) -> None:
+def verify(model: nn.Module, graph: NeuronGraph, example: Any) -> None:
     """Raise a ConfigError unless closing neurons equals removing them on the example.
 
-    A random half of every layer is closed, then the other half. If the networks differ, layer by layer to find
-    out which one is wrong. Compared on two samples, in double precision and evaluation mode, with all
-    parameters jittered, because a layer that starts at zero would prove nothing.
+    Closed by gates, and closed by hand: what reads a closed neuron set to zero, what makes it up to random numbers.
+    The outputs must agree, in evaluation and in training, because then nothing of a closed neuron has any influence.
+    Compared on a few samples, in double precision, with all parameters jittered, because a layer that starts at
+    zero would prove nothing.
     """
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        model, example, tolerance = _jittered(model, example, generator)
-        half = torch.ones(graph.size, dtype=torch.bool)
+    with torch.random.fork_rng(devices=[]):
+        prove(model, graph, example, strict=True)
+
+
+def prove(model: nn.Module, graph: NeuronGraph, example: Any, *, strict: bool) -> NeuronGraph:
+    """The part of the graph that is right; and which of its layers can be masked, but not physically cut."""
+    trial = _trial(model, example)
+    while graph.layers:
+        found = ""
+
+        def masked(layers: Sequence[Layer], graph: NeuronGraph = graph) -> str:
+            return trial.differ(graph, layers, _masked)
+
+        failed = _guilty(graph.layers, masked)
+        if not failed:
+            break
+        found = masked(failed[:1]) or masked(graph.layers)
+        if strict:
+            names = [part for layer in failed for part in layer.name.split(" + ")]
+            raise ConfigError(
+                f"closing neurons of layer {failed[0].name!r} is not the same as removing them: {found}. "
+                + ways_out(names)
+            )
+        graph = graph.without({layer.name: f"is not independent of the rest ({found})" for layer in failed})
+    uncut: list[Layer] = []
+    for quick in (True, False):  # most are found out in one short pass
+        rest = [layer for layer in graph.layers if layer not in uncut]
+        if trial.differ(graph, rest, _cut):
+            uncut += _guilty(rest, lambda layers, quick=quick: trial.differ(graph, layers, _cut, quick))  # type: ignore[misc]
+    return replace(graph, uncut=frozenset(layer.name for layer in uncut))
+
+
+def _guilty(layers: Sequence[Layer], differ: Callable[[Sequence[Layer]], str]) -> list[Layer]:
+    """The layers that make a difference, by halving; of layers that do so only together, the last."""
+    if not layers or not differ(layers):
+        return []
+    if len(layers) == 1:
+        return list(layers)
+    half = len(layers) // 2
+    found = _guilty(layers[:half], differ) + _guilty(layers[half:], differ)
+    return found or [layers[-1]]
+
+
+Pass = Callable[[Any], list[Tensor]]
+Way = Callable[[nn.Module, NeuronGraph, Tensor], Pass]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A model with random weights near its own, batches for it, and the precision to expect."""
+
+    model: nn.Module
+    modes: tuple[tuple[bool, Any], ...]  # (training, batch)
+    tolerance: float
+    random: bool  # whether a pass in training draws random numbers
+
+    def differ(self, graph: NeuronGraph, layers: Sequence[Layer], way: Way, quick: bool = False) -> str:
+        """What tells closing neurons of these layers by gates from closing them another way; "" if nothing does."""
+        generator = torch.Generator().manual_seed(len(graph.layers))
+        neurons = torch.ones(graph.size, dtype=torch.bool)
         for layer in graph.layers:
-            half[layer.start + torch.randperm(layer.size, generator=generator)[: layer.size // 2]] = False
-
-        def differ(layers: Sequence[Layer], first: bool) -> str:
-            neurons = torch.ones(graph.size, dtype=torch.bool)
-            for layer in layers:
-                part = slice(layer.start, layer.start + layer.size)
-                if layer.size > 1:
-                    neurons[part] = half[part] if first else ~half[part]
-            return _difference(model, graph, example, neurons, tolerance)
-
-        found = differ(graph.layers, True) or differ(graph.layers, False)
-        if not found:
-            return
-        alone = {layer.name: differ([layer], True) or differ([layer], False) for layer in graph.layers}
-    failed = {name: text for name, text in alone.items() if text}
-    failed = failed or {layer.name: found for layer in graph.layers}
-    name, found = next(iter(failed.items()))
-    raise ConfigError(
-        f"closing neurons of layer {name!r} is not the same as removing them: {found}. "
-        + ways_out([part for name in failed for part in name.split(" + ")])
-    )
+            closed = torch.randperm(layer.size, generator=generator) < layer.size // 2
+            if layer in layers:
+                neurons[layer.start : layer.start + layer.size] = closed
+        others = neurons.clone()
+        for layer in layers:
+            others[layer.start : layer.start + layer.size].logical_not_()
+        for chosen in (neurons,) if quick else (neurons, others):
+            gated = _gated(self.model, graph, chosen)
+            try:
+                other = way(self.model, graph, chosen)
+                for training, batch in self.modes[:1] if quick else self.modes:
+                    if way is _cut and training and self.random:
+                        continue  # smaller tensors draw other numbers
+                    self.model.train(training)
+                    if found := _difference(gated(batch), other(batch), self.tolerance):
+                        return found + (" in training" if training else "")
+            except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
+                return f"the smaller network does not run ({first_line(error)})"
+        return ""
 
 
-def _jittered(
-    model: nn.Module, example: Tensor, generator: torch.Generator
-) -> tuple[nn.Module, Tensor, float]:
-    """A copy with random weights near the model's own, a batch for it, and the precision to expect."""
-    model = copy.deepcopy(model).eval()
+def _tensors(model: nn.Module) -> Tree:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: value.detach() for name, value in tensors.items()}
+
+
+def _with(model: nn.Module, tensors: Mapping[str, Tensor], seed: int = 0) -> Pass:
+    """The model's pass with these tensors for its own."""
+    buffers = {name for name, _ in model.named_buffers()}
+
+    def forward(batch: Any) -> list[Tensor]:
+        torch.manual_seed(seed)
+        args, kwargs = arguments(batch)
+        # a norm writes its statistics in place
+        values = {name: value.clone() if name in buffers else value for name, value in tensors.items()}
+        with torch.no_grad():
+            return outputs_of(functional_call(model, values, args, kwargs))
+
+    return forward
+
+
+def _gated(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
+    tensors = _tensors(model)
+    like = next(value for value in tensors.values() if value.is_floating_point())
+    return _with(model, graph.gate(tensors, neurons.to(like)))
+
+
+def _masked(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
+    """By hand: nothing is read from a closed neuron, and what it is made of is something else entirely."""
+    tensors = _tensors(model)
+    for name, axes in graph.axes.items():
+        value = tensors[name]
+        kept = torch.ones([1] * value.dim(), dtype=torch.bool)
+        for axis in axes:
+            if not axis.reads:
+                kept = kept & axis.spread(neurons)
+        value = torch.where(kept, value, 1.5 - 0.5 * value)
+        for axis in axes:
+            if axis.reads:
+                value = value.masked_fill(~axis.spread(neurons), 0)
+        tensors[name] = value
+    return _with(model, tensors)
+
+
+def _cut(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
+    small = slice_module(model, replace(graph, uncut=frozenset()), neurons)
+
+    def forward(batch: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return outputs_of(run(small.train(model.training), batch))
+
+    return forward
+
+
+def _difference(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> str:
+    if len(one) != len(other):
+        return f"there are {len(one)} outputs and {len(other)}"
+    for a, b in zip(one, other, strict=True):
+        if a.shape != b.shape:
+            return f"the output has shape {tuple(a.shape)} and {tuple(b.shape)}"
+        if a.is_floating_point() and a.numel():
+            scale = max(1.0, float(a.abs().nan_to_num(0, 0, 0).max()))
+            if not torch.allclose(a, b, rtol=0.0, atol=tolerance * scale, equal_nan=True):
+                return f"the outputs differ by {float((a - b).abs().max()):.2g}"
+    return ""
+
+
+def _trial(model: nn.Module, example: Any) -> _Trial:
+    """A copy to try things on."""
+    generator = torch.Generator().manual_seed(0)
+    model = copy_module(model).eval()
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.is_floating_point():
             noise = torch.rand(value.shape, generator=generator).to(value)
             value.data = value.data + 0.1 * (noise if name.endswith("running_var") else noise - 0.5)
-    double = copy.deepcopy(model).double()
-    for candidate, batch, tolerance in (
-        (double, example[:2], 1e-7),
-        (double, example, 1e-7),  # the first dimension is not the batch
-        (model, example, 1e-3),  # the model insists on its own precision somewhere
-    ):
+    double = copy_module(model).double()
+    precise = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, example)
+    failure: Exception | None = None
+    for candidate, inputs, tolerance in ((double, precise, 1e-6), (model, example, 1e-3)):
         try:
-            batch = batch.to(
-                torch.float64 if candidate is double and batch.is_floating_point() else batch.dtype
-            )
-            candidate(batch)
-        except Exception as error:  # noqa: BLE001  any failure means: try the next
+            given = batches(candidate, inputs)
+        except Exception as error:  # noqa: BLE001  the model insists on its own precision somewhere
             failure = error
-        else:
-            return candidate, batch, tolerance
+            continue
+        modes = [(False, batch) for batch in given.evaluation]
+        modes += [(True, batch) for batch in given.training]
+        return _Trial(candidate, tuple(modes), tolerance, _is_random(candidate, modes))
+    assert failure is not None
     raise ConfigError(
         f"{type(model).__name__} does not run on the example: {first_line(failure)}."
     ) from failure
 
 
-def _difference(
-    model: nn.Module, graph: NeuronGraph, example: Tensor, neurons: Tensor, tolerance: float
-) -> str:
-    """What tells the gated from the physically smaller network; "" if nothing does."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    gates = neurons.to(next(model.parameters()))
-    gated = tree_leaves(functional_call(model, graph.gate(tensors, gates), (example,)))
-    try:
-        sliced = tree_leaves(slice_module(model, graph, neurons)(example))
-    except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
-        if not FIXED_SHAPE.search(str(error)):
-            return f"the smaller network does not run ({first_line(error)})"
-        # the code names a size itself, x.view(-1, 400), so it cannot be run any smaller; then nothing that belongs to
-        # a closed neuron may have a say, whatever its value
-        scrambled = _scrambled(tensors, graph, neurons)
-        sliced = tree_leaves(functional_call(model, graph.gate(scrambled, gates), (example,)))
-    for one, other in zip(gated, sliced, strict=True):
-        if isinstance(one, Tensor) and one.is_floating_point():
-            if one.shape != other.shape:
-                return f"the output has shape {tuple(one.shape)} and {tuple(other.shape)}"
-            scale = max(1.0, float(one.detach().abs().max())) if one.numel() else 1.0
-            if not torch.allclose(one, other, rtol=0.0, atol=tolerance * scale):
-                return f"the outputs differ by {float((one - other).detach().abs().max()):.2g}"
-    return ""
-
-
-def _scrambled(tensors: Mapping[str, Tensor], graph: NeuronGraph, neurons: Tensor) -> dict[str, Tensor]:
-    """The same tensors, with other values in every element of a closed neuron."""
-    generator = torch.Generator().manual_seed(1)
-    open_ = graph.expand(neurons)
-    return {
-        name: torch.where(
-            open_[name].to(value.device),
-            value,
-            value + torch.rand(value.shape, generator=generator).to(value),
-        )
-        if name in open_
-        else value
-        for name, value in tensors.items()
-    }
+def _is_random(model: nn.Module, modes: Sequence[tuple[bool, Any]]) -> bool:
+    """Whether a pass in training draws random numbers."""
+    training, batch = modes[-1]
+    if not training:
+        return False
+    model.train()
+    one, other = (_with(model, _tensors(model), seed)(batch) for seed in (0, 1))
+    return bool(_difference(one, other, 0.0))
 
 
 def ways_out(names: Sequence[str]) -> str:

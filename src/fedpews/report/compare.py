@@ -1,62 +1,23 @@
-"""Runs side by side: who reaches the target first, who ends higher, and what it costs."""
+"""Runs side by side: who ends higher, who reaches the target first, and what it costs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpews.errors import ConfigError
-from fedpews.results import layout
-from fedpews.results.records import Record, read_rounds, rounds_to_target, summarize
+from fedpews.report.runs import Run, find_runs
+from fedpews.results.records import evaluated, rounds_to_target
+from fedpews.results.statistics import (
+    ENOUGH_SEEDS,
+    Difference,
+    holm,
+    paired_difference,
+    paired_gains,
+    restricted_rounds,
+)
 
-
-@dataclass(frozen=True)
-class Run:
-    """A run read back from its folder, finished or not."""
-
-    label: str
-    path: Path
-    records: list[Record]
-    summary: dict[str, Any]
-
-
-def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, or one level below them."""
-    found: list[Path] = []
-    for folder in folders:
-        inside = (
-            [folder]
-            if (folder / layout.ROUNDS).exists()
-            else sorted(p.parent for p in folder.glob("*/rounds.jsonl"))
-        )
-        if not inside:
-            raise ConfigError(f"{folder} holds no run: there is no rounds.jsonl in it or one level below")
-        found += inside
-    runs = [_read(path) for path in found]
-    labels = [run.label for run in runs]
-    return [
-        run
-        if labels.count(run.label) == 1
-        else Run(f"{run.label} ({run.path.name})", run.path, run.records, run.summary)
-        for run in runs
-    ]
-
-
-def _read(path: Path) -> Run:
-    import tomllib
-
-    records = read_rounds(path)
-    if not records:
-        raise ConfigError(f"{path}: the run has not finished its first round")
-    config = tomllib.loads((path / layout.CONFIG).read_text())
-    file = path / layout.SUMMARY
-    done = json.loads(file.read_text()) if file.exists() else None
-    summary = done or summarize(records, config["method"]["name"], config["target_accuracy"])
-    return Run(summary["method"], path, records, summary)
-
+__all__ = ["COLUMNS", "Comparison", "Run", "compare", "find_runs", "remarks", "table", "verdicts"]
 
 COLUMNS = ("method", "final %", "rounds", "seeds", "MB up", "MB down", "min")
 
@@ -65,9 +26,9 @@ def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """One row of text per run, in the order of ``COLUMNS``."""
     return [
         (
-            run.label,
-            _spread(run.summary["final_accuracy"], 100, 2),
-            _spread(run.summary["rounds_to_target"], 1, 1) or "not all",
+            run.label if run.finished else f"{run.label} (round {run.rounds} of {run.planned})",
+            spread(run.summary["final_accuracy"], 100, 2),
+            spread(run.summary["rounds_to_target"], 1, 1) or "not all",
             f"{run.summary['rounds_to_target']['reached']}/{len(run.summary['seeds'])}",
             f"{run.summary['totals']['bytes_up'] / 1e6:.1f}",
             f"{run.summary['totals']['bytes_down'] / 1e6:.1f}",
@@ -77,43 +38,146 @@ def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     ]
 
 
-def _spread(value: dict[str, Any], scale: float, digits: int) -> str:
+def spread(value: dict[str, Any], scale: float, digits: int) -> str:
+    """Mean ± standard deviation; a single seed has no deviation.
+
+    >>> spread({"mean": 0.5, "std": None, "by_seed": [0.5]}, 100, 1)
+    '50.0'
+    """
     if value["mean"] is None:
         return ""
-    return f"{scale * value['mean']:.{digits}f} ± {scale * value['std']:.{digits}f}"
+    mean = f"{scale * value['mean']:.{digits}f}"
+    # runs of older versions wrote 0 where there was one seed
+    alone = value["std"] is None or len(value["by_seed"]) < 2
+    return mean if alone else f"{mean} ± {scale * value['std']:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One run against another, paired by seed, at the last round that both have."""
+
+    other: Run
+    base: Run
+    round: int
+    final: Difference  # in points of accuracy
+    gains: dict[int, float]  # of every seed, in points
+    reach: Difference  # in rounds saved until the target; a seed that never arrives counts as all rounds
+    arrived: tuple[int, int]  # seeds of the other and of the base that reach the target
+    adjusted: float  # p of the final accuracy, corrected for the number of comparisons (Holm)
+    obstacle: str = ""  # why they cannot be compared; then the numbers say nothing
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the numbers say, in words that follow from the intervals."""
+        other, base = self.other.label, self.base.label
+        if self.obstacle:
+            return [f"{other} and {base} are not compared: {self.obstacle}."]
+        early = (
+            ""
+            if self.round == self.other.planned == self.base.planned
+            else f" at round {self.round}, the last both have"
+        )
+        final, seeds = self.final, f"over {self.final.seeds} paired seeds"
+        if final.outcome == "not enough runs":
+            only = "one seed" if final.seeds == 1 else f"{final.seeds} seeds"
+            way = "higher" if final.mean > 0 else "lower"
+            moved = (
+                "the same accuracy" if final.mean == 0 else f"{abs(final.mean):.2f} points {way} than {base}"
+            )
+            told = [
+                f"Not enough runs to say which is better: with {only}, {other} ends at {moved}{early}; "
+                f"{ENOUGH_SEEDS} seeds are needed."
+            ]
+            return told + self._arrivals()
+        if final.outcome == "no difference":
+            words = final.describe(2, " points")
+            return [
+                f"{other} and {base} cannot be told apart{early}: {words} (95 % interval {seeds}).",
+                *self._arrivals(),
+            ]
+        by = final.describe(2, " points").partition(" by ")[2]
+        told = [
+            f"{other} ends {final.outcome} than {base} by {by} of accuracy{early} (95 % interval {seeds})."
+        ]
+        return told + self._arrivals()
+
+    def _arrivals(self) -> list[str]:
+        target, seeds = f"{100 * self.other.target:g} %", self.final.seeds
+        if self.other.target != self.base.target:
+            return ["Their targets differ, so rounds to the target are not compared."]
+        mine, its = self.arrived
+        if not mine and not its:
+            return [f"Neither reaches {target} within {self.round} rounds."]
+        told = f"{self.other.label} reaches {target} in {mine} of {seeds} seeds, {self.base.label} in {its}"
+        saved = self.reach
+        if saved.outcome in ("better", "worse"):
+            by = saved.describe(0, " rounds").partition(" by ")[2]
+            by = "1 round" if by == "1 rounds" else by
+            told += f"; it is {'sooner' if saved.outcome == 'better' else 'later'} by {by}"
+            if min(mine, its) < seeds:
+                told += f", a seed that never arrives counted as {self.round}"
+        elif saved.outcome == "no difference":
+            told += f"; there is {saved.describe(0, ' rounds')}"
+        return [told + "."]
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    """Every later run against the first."""
+    found = [_compare(other, runs[0]) for other in runs[1:]]
+    adjusted = iter(holm([one.final.p for one in found if not one.obstacle]))
+    return [one if one.obstacle else replace(one, adjusted=next(adjusted)) for one in found]
+
+
+def _compare(other: Run, base: Run) -> Comparison:
+    last = min(other.rounds, base.rounds)
+    finals, reached = [], []
+    for run in (other, base):
+        seen = {seed: evaluated(rows[:last]) for seed, rows in run.by_seed.items()}
+        finals.append({seed: 100 * rows[-1]["accuracy"] for seed, rows in seen.items() if rows})
+        reached.append(
+            {seed: rounds_to_target(rows[:last], run.target) for seed, rows in run.by_seed.items()}
+        )
+    seeds = sorted(finals[0].keys() & finals[1].keys())
+    mine, its = (restricted_rounds({seed: found[seed] for seed in seeds}, last) for found in reached)
+    return Comparison(
+        other,
+        base,
+        last,
+        paired_difference(finals[0], finals[1]),
+        dict(zip(seeds, paired_gains(finals[0], finals[1]), strict=True)),
+        paired_difference(mine, its, higher_is_better=False),
+        (
+            sum(reached[0][seed] is not None for seed in seeds),
+            sum(reached[1][seed] is not None for seed in seeds),
+        ),
+        1.0,
+        _obstacle(other, base, seeds),
+    )
+
+
+def _obstacle(other: Run, base: Run, seeds: Sequence[int]) -> str:
+    if not other.same_data(base):
+        names = [run.config["data"].get("name", "") for run in (other, base)]
+        return "they were trained on different data" + (
+            f" ({' and '.join(names)})" if len(set(names)) > 1 else ""
+        )
+    return "" if seeds else "they have no seed in common"
+
+
+def remarks(runs: Sequence[Run]) -> list[str]:
+    """What somebody who reads the table has to know first: unfinished runs, other data, other targets."""
+    told = [
+        f"{run.label} is not finished: round {run.rounds} of {run.planned}."
+        for run in runs
+        if not run.finished
+    ]
+    if not all(run.same_data(runs[0]) for run in runs):
+        told.append("These runs were trained on different data; their numbers do not measure the same thing.")
+    if len({run.target for run in runs}) > 1:
+        told.append("Targets differ: each run's rounds are those to its own.")
+    return told
 
 
 def verdicts(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each later run against the first, paired by seed: seeds differ far more than methods."""
-    base, sentences = runs[0], []
-    for other in runs[1:]:
-        seeds = sorted(set(base.summary["seeds"]) & set(other.summary["seeds"]))
-        target = base.summary["target_accuracy"]
-        if not seeds or target != other.summary["target_accuracy"]:
-            sentences.append(
-                f"{other.label} and {base.label} share no seed or target, so they cannot be paired."
-            )
-            continue
-        faster = [_reach(other, seed, target) < _reach(base, seed, target) for seed in seeds]
-        tied = [_reach(other, seed, target) == _reach(base, seed, target) for seed in seeds]
-        higher = [_final(other, seed) > _final(base, seed) for seed in seeds]
-        ties = f" ({sum(tied)} tied)" if any(tied) else ""
-        sentences.append(
-            f"{other.label} reaches {100 * target:g} % before {base.label} in {sum(faster)} of {len(seeds)} "
-            f"seeds{ties} and ends higher in {sum(higher)} of {len(seeds)}."
-        )
-    return sentences
-
-
-def _of_seed(run: Run, seed: int) -> list[Record]:
-    return [record for record in run.records if record["seed"] == seed]
-
-
-def _reach(run: Run, seed: int, target: float) -> float:
-    reached = rounds_to_target(_of_seed(run, seed), target)
-    return float("inf") if reached is None else reached
-
-
-def _final(run: Run, seed: int) -> float:
-    final: float = _of_seed(run, seed)[-1]["accuracy"]
-    return final
+    """A sentence or two for each later run against the first, paired by seed: seeds differ far more than methods."""
+    return [" ".join(one.sentences) for one in compare(runs)]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedpews.report.colors import colors
 from fedpews.results.records import Record, Rounds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LABELS = {
     "accuracy": "test accuracy of the global model (%)",
@@ -19,26 +17,6 @@ LABELS = {
     "train_loss": "mean training loss of the clients",
 }
 PERCENT = ("accuracy", "client_accuracy")
-
-
-def draw_curves(
-    runs: Mapping[str, Sequence[Record]], target: float | None = None, path: str | Path | None = None
-) -> Figure:
-    """The figure people look at first. A dotted line ends each warmup; the dashed one is the target."""
-    figure = new_figure(7, 4.2)
-    axes = figure.subplots()
-    plot_curves(axes, runs, target=target)
-    axes.legend(loc="lower right")
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure with no window and no global state, unlike pyplot's."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def plot_curves(
@@ -49,14 +27,20 @@ def plot_curves(
     target: float | None = None,
     smooth: int = 1,
 ) -> None:
-    """One line per run on given axes; ``smooth`` is the window of a running mean over rounds."""
-    for index, (label, records) in enumerate(runs.items()):
+    """One line per run on given axes, the mean over seeds with its standard deviation.
+
+    A dotted line ends each warmup, the dashed one is the target; ``smooth`` is the window of a running mean.
+    """
+    tints = colors(list(runs))
+    for label, records in runs.items():
         rounds, mean, spread = curve(records, key, client)
         mean, spread = _smooth(mean, smooth), _smooth(spread, smooth)
-        color = f"C{index}"
-        axes.plot(rounds, mean, color=color, label=label, linewidth=1.4)
-        low = [m - s for m, s in zip(mean, spread, strict=True)]
-        high = [m + s for m, s in zip(mean, spread, strict=True)]
+        color = tints[label].light
+        axes.plot(rounds, mean, color=color, label=plain(label), linewidth=1.4)
+        # no accuracy is below 0 or above 100 %, whatever a standard deviation says
+        floor, ceiling = (0.0, 100.0) if key in PERCENT else (-math.inf, math.inf)
+        low = [max(floor, m - s) for m, s in zip(mean, spread, strict=True)]
+        high = [min(ceiling, m + s) for m, s in zip(mean, spread, strict=True)]
         axes.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)
         warmup = [record["round"] for record in records if record["phase"] == "warmup"]
         if warmup:
@@ -67,28 +51,61 @@ def plot_curves(
 
 
 def plot_over_time(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
-    """Accuracy against seconds, the first seed of each run."""
-    for index, (label, records) in enumerate(runs.items()):
-        run = Rounds(records).of_seed(Rounds(records).seeds[0])
-        seconds = list(accumulate(record["seconds"] for record in run))
-        axes.plot(seconds, [100 * r["accuracy"] for r in run], color=f"C{index}", label=label, linewidth=1.4)
+    """Accuracy against seconds, both means over seeds."""
+    _plot_over(axes, runs, lambda record: float(record["seconds"]))
     axes.set(xlabel="seconds", ylabel=LABELS["accuracy"])
+
+
+def plot_over_bytes(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
+    """Accuracy against what was sent and received so far, both means over seeds."""
+    _plot_over(axes, runs, lambda record: (record["bytes_up"] + record["bytes_down"]) / 1e6)
+    axes.set(xlabel="MB sent and received", ylabel=LABELS["accuracy"])
+
+
+def _plot_over(axes: Any, runs: Mapping[str, Sequence[Record]], cost: Callable[[Record], float]) -> None:
+    tints = colors(list(runs))
+    for label, records in runs.items():
+        seeds = [Rounds(records).of_seed(seed) for seed in Rounds(records).seeds]
+        so_far = zip(*(accumulate(map(cost, run)) for run in seeds), strict=False)
+        costs = [fmean(column) for column in so_far]
+        # rounds count from 1; those that were not evaluated cost something and show nothing
+        rounds, accuracy, _ = curve(records)
+        axes.plot(
+            [costs[round - 1] for round in rounds],
+            accuracy,
+            color=tints[label].light,
+            label=plain(label),
+            linewidth=1.4,
+        )
 
 
 def curve(
     records: Sequence[Record], key: str = "accuracy", client: int | None = None
 ) -> tuple[list[int], list[float], list[float]]:
-    """Rounds, mean over seeds and standard deviation; accuracies in percent; only rounds that every seed has."""
+    """Rounds, mean over seeds and standard deviation; accuracies in percent.
+
+    Only rounds that every seed has, and in which the key was measured.
+    """
     factor = 100 if key in PERCENT else 1
 
     def value(record: Record) -> float:
         found = record[key] if client is None else record[key][client]
         return factor * float(found)
 
-    runs = [Rounds(records).of_seed(seed) for seed in Rounds(records).seeds]
+    measured = Rounds([record for record in records if key in record])
+    runs = [measured.of_seed(seed) for seed in measured.seeds]
     columns = list(zip(*[[value(record) for record in run] for run in runs], strict=False))
     rounds = [record["round"] for record in runs[0]][: len(columns)] if runs else []
     return rounds, [fmean(column) for column in columns], [pstdev(column) for column in columns]
+
+
+def plain(text: str) -> str:
+    """A label as it is: to matplotlib, two dollar signs hold a formula.
+
+    >>> plain("$5 or $6")
+    '\\\\$5 or \\\\$6'
+    """
+    return text.replace("$", r"\$")
 
 
 def _smooth(values: list[float], window: int) -> list[float]:

@@ -19,7 +19,14 @@ def plot_heatmap(
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     shown = [[value if math.isfinite(value) else math.nan for value in row] for row in values]
     axes.set_facecolor("0.85")
-    axes.imshow(shown, cmap="viridis", vmin=low, vmax=high if high > low else low + 1, aspect="auto")
+    axes.imshow(
+        shown,
+        cmap="viridis",
+        vmin=low,
+        vmax=high if high > low else low + 1,
+        aspect="auto",
+        interpolation="none",
+    )
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             if math.isfinite(value):

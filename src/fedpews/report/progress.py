@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedpews.results.records import Record
+from fedpews.results.records import Record, evaluated
 
 
 class ProgressBar:
@@ -24,6 +24,7 @@ class ProgressBar:
 
     def __init__(self, label: str, console: Console, quiet: bool) -> None:
         self._label = label
+        self._accuracy = ""  # of the last round that was evaluated
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -33,7 +34,7 @@ class ProgressBar:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
-            disable=quiet or not console.is_terminal,
+            disable=quiet or not (console.is_terminal or console.is_jupyter),
         )
 
     def __enter__(self) -> Self:
@@ -49,7 +50,8 @@ class ProgressBar:
         self._task = self._bar.add_task(self._label, total=rounds, completed=done, status="")
 
     def round(self, records: Sequence[Record]) -> None:
-        accuracy = sum(record["accuracy"] for record in records) / len(records)
-        phase = records[0]["phase"]
-        status = f"{phase:6} accuracy {100 * accuracy:5.1f} %"
+        seen = evaluated(records)
+        if seen:
+            self._accuracy = f"accuracy {100 * sum(record['accuracy'] for record in seen) / len(seen):5.1f} %"
+        status = f"{records[0]['phase']:6} {self._accuracy}"
         self._bar.update(self._task, completed=records[0]["round"], status=status)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.report.curves import new_figure
+from fedpews.report.style import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +48,8 @@ def plot_split(
     clients, classes = len(rows), len(rows[0])
     box = axes.get_window_extent()
     points = 72 / axes.figure.dpi
-    cell = min(
-        16, points * box.width / clients, points * box.height / classes
-    )  # a dot at most fills its cell
+    # a dot at most fills its cell
+    cell = min(16, points * box.width / clients, points * box.height / classes)
     dots = [
         (i, k, max(0.5, (0.9 * cell) ** 2 * n / most))
         for i, row in enumerate(rows)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
+NEURONS = "neurons.jsonl"
+"""Who owned which neurons, a line per seed and round."""
+FEDERATION = "federation.json"
+"""Who takes part, what each holds, and the layers that masks cover."""
 REPORT = "report.html"
 LOCK = ".lock"
 
@@ -35,9 +40,30 @@ ACTIVATIONS = "activations.jsonl"
 """Of a study of activations: what each neuron did for each client's data, a line per seed and round."""
 
 
+def legal_name(text: str) -> str:
+    """A folder's name that every system takes: Windows refuses more than others, and tells no capitals from small.
+
+    >>> legal_name("my/methods.py:Own+pews"), legal_name("nul"), legal_name("fedavg+pews")
+    ('my-methods.py-Own+pews', '_nul', 'fedavg+pews')
+    """
+    name = re.sub(r'[<>:"/\\|?*\x00-\x1f]', "-", text).rstrip(". ")
+    is_reserved = re.fullmatch(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name) is not None
+    return f"_{name}" if is_reserved or not name else name
+
+
 def model_file(seed: int) -> str:
     """The global model of a seed."""
     return f"model-{seed}.safetensors"
+
+
+def best_file(seed: int) -> str:
+    """The best global model of a seed, of a run that keeps it."""
+    return f"best-{seed}.safetensors"
+
+
+def finetuned_file(seed: int) -> str:
+    """Every client's model of a seed after fine-tuning, its tensors named client-0/…"""
+    return f"finetuned-{seed}.safetensors"
 
 
 def masks_file(seed: int) -> str:

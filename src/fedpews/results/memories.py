@@ -10,9 +10,11 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Protocol
 from weakref import finalize
 
-from fedpews.results.nests import leaves, read_nest, write_nest
+from fedpews.results.nests import nest_bytes, read_nest, write_nest
 
 if TYPE_CHECKING:
+    import torch
+
     from fedpews.trees import Nest
 
 HELD_BYTES = 64 * 2**20
@@ -41,8 +43,8 @@ class MemoryStore:
     for RAM goes to a temporary one.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, device: torch.device | str = "cpu") -> None:
+        self._folder, self._device = folder, device
         self._held: OrderedDict[str, Nest] = OrderedDict()  # the least recent first
         self._sizes: dict[str, int] = {}  # of those held, in bytes
         self._bytes = 0
@@ -69,7 +71,7 @@ class MemoryStore:
             return self._held[key]
         if key not in self._versions:
             return None
-        memory, _ = read_nest(self._path(key, self._versions[key]))
+        memory, _ = read_nest(self._path(key, self._versions[key]), self._device)
         self._hold(key, memory)
         return memory
 
@@ -77,10 +79,10 @@ class MemoryStore:
         """Keep a client's memory; one without a single tensor is the same as none."""
         key = f"{seed}-{client}"
         self._release(key)
-        self._discard_file(key)
-        if any(True for _ in leaves(memory)):
+        if key in self._versions:
+            self._discard_file(key)
+        if self._hold(key, memory):
             self._unsaved[key] = None
-            self._hold(key, memory)
 
     def commit(self, round: int) -> dict[str, int]:
         """Write what is not on disk yet; the versions that make up the store now."""
@@ -95,8 +97,11 @@ class MemoryStore:
             path.unlink(missing_ok=True)
         self._old = []
 
-    def _hold(self, key: str, memory: Nest) -> None:
-        size = sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(memory))
+    def _hold(self, key: str, memory: Nest) -> bool:
+        """Keep a memory in RAM, unless it holds nothing; the least recent ones make room for it."""
+        size = nest_bytes(memory)
+        if size is None:
+            return False
         self._held[key], self._sizes[key] = memory, size
         self._bytes += size
         while self._bytes > HELD_BYTES and len(self._held) > 1:
@@ -104,6 +109,7 @@ class MemoryStore:
             if oldest in self._unsaved:
                 self._write(oldest)
             self._release(oldest)
+        return True
 
     def _release(self, key: str) -> None:
         if self._held.pop(key, None) is not None:

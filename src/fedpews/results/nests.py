@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 from fedpews.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fedpews.trees import Nest
@@ -25,6 +26,16 @@ def leaves(nest: Nest, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from leaves(value, f"{path}/")
         else:
             yield path, value
+
+
+def nest_bytes(nest: Nest) -> int | None:
+    """What all tensors of a nested dict take; None when it holds none."""
+    total = None
+    for value in nest.values():
+        size = nest_bytes(value) if isinstance(value, dict) else value.nbytes
+        if size is not None:
+            total = size + (total or 0)
+    return total
 
 
 def _empties(nest: Nest, prefix: str = "") -> Iterator[str]:
@@ -45,14 +56,14 @@ def write_nest(path: Path, nest: Nest, header: Mapping[str, Any]) -> None:
     write_atomically(path, save(tensors, {"about": about}))
 
 
-def read_nest(path: Path) -> tuple[Nest, dict[str, Any]]:
-    """The inverse of ``write_nest``; a file that is not whole is a CheckpointError."""
+def read_nest(path: Path, device: torch.device | str = "cpu") -> tuple[Nest, dict[str, Any]]:
+    """The inverse of ``write_nest``, with the tensors on a device; a file that is not whole is a CheckpointError."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
         nest: Nest = {}
         for name, value in [*tensors.items(), *((name, {}) for name in about["empty"])]:
             *parents, last = map(unquote, name.split("/"))

@@ -45,7 +45,10 @@ class Rounds(Sequence[Record]):
         return [record for record in self._records if record["seed"] == seed]
 
     def column(self, name: str) -> list[Any]:
-        return [record[name] for record in self._records]
+        """One value a record; None for a round that was not evaluated (``runtime.evaluate_every``)."""
+        if not any(name in record for record in self._records):
+            raise KeyError(name)
+        return [record.get(name) for record in self._records]
 
     def to_pandas(self) -> pd.DataFrame:
         """The same as a DataFrame; needs pandas (``pip install fedpews[pandas]``)."""
@@ -56,16 +59,26 @@ class Rounds(Sequence[Record]):
         return pd.DataFrame(self._records)
 
 
+def evaluated(records: Sequence[Record]) -> list[Record]:
+    """The records of rounds after which the global model was evaluated; others say nothing about accuracy.
+
+    >>> [record["round"] for record in evaluated([{"round": 1}, {"round": 2, "accuracy": 0.5}])]
+    [2]
+    """
+    return [record for record in records if "accuracy" in record]
+
+
 def rounds_to_target(records: Sequence[Record], target: float) -> int | None:
-    """The first round whose accuracy reaches the target, or None."""
-    return next((record["round"] for record in records if record["accuracy"] >= target), None)
+    """The first evaluated round whose accuracy reaches the target, or None."""
+    return next((record["round"] for record in evaluated(records) if record["accuracy"] >= target), None)
 
 
 def summarize(records: Sequence[Record], method: str, target: float) -> dict[str, Any]:
     """A run in a few numbers: final accuracy, rounds to the target, totals."""
     rounds = Rounds(records)
-    runs = [rounds.of_seed(seed) for seed in rounds.seeds]
-    finals = [run[-1]["accuracy"] for run in runs]
+    runs = [evaluated(rounds.of_seed(seed)) for seed in rounds.seeds]
+    # a run that is still going on, or was stopped, may not have been evaluated yet
+    finals = [run[-1]["accuracy"] for run in runs if run]
     reached = [rounds_to_target(run, target) for run in runs]
     known = [value for value in reached if value is not None]
     everybody = len(known) == len(runs)
@@ -75,7 +88,7 @@ def summarize(records: Sequence[Record], method: str, target: float) -> dict[str
         "rounds": max((record["round"] for record in records), default=0),
         "target_accuracy": target,
         "final_accuracy": {"mean": _mean(finals), "std": _std(finals), "by_seed": finals},
-        "best_accuracy": _mean([max(record["accuracy"] for record in run) for run in runs]),
+        "best_accuracy": _mean([max(record["accuracy"] for record in run) for run in runs if run]),
         # a mean over only those seeds that got there would flatter, so it is null unless all did
         "rounds_to_target": {
             "mean": _mean(known) if everybody else None,
@@ -96,8 +109,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _std(values: Sequence[float]) -> float | None:
-    """Over the runs seen, as papers report it: with n − 1, and 0 for a single run."""
-    return None if not values else statistics.stdev(values) if len(values) > 1 else 0.0
+    """Over the runs seen, as papers report it: with n − 1; a single run has none."""
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def read_rounds(path: Path) -> list[Record]:

@@ -1,29 +1,36 @@
 """A run on disk: its configuration, a line per seed and round, a summary, models, and the way back in.
 
-Nothing here is ever half written: files appear whole (written aside, then renamed), and ``rounds.jsonl`` is cut
-back to the last checkpoint when a killed run goes on.
+Nothing here is ever half written: files appear whole (written aside, then renamed), and ``rounds.jsonl`` and
+``neurons.jsonl`` are cut back to the last checkpoint when a killed run goes on.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from fedpews.errors import CheckpointError, ConfigError
 from fedpews.results import layout
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.nests import read_nest, write_atomically, write_nest
+from fedpews.results.neurons import Ownership
 from fedpews.results.records import Record, read_rounds
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fedpews.trees import Nest, Tree
+
+
+_BEST = "best"
+"""In the checkpoint, beside the seeds' states."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,10 @@ class Checkpoint:
     memories: dict[str, int]
     """"seed-client" -> the number of its file."""
     rounds_bytes: int
+    neurons_bytes: int
     about: dict[str, Any]
+    best: dict[int, Tree] = field(default_factory=dict)
+    """Each seed's best model so far, of a run that keeps it."""
 
 
 class RunFolder:
@@ -46,11 +56,13 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(path)
         self._rounds: IO[bytes] | None = None
+        self._neurons: IO[bytes] | None = None
 
     def close(self) -> None:
-        if self._rounds is not None:
-            self._rounds.close()
-        self._lock.close()
+        for file in (self._rounds, self._neurons):
+            if file is not None:
+                file.close()
+        self._lock.release()
 
     @property
     def has_run(self) -> bool:
@@ -61,6 +73,8 @@ class RunFolder:
         return self.path / layout.CONFIG
 
     def write_config(self, toml: str) -> None:
+        """Write what the run is; a summary that was there belongs to a shorter one."""
+        (self.path / layout.SUMMARY).unlink(missing_ok=True)
         write_atomically(self.config, toml.encode())
 
     def finish(
@@ -68,9 +82,17 @@ class RunFolder:
         summary: Mapping[str, Any],
         params: Mapping[int, Tree],
         neurons: Mapping[int, Mapping[int, Tensor]],
+        best: Mapping[int, Tree] | None = None,
+        finetuned: Mapping[int, Mapping[int, Tree]] | None = None,
     ) -> None:
-        """Write what a finished run leaves: each seed's model and masks, and last the summary."""
+        """Write what a finished run leaves: each seed's models and masks, and last the summary."""
         from torch import uint8
+
+        for seed, tree in (best or {}).items():
+            self._write_tensors(layout.best_file(seed), tree)
+        for seed, clients in (finetuned or {}).items():
+            named = {f"client-{i}/{name}": v for i, tree in clients.items() for name, v in tree.items()}
+            self._write_tensors(layout.finetuned_file(seed), named)
 
         for seed, tree in params.items():
             self._write_tensors(layout.model_file(seed), tree)
@@ -87,41 +109,61 @@ class RunFolder:
         )
 
     def start_rounds(self, checkpoint: Checkpoint | None) -> list[Record]:
-        """Open rounds.jsonl, cut back to what the checkpoint knows of; the records that are left."""
-        keep = 0 if checkpoint is None else checkpoint.rounds_bytes
-        file = (self.path / layout.ROUNDS).open("ab")
+        """Open rounds.jsonl and neurons.jsonl, cut back to what the checkpoint knows of; the records that are left."""
+        self._rounds = self._cut(layout.ROUNDS, 0 if checkpoint is None else checkpoint.rounds_bytes)
+        self._neurons = self._cut(layout.NEURONS, 0 if checkpoint is None else checkpoint.neurons_bytes)
+        return read_rounds(self.path)
+
+    def _cut(self, name: str, keep: int) -> IO[bytes]:
+        file = (self.path / name).open("ab")
         if file.tell() < keep:
             file.close()
             raise CheckpointError(
-                f"{self.path}/{layout.ROUNDS} is shorter than its checkpoint says; it was changed by hand. "
+                f"{self.path}/{name} is shorter than its checkpoint says; it was changed by hand. "
                 "Start again in another folder (--out)."
             )
         file.truncate(keep)
-        self._rounds = file
-        return read_rounds(self.path)
+        return file
 
-    def append(self, records: Sequence[Record]) -> None:
+    def describe(self, federation: Callable[[], Mapping[str, Any]]) -> None:
+        """Write who takes part, once: a resumed run that has no masks any more would know less of the layers."""
+        if not (self.path / layout.FEDERATION).exists():
+            write_atomically(self.path / layout.FEDERATION, (json.dumps(federation()) + "\n").encode())
+
+    def append(self, records: Sequence[Record], observed: Sequence[Ownership] = ()) -> None:
         assert self._rounds is not None
-        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-        self._rounds.write(text.encode())
-        self._rounds.flush()
+        assert self._neurons is not None
+        # neurons first: a page that reads along never finds a round whose masks are missing
+        _write(self._neurons, "".join(one.line() + "\n" for one in observed))
+        _write(self._rounds, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
     def save_checkpoint(
-        self, round: int, states: Mapping[int, Nest], memories: Store, about: Mapping[str, Any]
+        self,
+        round: int,
+        states: Mapping[int, Nest],
+        memories: Store,
+        about: Mapping[str, Any],
+        best: Mapping[int, Tree] | None = None,
     ) -> None:
         """Write where the run stands; a kill at any moment leaves this checkpoint or the one before it."""
         assert self._rounds is not None
+        assert self._neurons is not None
         folder = self.path / layout.CHECKPOINT
         folder.mkdir(exist_ok=True)
         os.fsync(self._rounds.fileno())
+        os.fsync(self._neurons.fileno())
         versions = memories.commit(round)
         header = {
             "round": round,
             "rounds_bytes": self._rounds.seek(0, os.SEEK_END),
+            "neurons_bytes": self._neurons.seek(0, os.SEEK_END),
             "memories": versions,
             "about": dict(about),
         }
-        write_nest(folder / layout.STATE, {str(seed): state for seed, state in states.items()}, header)
+        nest: Nest = {str(seed): state for seed, state in states.items()}
+        if best:
+            nest[_BEST] = {str(seed): tree for seed, tree in best.items()}
+        write_nest(folder / layout.STATE, nest, header)
         memories.forget_old()
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -130,31 +172,40 @@ class RunFolder:
         if not path.exists():
             return None
         states, header = read_nest(path)
+        best = states.pop(_BEST, {})
         try:
             return Checkpoint(
                 round=int(header["round"]),
                 states={int(seed): state for seed, state in states.items()},
                 memories=dict(header["memories"]),
                 rounds_bytes=int(header["rounds_bytes"]),
+                # checkpoints of the first versions have none
+                neurons_bytes=int(header.get("neurons_bytes", 0)),
                 about=dict(header["about"]),
+                best={int(seed): tree for seed, tree in best.items()},
             )
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({error}). Start again in another folder (--out)."
             ) from error
 
-    def memory_store(self) -> MemoryStore:
-        return MemoryStore(self.path / layout.CHECKPOINT / layout.MEMORIES)
+    def memory_store(self, device: torch.device | str = "cpu") -> MemoryStore:
+        return MemoryStore(self.path / layout.CHECKPOINT / layout.MEMORIES, device)
 
 
-def _lock(path: Path) -> IO[str]:
+def _write(file: IO[bytes], text: str) -> None:
+    file.write(text.encode())
+    file.flush()
+
+
+def _lock(path: Path) -> BaseFileLock:
     """Hold the folder for this process. The system lets go of it even after kill -9."""
-    file = (path / layout.LOCK).open("w")
+    # whoever closes the folder may be another thread than the one that opened it
+    lock = FileLock(path / layout.LOCK, thread_local=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
+        lock.acquire(timeout=0)
+    except Timeout as error:
         raise ConfigError(
             f"{path} is in use by another run; wait for it or give another folder (--out)"
         ) from error
-    return file
+    return lock

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpews.errors import ConfigError, DataMissing, FedpewsError, Interrupted
+from fedpews.errors import ConfigError, DataMissing, FedpewsError, Interrupted, first_line
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import Record, Rounds, read_rounds
-from fedpews.studies.study import Cell, with_seeds
+from fedpews.studies.published import read_published
+from fedpews.studies.study import Cell, on_draw
 
 if TYPE_CHECKING:
     from fedpews.running import Watcher
@@ -41,60 +42,75 @@ class Found:
         return float(sum(record["seconds"] for run in self.runs.values() for record in run))
 
 
-def read_cell(root: Path, cell: Cell, status: str = "", message: str = "") -> Found:
-    """The finished seeds of a cell, of those that are asked for."""
+def read_cell(
+    root: Path, cell: Cell, published: Path | None = None, status: str = "", message: str = ""
+) -> Found:
+    """The finished seeds of a cell, of those that are asked for: run folders, then what was published."""
     runs: dict[int, list[Record]] = {}
     folders = []
     for folder in _folders(root, cell):
         if not layout.is_finished(folder):
             continue
         records = Rounds(_with_activations(folder, read_rounds(folder)))
-        wanted = [seed for seed in records.seeds if seed in cell.experiment.seeds and seed not in runs]
+        draw = Experiment.load(folder / layout.CONFIG).data.seed
+        asked = [seed for seed in cell.experiment.seeds if cell.draw(seed) == draw]
+        wanted = [seed for seed in records.seeds if seed in asked and seed not in runs]
         runs |= {seed: records.of_seed(seed) for seed in wanted}
         folders += [folder] if wanted else []
+    runs = {**read_published(published, cell), **runs}
     if not status:
         complete = set(runs) >= set(cell.experiment.seeds)
         status = "done" if complete else "part done" if runs else "not run"
     return Found(cell, dict(sorted(runs.items())), status, message, tuple(folders))
 
 
-def run_cell(root: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher | None = None) -> Found:
+def run_cell(
+    root: Path,
+    cell: Cell,
+    data_dir: Path | None,
+    watch: MakeWatcher | None = None,
+    published: Path | None = None,
+) -> Found:
     """Finish a cell: go on with runs that were stopped, then start the seeds that nobody has begun.
 
     What cannot be run is said in the result, so that the other cells still run; only an interruption ends it all.
     """
-    found = read_cell(root, cell)
+    found = read_cell(root, cell, published)
     try:
         for folder in _folders(root, cell):
-            begun = Experiment.load(folder / layout.CONFIG).seeds
-            if set(begun) & set(found.missing):
-                _run(folder, with_seeds(cell, begun), data_dir, watch)
-                found = read_cell(root, cell)
-        if found.missing:
-            name = "seeds-" + "-".join(map(str, found.missing))
-            _run(root / "runs" / cell.name / name, with_seeds(cell, found.missing), data_dir, watch)
+            begun = Experiment.load(folder / layout.CONFIG)
+            wanted = {seed for seed in found.missing if cell.draw(seed) == begun.data.seed}
+            if set(begun.seeds) & wanted:
+                _run(folder, cell, on_draw(cell, begun.seeds, begun.data.seed), data_dir, watch)
+                found = read_cell(root, cell, published)
+        for draw in sorted({cell.draw(seed) for seed in found.missing}):
+            seeds = [seed for seed in found.missing if cell.draw(seed) == draw]
+            name = "-".join([f"draw-{draw}"] * (cell.draws > 1) + ["seeds", *map(str, seeds)])
+            _run(root / "runs" / cell.name / name, cell, on_draw(cell, seeds, draw), data_dir, watch)
     except Interrupted:
         raise
     except DataMissing as error:
-        return read_cell(root, cell, "data missing", str(error))
+        return read_cell(root, cell, published, "data missing", str(error))
     except FedpewsError as error:
-        return read_cell(root, cell, "failed", str(error))
+        return read_cell(root, cell, published, "failed", str(error))
     except Exception as error:  # noqa: BLE001 - days of other cells may wait behind this one
-        return read_cell(root, cell, "failed", f"{type(error).__name__}: {error}")
-    return read_cell(root, cell)
+        return read_cell(root, cell, published, "failed", first_line(error))
+    return read_cell(root, cell, published)
 
 
-def _run(folder: Path, cell: Cell, data_dir: Path | None, watch: MakeWatcher | None) -> None:
+def _run(
+    folder: Path, cell: Cell, experiment: Experiment, data_dir: Path | None, watch: MakeWatcher | None
+) -> None:
     from fedpews.running import Watcher, run
 
-    with watch(cell.experiment) if watch else nullcontext(Watcher()) as watcher:
+    with watch(experiment) if watch else nullcontext(Watcher()) as watcher:
         if cell.probe == "activations":
             from fedpews.studies.activations import watch_activations
 
-            watcher = watch_activations(watcher, cell.experiment, folder, data_dir)
+            watcher = watch_activations(watcher, experiment, folder, data_dir)
         elif cell.probe is not None:
             raise ConfigError(f"there is no probe {cell.probe!r}; there is activations")
-        run(cell.experiment, out=folder, resume=True, data_dir=data_dir, watcher=watcher)
+        run(experiment, out=folder, resume=True, data_dir=data_dir, watcher=watcher)
 
 
 def _folders(root: Path, cell: Cell) -> list[Path]:

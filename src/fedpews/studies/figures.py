@@ -8,12 +8,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedpews.report.curves import new_figure, plot_curves, plot_over_time
+from fedpews.report.curves import plot_curves, plot_over_time
 from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.split import plot_split
+from fedpews.report.style import new_figure
 from fedpews.results.records import Record
 from fedpews.studies.cells import Found
 from fedpews.studies.measures import MEASURES, printed
+from fedpews.studies.paper_curves import plot_paper
 from fedpews.studies.study import Study
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
         lines = _lines(study, table, column, options.get("rows"))
         target = _target(table, column) if options.get("target") and key == "accuracy" else None
         plot_curves(axes, lines, key, target=target, smooth=smooth)
+        if key == "accuracy":
+            plot_paper(axes, study, column, list(options.get("rows") or study.rows))
         axes.set_title(study.column_label(column), fontsize=10)
         axes.legend(fontsize=8)
     return figure

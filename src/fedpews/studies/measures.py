@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from fedpews.results.records import Record, rounds_to_target
+from fedpews.results.records import Record, evaluated, rounds_to_target
 
 
 @dataclass(frozen=True)
@@ -15,23 +15,33 @@ class Measure:
     """How to read a number from the records of one seed, and which way is better."""
 
     label: str
-    read: Callable[[Sequence[Record], float], float]  # records, target; inf: never
+    read: Callable[[Sequence[Record], float], float]
+    """From the records of a seed and the target; infinite for a target that was never reached."""
     higher_is_better: bool = True
     digits: int = 2
-    unit: str = ""  # of a difference
+    unit: str = ""
+    """Of a difference."""
+    never: Callable[[Sequence[Record]], float] | None = None
+    """What a target that was never reached counts as: all the rounds there were, so that no slow seed is left out."""
+
+    def restricted(self, records: Sequence[Record], target: float) -> float:
+        """The number for statistics, finite also where the target was never reached."""
+        value = self.read(records, target)
+        return self.never(records) if math.isinf(value) and self.never is not None else value
 
 
 def _final(records: Sequence[Record], target: float) -> float:
-    return 100 * float(records[-1]["accuracy"])
+    return 100 * float(evaluated(records)[-1]["accuracy"])
 
 
 def _best(records: Sequence[Record], target: float) -> float:
-    return 100 * max(float(record["accuracy"]) for record in records)
+    return 100 * max(float(record["accuracy"]) for record in evaluated(records))
 
 
 def _late(records: Sequence[Record], target: float) -> float:
     """Over the last tenth of the rounds: one round's accuracy goes up and down by more than methods differ."""
-    return 100 * fmean(float(record["accuracy"]) for record in records[-max(1, len(records) // 10) :])
+    seen = evaluated(records)
+    return 100 * fmean(float(record["accuracy"]) for record in seen[-max(1, len(seen) // 10) :])
 
 
 def _first_share(records: Sequence[Record], target: float) -> float:
@@ -86,8 +96,22 @@ MEASURES: dict[str, Measure] = {
     "best": Measure("best accuracy %", _best, unit="points"),
     "late": Measure("mean accuracy of the last tenth of the rounds %", _late, unit="points"),
     "first_share": Measure("the first client's part of the neurons owned %", _first_share, unit="points"),
-    "rounds": Measure("rounds to the target", _rounds, higher_is_better=False, digits=1, unit="rounds"),
-    "seconds": Measure("seconds to the target", _seconds, higher_is_better=False, digits=1, unit="s"),
+    "rounds": Measure(
+        "rounds to the target",
+        _rounds,
+        higher_is_better=False,
+        digits=1,
+        unit="rounds",
+        never=lambda records: float(len(records)),
+    ),
+    "seconds": Measure(
+        "seconds to the target",
+        _seconds,
+        higher_is_better=False,
+        digits=1,
+        unit="s",
+        never=lambda records: float(sum(record["seconds"] for record in records)),
+    ),
     "omega": Measure("ω, a warmup round's time over a plain one's", _omega, higher_is_better=False),
     "density": Measure("part of the neurons a client trains", _in_warmup("density"), higher_is_better=False),
     "coverage": Measure("part of the neurons that somebody trains", _in_warmup("coverage")),

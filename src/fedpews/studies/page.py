@@ -13,8 +13,12 @@ from typing import Any
 from fedpews.studies.cells import Found
 from fedpews.studies.figures import Table, draw
 from fedpews.studies.measures import MEASURES, spread
+from fedpews.studies.paper_curves import curve_of, distance
 from fedpews.studies.study import Scale, Study, studies
-from fedpews.studies.verdicts import Readings, Verdict, judge
+from fedpews.studies.verdicts import ENOUGH_SEEDS, Readings, Verdict, judge, summarise
+
+RUNS = "runs"
+"""Beside the pages: every cell's runs in compact form."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Outcome:
 
     @property
     def command(self) -> str:
-        return " ".join([f"fedpews reproduce {self.study.name}", *_flags(self.scale)])
+        base = self.study.command or f"fedpews reproduce {self.study.name}"
+        return " ".join([base, *_flags(self.scale)])
 
 
 def conclude(study: Study, scale: Scale, found: Sequence[Found]) -> Outcome:
@@ -37,12 +42,15 @@ def conclude(study: Study, scale: Scale, found: Sequence[Found]) -> Outcome:
     table = {(one.cell.row, one.cell.column): one for one in found}
     names = dict.fromkeys([*study.measures, *(claim.measure for claim in study.claims)])
     readings: dict[tuple[str, str, str], dict[int, float]] = {}
+    finite: dict[tuple[str, str, str], dict[int, float]] = {}
     for name in names:
         for (row, column), one in table.items():
             target = one.cell.experiment.target_accuracy
-            values = {seed: MEASURES[name].read(run, target) for seed, run in one.runs.items()}
-            readings[name, row, column] = {seed: value for seed, value in values.items() if value == value}
-    return Outcome(study, scale, table, readings, judge(study, readings))
+            measure = MEASURES[name]
+            for kept, read in ((readings, measure.read), (finite, measure.restricted)):
+                values = {seed: read(run, target) for seed, run in one.runs.items()}
+                kept[name, row, column] = {seed: value for seed, value in values.items() if value == value}
+    return Outcome(study, scale, table, readings, judge(study, finite))
 
 
 def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
@@ -66,10 +74,27 @@ def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
     return rows
 
 
+def distance_rows(outcome: Outcome) -> list[list[str]]:
+    """How far each row's mean curve lies from the one that the paper drew; only a header where it drew none."""
+    study = outcome.study
+    columns = [column for column, line in study.columns.items() if line.drawn]
+    rows = [["", *(study.column_label(column) for column in columns)]]
+    for row in study.rows:
+        line = []
+        for column in columns:
+            found, paper = outcome.table.get((row, column)), curve_of(study, row, column)
+            records = [] if found is None else [record for run in found.runs.values() for record in run]
+            line.append(f"{distance(records, paper):.1f}" if records and paper else "–")
+        if set(line) != {"–"} and line:
+            rows.append([study.row_label(row), *line])
+    return rows
+
+
 def claim_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
-    header = ["claim", "where", "the paper", "here", "seeds for it", "verdict"]
+    header = ["claim", "where", "the paper", "here: mean [95 % interval]", "seeds", "p (Holm)", "finding"]
     return [header] + [
-        [v.claim, v.where, v.paper, v.ours, f"{v.wins} of {v.pairs}", v.outcome] for v in verdicts
+        [v.claim, v.where, v.paper, v.ours, str(v.seeds), "" if v.p is None else f"{v.p:.3f}", v.finding]
+        for v in verdicts
     ]
 
 
@@ -104,17 +129,21 @@ def write_index(folder: Path) -> Path:
         ]
         for fact in facts
     ]
-    claims = [["claim of the paper", "item", "the paper", "here", "seeds for it", "verdict", "command"]] + [
+    claims = [["claim of the paper", "item", "the paper", "here", "seeds", "finding", "command"]] + [
         row for fact in facts for row in _summed(fact)
     ]
     text = [
         "# The paper's results, as measured here",
         "",
         "Written by `fedpews reproduce`; every number comes from run folders that the command made. "
-        "Methods are compared seed by seed, because seeds differ far more than methods: a claim holds where three "
-        "quarters of the seeds that differ, and the mean, are for it; it is unclear where fewer are, though more "
-        "than against it. *Scaled down* means fewer rounds, fewer images or a narrower network "
-        "than the paper's; the page of the item says which. `fedpews plan NAME` tells how long an item takes.",
+        "Methods are compared seed by seed, because seeds differ far more than methods. A number is the mean of the "
+        "paired differences with its 95 % interval (BCa bootstrap from ten seeds on, Student's t below), positive "
+        "where the first is better; a seed that never reaches the target counts with all rounds. The words follow "
+        "from the interval: *agrees* is said where all of it is on the paper's side, *contradicts* where all of it is "
+        f"on the other, and with fewer than {ENOUGH_SEEDS} seeds nothing is said. p is that of the exact sign-flip "
+        "test, corrected (Holm) for all claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower "
+        f"network than the paper's; the page of the item says which. Every seed's curve is in [{RUNS}/]({RUNS}): "
+        "`fedpews reproduce NAME --no-run --pages docs/results` rebuilds a page from them.",
         "",
         "## Claims",
         "",
@@ -144,8 +173,8 @@ def _page(outcome: Outcome, notes: str) -> str:
         "",
         f"    {outcome.command}",
         "",
-        f"Seeds {', '.join(map(str, study.seeds))}; {_machine()}. "
-        + (f"**Not at the paper's scale**: {'; '.join(told)}." if told else "At the paper's scale."),
+        f"Seeds {', '.join(map(str, study.seeds))}{_draws(study)}; {_machine()}. "
+        + (f"**Not at the paper's scale**: {'; '.join(told)}." if told else "Not scaled down."),
         "",
     ]
     if study.notes:
@@ -157,6 +186,11 @@ def _page(outcome: Outcome, notes: str) -> str:
         if study.paper.get(measure):
             text += ["Here, and in brackets the paper's.", ""]
         text += [markdown(number_rows(outcome, measure)), ""]
+    apart = distance_rows(outcome)
+    if len(apart) > 1:
+        text += ["## Distance to the paper's curve (points)", ""]
+        text += ["Root mean square over the rounds of the paper's figure, of the mean over seeds.", ""]
+        text += [markdown(apart), ""]
     if study.claims:
         text += ["## Claims", "", markdown(claim_rows(outcome.verdicts)), ""]
     if notes:
@@ -196,42 +230,26 @@ def _summed(fact: Mapping[str, Any]) -> list[list[str]]:
     rows = []
     for text in dict.fromkeys(verdict["claim"] for verdict in fact["verdicts"]):
         places = [verdict for verdict in fact["verdicts"] if verdict["claim"] == text]
-        ran = [verdict for verdict in places if verdict["outcome"] != "not run"]
-        outcome = _together(ran)
+        ran = [verdict for verdict in places if verdict["seeds"]]
+        counts = sorted({verdict["seeds"] for verdict in ran})
         rows.append(
             [
                 text,
                 fact["item"],
                 _joined([verdict["paper"] for verdict in places]),
                 _joined([verdict["ours"] for verdict in ran]),
-                f"{sum(v['wins'] for v in ran)} of {sum(v['pairs'] for v in ran)}" if ran else "",
-                outcome + _reserve(fact, len(places) - len(ran)) * bool(ran),
+                " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) if counts else "",
+                summarise(places) + _reserve(fact) * bool(ran),
                 f"`{fact['command']}`",
             ]
         )
     return rows
 
 
-def _together(ran: Sequence[Mapping[str, Any]]) -> str:
-    """One outcome for a claim out of those of its places."""
-    outcomes = [verdict["outcome"] for verdict in ran]
-    if not outcomes:
-        return "not run"
-    if any(outcome.startswith("one seed") for outcome in outcomes):
-        return f"undecided: one seed, for it in {outcomes.count('one seed for it')} of {len(outcomes)} places"
-    good = outcomes.count("holds")
-    if good == len(outcomes):
-        return "**holds**"
-    if good:
-        return f"holds in {good} of {len(outcomes)} places"
-    return "unclear" if {"unclear", "tied"} & set(outcomes) else "**does not hold**"
-
-
-def _reserve(fact: Mapping[str, Any], not_run: int) -> str:
-    """What a verdict in the index does not say by itself."""
+def _reserve(fact: Mapping[str, Any]) -> str:
+    """What a finding in the index does not say by itself."""
     told = ["scaled down"] if any("stands in" not in sentence for sentence in fact["scale"]) else []
     told += ["other data"] if any("stands in" in sentence for sentence in fact["scale"]) else []
-    told += [f"{not_run} not run"] if not_run else []
     return f" ({', '.join(told)})" if told else ""
 
 
@@ -240,6 +258,10 @@ def _joined(parts: Sequence[str]) -> str:
     if len(set(parts)) == 1:
         return parts[0]
     return " / ".join(parts) if len(parts) <= 4 else f"{parts[0]} / … / {parts[-1]} (see its page)"
+
+
+def _draws(study: Study) -> str:
+    return f", seed s on data draw s mod {study.draws}" if study.draws > 1 else ""
 
 
 def _figure(study: Study, number: int) -> str:

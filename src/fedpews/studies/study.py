@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedpews.configs import STUDIES, flatten, override, read_config, shipped
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, RuntimeTable, WarmupTable
+from fedpews.results.layout import legal_name
 
 
 class _Table(BaseModel):
@@ -28,6 +29,14 @@ class Line(_Table):
     base: str | None = Field(None, description="a recipe to start from instead of the study's")
     set: dict[str, Any] = Field({}, description="changes, as nested tables or dotted keys")
     columns: list[str] | None = Field(None, description="for a row: only in these columns")
+    drawn: str | None = Field(
+        None,
+        description="for a row: its method in the paper's figure; for a column: that figure, see curves.json",
+    )
+    at: dict[str, dict[str, Any]] = Field({}, description="for a row: further changes in single columns")
+    baseline: bool = Field(
+        False, description="a row that runs in one column and is drawn and compared with in all"
+    )
 
 
 class Claim(_Table):
@@ -75,6 +84,7 @@ class Study(_Table):
     title: str
     base: str = Field(description="the recipe every cell starts from")
     seeds: list[int] = [0, 1, 2]
+    draws: int = Field(1, ge=1, description="data draws: seed s is run on draw s modulo this")
     measures: list[str] = ["final"]
     rows: dict[str, Line]
     columns: dict[str, Line]
@@ -83,6 +93,7 @@ class Study(_Table):
     figures: list[Figure] = [Figure()]
     probe: str | None = Field(None, description="what to record besides the rounds: activations")
     notes: str = ""
+    command: str = Field("", description="what makes it again, for a study that is in no file")
     quick: Quick = Quick()
 
     def row_label(self, row: str) -> str:
@@ -96,9 +107,8 @@ class Study(_Table):
         return [column for column in self.columns if only is None or column in only]
 
     def column_for(self, row: str, column: str) -> str:
-        """The column to read a row in; a row with a single column serves them all (FedAvg beside any τ)."""
-        own = self.columns_of(row)
-        return own[0] if len(own) == 1 else column
+        """The column to read a row in: its own, or a baseline's only one (FedAvg beside any τ)."""
+        return self.columns_of(row)[0] if self.rows[row].baseline else column
 
     def paper_number(self, measure: str, row: str, column: str) -> str:
         """As printed, ``71.23 ± 0.71``; empty where the paper gives none."""
@@ -138,6 +148,15 @@ class Cell:
     column: str
     experiment: Experiment
     probe: str | None = None
+    draws: int = 1
+
+    def changes(self) -> dict[str, Any]:
+        """What is not a default, seeds and engine aside."""
+        return _bare(self.experiment).model_dump(exclude_defaults=True)
+
+    def draw(self, seed: int) -> int:
+        """The data draw that a seed is run on: seeds alone would say nothing about the luck of one draw."""
+        return self.experiment.data.seed + seed % self.draws
 
     @property
     def name(self) -> str:
@@ -145,15 +164,15 @@ class Cell:
 
         Only what is not a default counts, so that a key that a later version adds moves nothing.
         """
-        chosen = _bare(self.experiment).model_dump(exclude_defaults=True)
-        digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
+        digest = hashlib.sha256(json.dumps(self.changes(), sort_keys=True).encode()).hexdigest()[:10]
         kind = f"-{self.probe}" if self.probe else ""
-        data = self.experiment.data.name.replace("/", "-").replace(":", "-")
-        return f"{data}-{self.experiment.method_label}{kind}-{digest}"
+        return legal_name(f"{self.experiment.data.name}-{self.experiment.method_label}{kind}-{digest}")
 
     def is_run_by(self, experiment: Experiment) -> bool:
-        """Whether a run of that experiment is a run of this cell, whatever its seeds and whatever trained it."""
-        return _bare(canonical(experiment)).fingerprint() == _bare(self.experiment).fingerprint()
+        """Whether a run of that experiment is a run of this cell, whatever its seeds, its draw and what trained it."""
+        data = experiment.data.model_copy(update={"seed": self.experiment.data.seed})
+        same = canonical(experiment).model_copy(update={"data": data})
+        return _bare(same).fingerprint() == _bare(self.experiment).fingerprint()
 
 
 def _bare(experiment: Experiment) -> Experiment:
@@ -215,7 +234,7 @@ def scaled(study: Study, scale: Scale) -> Study:
             "rows": rows,
             "seeds": quick.seeds or study.seeds,
             "paper": _narrow(study, rows, columns),
-            "claims": _possible(study.claims, rows, columns),
+            "claims": _possible(study.claims, rows, columns, study.columns),
         }
     if scale.seeds is not None:
         changes["seeds"] = list(scale.seeds)
@@ -226,7 +245,7 @@ def cells(study: Study, scale: Scale | None = None) -> list[Cell]:
     """Every cell of a study that `scaled` returned, column by column."""
     scale = scale or Scale()
     return [
-        Cell(row, column, _experiment(study, row, column, scale), study.probe)
+        Cell(row, column, _experiment(study, row, column, scale), study.probe, study.draws)
         for column in study.columns
         for row in study.rows
         if column in study.columns_of(row)
@@ -236,7 +255,13 @@ def cells(study: Study, scale: Scale | None = None) -> list[Cell]:
 def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment:
     across, down = study.columns[column], study.rows[row]
     values = read_config(down.base or across.base or study.base)
-    layers = [across.set, down.set, *([study.quick.set] if scale.quick else []), scale.set or {}]
+    layers = [
+        across.set,
+        down.set,
+        down.at.get(column, {}),
+        *([study.quick.set] if scale.quick else []),
+        scale.set or {},
+    ]
     for layer in layers:
         values = override(values, flatten(layer))
     name = values.get("data", {}).get("name")
@@ -247,12 +272,13 @@ def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment
 
 def canonical(experiment: Experiment) -> Experiment:
     """Without the warmup settings that its kind of warmup does not read, so that equal runs are known as equal."""
-    unread = {
-        "none": set(WarmupTable.model_fields),
-        "fixed": {"diversity", "mask_lr", "upload"},
-    }.get(experiment.warmup_kind, {"shares"})
+    everything = set(WarmupTable.model_fields)
+    read = {
+        "none": set(),
+        "fixed": {"kind", "rounds", "fraction", "shares"},
+    }.get(experiment.warmup_kind, everything - {"shares"})
     values = experiment.to_dict()
-    values["warmup"] = {key: value for key, value in values["warmup"].items() if key not in unread}
+    values["warmup"] = {key: value for key, value in values["warmup"].items() if key in read}
     if experiment.warmup_kind != "none":  # τ or W: the same run
         values["warmup"].pop("fraction", None)
         values["warmup"]["rounds"] = experiment.warmup_rounds
@@ -260,13 +286,20 @@ def canonical(experiment: Experiment) -> Experiment:
 
 
 def with_seeds(cell: Cell, seeds: Sequence[int]) -> Cell:
+    """A cell of which only these seeds are wanted."""
     return replace(cell, experiment=cell.experiment.model_copy(update={"seeds": list(seeds)}))
+
+
+def on_draw(cell: Cell, seeds: Sequence[int], draw: int) -> Experiment:
+    """The run of some of a cell's seeds on one data draw."""
+    data = cell.experiment.data.model_copy(update={"seed": draw})
+    return cell.experiment.model_copy(update={"seeds": list(seeds), "data": data})
 
 
 def _check(study: Study) -> None:
     """Everything a study names must be there, and every number must have its place."""
     for row, line in study.rows.items():
-        for column in line.columns or []:
+        for column in [*(line.columns or []), *line.at]:
             if column not in study.columns:
                 raise ConfigError(
                     f"study {study.name}: rows.{row} names the column {column!r}, which is not there"
@@ -303,14 +336,18 @@ def _narrow(
     }
 
 
-def _possible(claims: Sequence[Claim], rows: Any, columns: Any) -> list[Claim]:
+def _possible(claims: Sequence[Claim], rows: Any, columns: Any, every: Any) -> list[Claim]:
+    """The claims of which a scaled-down study still has cells."""
     left = []
     for claim in claims:
         kept_rows = [row for row in claim.rows if row in rows]
         kept = None if claim.columns is None else [c for c in claim.columns if c in columns]
         too_few = kept == [] or (claim.kind == "shrinks" and len(kept or columns) < 2)
         if kept_rows and (claim.than is None or claim.than in rows) and not too_few:
-            left.append(claim.model_copy(update={"rows": kept_rows, "columns": kept}))
+            fewer = len(kept_rows) < len(claim.rows) or len(kept or columns) < len(claim.columns or every)
+            # the sentence of a claim names all its cells, so one that is judged by fewer says so
+            text = f"{claim.text} (only some of its cells here)" if fewer else claim.text
+            left.append(claim.model_copy(update={"rows": kept_rows, "columns": kept, "text": text}))
     return left
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,4 +60,20 @@ def make_sweep(config: str, grid: Grid, seeds: Sequence[int] | None = None) -> S
         rows=rows,
         columns=columns,
         figures=[Figure(kind="heatmap")],
+        command=_command(config, grid, seeds),
     )
+
+
+def _command(config: str, grid: Grid, seeds: Sequence[int] | None) -> str:
+    """What makes the sweep again.
+
+    >>> _command("synthetic-32k", {"warmup.diversity": [0.1, 5], "method.name": ["fedavg"]}, [0, 1])
+    'fedpews sweep synthetic-32k --grid warmup.diversity=0.1,5 --grid method.name=fedavg --seeds 0,1'
+    """
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value)
+
+    keys = [f"--grid {shlex.quote(f'{key}=' + ','.join(map(text, values)))}" for key, values in grid.items()]
+    chosen = [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
+    return " ".join([f"fedpews sweep {shlex.quote(config)}", *keys, *chosen])

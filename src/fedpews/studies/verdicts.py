@@ -1,14 +1,22 @@
-"""Does a claim of the paper hold in our runs? Seeds are paired: they differ far more than methods do."""
+"""What our runs say about a claim of the paper: a paired difference with its interval, and words that follow from it.
+
+Seeds are paired because they differ far more than methods do. A claim is never said to hold: it says *better by a to
+b*, *worse*, *no difference larger than d* or *not enough runs*, and whether that agrees with the paper.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
+from fedpews.results.statistics import Difference, holm, interval, paired_difference
 from fedpews.studies.measures import MEASURES, Measure, printed
 from fedpews.studies.study import Claim, Study
+
+ENOUGH_SEEDS = 6
+"""With five seeds even a unanimous two-sided sign test cannot go below 0.0625; with six it reaches 0.031."""
 
 Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
 """(measure, row, column) → seed → number; cells that are not finished are absent."""
@@ -16,25 +24,28 @@ Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim at one place: the paper's evidence, ours, and whether it holds."""
+    """One claim at one place: the paper's evidence, ours, and what follows."""
 
     claim: str
     where: str
     paper: str
     ours: str
-    wins: int  # seeds in which it is so
-    pairs: int  # seeds looked at
-    outcome: str
-    """holds, unclear, does not hold, tied, not run; with a single seed: one seed for it, one seed against it"""
-
-    @property
-    def holds(self) -> bool:
-        return self.outcome == "holds"
+    """The mean gain and its 95 % interval."""
+    seeds: int
+    finding: str
+    """In words that follow from the interval."""
+    agrees: bool | None
+    """Whether the whole interval is on the paper's side; False when it is wholly against it, None when undecided."""
+    p: float | None = None
+    """Of the exact sign-flip test, corrected (Holm) for all claims of the page; None where there is no such test."""
 
 
 def judge(study: Study, readings: Readings) -> list[Verdict]:
     """A verdict for every claim, row and column."""
-    return [verdict for claim in study.claims for verdict in _judge(study, claim, readings)]
+    found = [verdict for claim in study.claims for verdict in _judge(study, claim, readings)]
+    tested = [i for i, verdict in enumerate(found) if verdict.p is not None]
+    corrected = dict(zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True))
+    return [replace(v, p=corrected[i]) if i in corrected else v for i, v in enumerate(found)]
 
 
 def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
@@ -50,136 +61,122 @@ def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
     return verdicts
 
 
-def _paired(
-    study: Study, claim: Claim, row: str, column: str, readings: Readings
-) -> dict[int, tuple[float, float]]:
-    """For every seed that both have: the row's number, and that of what it is compared with."""
+def _gain(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Difference:
+    """How much better the row is than what it is compared with, over the seeds that both have."""
     assert claim.than is not None
     mine = readings.get((claim.measure, row, column), {})
     other = readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {})
-    return {seed: (mine[seed], other[seed]) for seed in sorted(set(mine) & set(other))}
+    return paired_difference(mine, other, MEASURES[claim.measure].higher_is_better)
 
 
 def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
-    measure = MEASURES[claim.measure]
-    assert claim.than is not None
-    pairs = list(_paired(study, claim, row, column, readings).values())
-    wins, losses = _count(pairs, measure)
-    places = (row, column), (claim.than, study.column_for(claim.than, column))
-    mine, other = (printed(study.paper_number(claim.measure, *place)) for place in places)
-    paper = _gain([(mine, other)], measure)
-    outcome = _majority(wins, losses, _mean_gain(pairs, measure), claim.by, pairs)
-    where = _where(study, claim, row, column)
-    return Verdict(claim.text, where, paper or claim.paper, _gain(pairs, measure), wins, len(pairs), outcome)
-
-
-def _majority(wins: int, losses: int, gain: float, by: float, pairs: Sequence[object]) -> str:
-    """Holds when three quarters of the seeds that differ are for it, and so is the mean gain."""
-    holds = wins > losses and gain > 0 and gain >= by
-    if len(pairs) < 2:
-        return _outcome(holds, pairs)
-    if wins == losses and not by:
-        return "tied"
-    return "unclear" if holds and 4 * wins < 3 * (wins + losses) else _outcome(holds, pairs)
-
-
-def _mean_gain(pairs: list[tuple[float, float]], measure: Measure) -> float:
-    """Over the seeds in which both got there; where none did so, what the others say."""
-    gains = [_difference(a, b, measure) for a, b in pairs]
-    known = [gain for gain in gains if math.isfinite(gain)]
-    return fmean(known) if any(known) else max(gains, default=0.0)
+    found = _gain(study, claim, row, column, readings)
+    agrees = True if found.low > claim.by else False if found.high < claim.by else None
+    return _verdict(study, claim, row, column, found, agrees)
 
 
 def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
-    found = _better(study, claim, row, column, readings)
-    pairs = list(_paired(study, claim, row, column, readings).values())
-    close = bool(pairs) and abs(fmean(a - b for a, b in pairs)) <= claim.within
-    wins = sum(abs(a - b) <= claim.within for a, b in pairs)
-    return Verdict(claim.text, found.where, found.paper, found.ours, wins, len(pairs), _outcome(close, pairs))
+    found = _gain(study, claim, row, column, readings)
+    inside = -claim.within <= found.low and found.high <= claim.within
+    outside = found.low > claim.within or found.high < -claim.within
+    return _verdict(study, claim, row, column, found, True if inside else False if outside else None)
+
+
+def _verdict(
+    study: Study, claim: Claim, row: str, column: str, found: Difference, agrees: bool | None
+) -> Verdict:
+    measure = MEASURES[claim.measure]
+    where = f"{study.row_label(row)} against {study.row_label(claim.than or '')}"
+    if len(study.columns) > 1:
+        where = f"{where}, {study.column_label(column)}"
+    paper = _papers_gain(study, claim, row, column, measure) or claim.paper
+    return _finish(claim.text, where, paper, found, measure, agrees)
 
 
 def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings: Readings) -> Verdict:
+    """Whether the gain in the first column is larger than in the last."""
     measure = MEASURES[claim.measure]
-    first, last = (_paired(study, claim, row, column, readings) for column in (columns[0], columns[-1]))
-    pairs = [
-        (_difference(*first[seed], measure), _difference(*last[seed], measure))
-        for seed in first
-        if seed in last
-    ]
-    wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    ours = " → ".join(_signed(fmean(part), measure) for part in zip(*pairs, strict=True)) if pairs else ""
+    gains = []
+    for column in (columns[0], columns[-1]):
+        mine = readings.get((claim.measure, row, column), {})
+        other = readings.get(
+            (claim.measure, claim.than or "", study.column_for(claim.than or "", column)), {}
+        )
+        sign = 1 if measure.higher_is_better else -1
+        gains.append({seed: sign * (mine[seed] - other[seed]) for seed in mine.keys() & other.keys()})
+    found = paired_difference(gains[0], gains[1])
+    agrees = True if found.low > 0 else False if found.high < 0 else None
     where = f"{study.row_label(row)}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
-    fall = fmean(a - b for a, b in pairs) if pairs else 0.0
-    outcome = _majority(wins, losses, fall, claim.by, pairs)
-    return Verdict(claim.text, where, claim.paper, ours, wins, len(pairs), outcome)
+    return _finish(claim.text, where, claim.paper, found, measure, agrees)
 
 
 def _between(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
-    values = [v for v in readings.get((claim.measure, row, column), {}).values() if not math.isnan(v)]
-    mean = fmean(values) if values else math.nan
-    digits = MEASURES[claim.measure].digits
-    paper = study.paper_number(claim.measure, row, column) or claim.paper
+    values = list(readings.get((claim.measure, row, column), {}).values())
+    low, high = interval(values) if values else (-math.inf, math.inf)
+    inside, outside = claim.low <= low and high <= claim.high, low > claim.high or high < claim.low
+    measure, seeds = MEASURES[claim.measure], len(values)
     where = f"{study.row_label(row)}, {study.column_label(column)}"
+    paper = study.paper_number(claim.measure, row, column) or claim.paper
+    number = f"{{:.{measure.digits}f}}".format
+    ours = (
+        f"{number(fmean(values))} [{number(low)}, {number(high)}]"
+        if seeds > 1
+        else "".join(map(number, values))
+    )
+    if seeds < ENOUGH_SEEDS:
+        return Verdict(claim.text, where, paper, ours, seeds, _too_few(seeds), None)
+    finding = f"{number(low)} to {number(high)}"
     return Verdict(
-        claim.text,
-        where,
-        paper,
-        f"{mean:.{digits}f}" if values else "",
-        sum(claim.low <= value <= claim.high for value in values),
-        len(values),
-        "not run" if not values else "holds" if claim.low <= mean <= claim.high else "does not hold",
+        claim.text, where, paper, ours, seeds, finding, True if inside else False if outside else None
     )
 
 
-def _outcome(holds: bool, pairs: Sequence[object]) -> str:
-    """One seed decides nothing, so it is told and not judged."""
-    if len(pairs) == 1:
-        return f"one seed {'for' if holds else 'against'} it"
-    return "not run" if not pairs else "holds" if holds else "does not hold"
+def _finish(
+    claim: str, where: str, paper: str, found: Difference, measure: Measure, agrees: bool | None
+) -> Verdict:
+    unit = f" {measure.unit}" if measure.unit else ""
+    ours = ""
+    if found.seeds:
+        ours = f"{found.mean:+.{measure.digits}f}{unit}"
+    if found.seeds > 1:
+        ours = f"{ours} [{found.low:+.{measure.digits}f}, {found.high:+.{measure.digits}f}]"
+    if found.seeds < ENOUGH_SEEDS:
+        return Verdict(claim, where, paper, ours, found.seeds, _too_few(found.seeds), None)
+    return Verdict(
+        claim, where, paper, ours, found.seeds, found.describe(measure.digits, unit), agrees, found.p
+    )
 
 
-def _difference(a: float, b: float, measure: Measure) -> float:
-    """How much better a is than b; two that never got there are equal."""
-    if a == b:
-        return 0.0
-    return a - b if measure.higher_is_better else b - a
+def _too_few(seeds: int) -> str:
+    return "not run" if not seeds else f"not enough runs ({seeds} seed{'s' * (seeds > 1)})"
 
 
-def _count(pairs: list[tuple[float, float]], measure: Measure) -> tuple[int, int]:
-    differences = [_difference(a, b, measure) for a, b in pairs]
-    return sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+def _papers_gain(study: Study, claim: Claim, row: str, column: str, measure: Measure) -> str:
+    """The paper's own gain, from the numbers it prints; in words where one side never reached the target."""
+    assert claim.than is not None
+    places = (row, column), (claim.than, study.column_for(claim.than, column))
+    mine, other = (printed(study.paper_number(claim.measure, *place)) for place in places)
+    if math.isnan(mine) or math.isnan(other):
+        return ""
+    if math.isinf(mine) or math.isinf(other):
+        sides = (math.isinf(mine), math.isinf(other))
+        return {(False, True): "only it arrives", (True, False): "only the other arrives"}.get(
+            sides, "neither arrives"
+        )
+    gain = mine - other if measure.higher_is_better else other - mine
+    return f"{gain:+.{measure.digits}f} {measure.unit}".strip()
 
 
-def _gain(pairs: list[tuple[float, float]], measure: Measure) -> str:
-    """The mean gain over pairs in which both numbers are known; in words where a side never got there."""
-    pairs = [(a, b) for a, b in pairs if not math.isnan(a) and not math.isnan(b)]
-    known = [_difference(a, b, measure) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-    text = [_signed(fmean(known), measure)] if known else []
-    if any(math.isinf(b) and math.isfinite(a) for a, b in pairs):
-        text.append("only it arrives" if not known else f"only it arrives in {_seeds(pairs, 1)}")
-    if any(math.isinf(a) and math.isfinite(b) for a, b in pairs):
-        text.append("only the other arrives" if not known else f"only the other in {_seeds(pairs, 0)}")
-    if not text and pairs:
-        text.append("neither arrives")
-    return "; ".join(text)
-
-
-def _seeds(pairs: list[tuple[float, float]], never: int) -> str:
-    count = sum(math.isinf(pair[never]) and math.isfinite(pair[1 - never]) for pair in pairs)
-    return f"{count} seed" + "s" * (count > 1)
-
-
-def _signed(gain: float, measure: Measure) -> str:
-    if measure.higher_is_better:
-        return f"{gain:+.{measure.digits}f} {measure.unit}".strip()
-    size = f"{abs(gain):.{measure.digits}f} {measure.unit}".strip()
-    return f"{size} {'less' if gain >= 0 else 'more'}"
-
-
-def _where(study: Study, claim: Claim, row: str, column: str) -> str:
-    """The column, and the row where the claim is about several; a study of one column is named by its rows."""
-    rows = f"{study.row_label(row)} against {study.row_label(claim.than or '')}"
-    if len(study.columns) == 1:
-        return rows
-    place = study.column_label(column)
-    return place if len(claim.rows) == 1 else f"{rows}, {place}"
+def summarise(verdicts: Sequence[Mapping[str, object]]) -> str:
+    """One line for a claim out of the findings at its places."""
+    ran = [v for v in verdicts if v["seeds"]]
+    if len(verdicts) == 1 or not ran:
+        return str(verdicts[0]["finding"])
+    count = {answer: sum(v["agrees"] is answer for v in ran) for answer in (True, False, None)}
+    parts = [
+        f"agrees in {count[True]} of {len(verdicts)} places",
+        f"contradicts in {count[False]}" if count[False] else "",
+        f"undecided in {count[None]}" if count[None] else "",
+        f"{len(verdicts) - len(ran)} not run" if len(ran) < len(verdicts) else "",
+    ]
+    return ", ".join(filter(None, parts))

@@ -6,6 +6,7 @@
 
 from fedpews.testing.laws import (
     Whole,
+    check_alone,
     check_finite,
     check_laws,
     check_method,
@@ -16,6 +17,7 @@ from fedpews.testing.laws import (
     check_unowned,
     check_vectorised,
     check_warmup,
+    equal,
 )
 from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
 
@@ -24,6 +26,7 @@ __all__ = [
     "Playground",
     "Samples",
     "Whole",
+    "check_alone",
     "check_finite",
     "check_laws",
     "check_method",
@@ -34,6 +37,7 @@ __all__ = [
     "check_unowned",
     "check_vectorised",
     "check_warmup",
+    "equal",
     "small_clients",
     "small_network",
 ]

@@ -73,7 +73,7 @@ class Playground:
         played = Played(state, memories, [], [], [])
         for round in range(1, rounds + 1):
             chosen = tuple(range(total)) if cohorts is None else cohorts(round)
-            cohort = Cohort(round, chosen, total, fold(self.seed, round, "server"))
+            cohort = Cohort(round, chosen, total, fold(self.seed, round, "server"), self.seed)
             half = self.half(method.client(method.phase(state, round)))
             downloads = method.downloads(net, state, cohort)
             uploads = []

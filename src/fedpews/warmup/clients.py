@@ -26,33 +26,43 @@ class LearnedClient(ClientHalf):
         return 2 * net.graph.size + self.inner.noise_size(net)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        first = torch.zeros(
-            net.graph.size, device=next(iter(download.params.values())).device
-        )  # s = 0, θ = 1/2
+        like = next(iter(download.params.values()))
+        if "start" in download.extra:
+            first = download.extra["start"]["neurons"]
+        else:
+            first = like.new_full((net.graph.size,), self.masks.start)
         scores = first if memory is None else memory["scores"]["neurons"]
         shared = torch.sigmoid(first) if memory is None else memory["shared"]["neurons"]
         total, mean = download.total, download.extra["theta"]["neurons"]
         # θ_{g∖i}, the mean over the other clients; a client alone has nobody to differ from
         others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None
+        once = {"neurons": torch.full_like(scores, torch.nan)} if self.masks.draw == "round" else {}
         return {
             "inner": start_subnetwork(self.inner, net, download, _inner(memory)),
             "scores": {"neurons": scores},
             "others": {} if others is None else {"neurons": others},
+            "drawn": once,  # the numbers of the first step, when they hold for the round
         }
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
     ) -> tuple[Nest, Tensor]:
         h = net.graph.size
-        scores = self.step_scores(net, local, batch, noise[:h])
-        gates = (noise[h : 2 * h] < torch.sigmoid(scores)).to(scores.dtype)  # a fresh draw for the weights
+        first, second = noise[:h], noise[h : 2 * h]
+        if local["drawn"]:
+            kept = local["drawn"]["neurons"]
+            first = second = torch.where(kept.isnan(), first, kept)
+            local = local | {"drawn": {"neurons": first}}
+        scores = self.step_scores(net, local, batch, first)
+        gates = (second < torch.sigmoid(scores)).to(scores.dtype)  # a fresh draw for the weights
         inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise[2 * h :], lr, gates)
         return local | {"inner": inner, "scores": {"neurons": scores}}, loss
 
     def step_scores(self, net: Network, local: Nest, batch: Batch, noise: Tensor) -> Tensor:
         """Procedure I: s ← s − η_s·(∂f/∂gate − 2λ(θ_i − θ_{g∖i}))·σ′(s), weights frozen.
 
-        The gradient passes straight through the draw, so a neuron closed in this draw learns too.
+        The gradient passes straight through the draw. A mask that multiplies the parameters has none where it
+        is zero: then f moves the scores of open neurons only, and the diversity term those of all.
         """
         scores: Tensor = local["scores"]["neurons"]
         params: Mapping[str, Tensor] = local["inner"]["params"]
@@ -60,6 +70,8 @@ class LearnedClient(ClientHalf):
         gates = (noise < theta).to(scores.dtype)
         slope: Tensor
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
+        if self.masks.gradient == "open":
+            slope = slope * gates
         if local["others"]:
             slope = slope - 2 * self.masks.diversity * (theta - local["others"]["neurons"])
         stepped: Tensor = scores - self.masks.mask_lr * slope * theta * (1 - theta)
@@ -68,13 +80,19 @@ class LearnedClient(ClientHalf):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         h = net.graph.size
         theta = torch.sigmoid(local["scores"]["neurons"])
-        neurons = work.noise[:h] < theta
+        neurons = self.choose(theta, local, work.noise[:h])
         shared = theta if self.masks.upload == "probabilities" else neurons.to(theta.dtype)
         rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
         memory, upload = self.inner.finish(net, download, local["inner"], rest)
         if self.masks.upload == "probabilities":
             upload = replace(upload, extra={**upload.extra, "theta": {"neurons": theta}})
         return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
+
+    def choose(self, theta: Tensor, local: Nest, noise: Tensor) -> Tensor:
+        """The neurons to upload."""
+        if self.masks.upload_mask == "thresholded":
+            return theta >= 0.5
+        return (local["drawn"]["neurons"] if local["drawn"] else noise) < theta
 
 
 @dataclass(frozen=True)

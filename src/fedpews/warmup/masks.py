@@ -1,4 +1,4 @@
-"""Who owns which neurons during the warmup: learned at the clients, or fixed by the server."""
+"""Who owns which neurons during the warmup: learned at the clients, or fixed or drawn by the server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
-from fedpews.methods.options import NotNegative, Options, Positive
+from fedpews.methods.contract import Cohort
+from fedpews.methods.options import NotNegative, Options, Positive, Share
 from fedpews.neurons.graph import NeuronGraph
+from fedpews.seeds import fold
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,27 @@ class Learned(Options):
         mask_lr: η_s, the learning rate of the scores.
         upload: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
             ``"masks"`` it uploads anyway (a smaller upload, slightly slower in rounds).
+        gradient: whose score the loss moves: that of neurons ``"open"`` in the draw, as when the mask multiplies
+            the parameters, or through the ``"gate"`` also that of closed ones.
+        start: the mean of the scores before a client's first round; θ is their sigmoid.
+        start_spread: their standard deviation; 0 starts all neurons alike.
+        start_common: one random start for all clients, instead of a client's own.
+        upload_mask: the neurons a client uploads: those with θ ≥ ½ (``"thresholded"``), or ``"drawn"`` once more.
+        draw: when neurons are drawn: at every ``"step"``, twice, or once a ``"round"``.
+
+    >>> Learned(diversity=5.0, start=-1.0).upload
+    'probabilities'
     """
 
     diversity: NotNegative = 1.0
     mask_lr: Positive = 0.1
     upload: Literal["probabilities", "masks"] = "probabilities"
+    gradient: Literal["open", "gate"] = "open"
+    start: float = 0.0
+    start_spread: NotNegative = 1.0
+    start_common: bool = False
+    upload_mask: Literal["drawn", "thresholded"] = "thresholded"
+    draw: Literal["step", "round"] = "step"
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,57 @@ class Fixed(Options):
     """
 
     shares: tuple[Positive, ...] | None = None
+
+    def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
+        return contiguous(graph, client, cohort.total, self.shares)
+
+
+@dataclass(frozen=True)
+class Random(Options):
+    """The server draws each client's neurons at random: what learned masks are to be measured against.
+
+    Args:
+        density: the part of every layer that a client gets, drawn for each client alone, so that parts overlap; when
+            not given every layer is dealt to all clients, no neuron twice.
+        redraw: draw anew in every round, as IST does, instead of once.
+    """
+
+    density: Share | None = None
+    redraw: bool = False
+
+    def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
+        """The neurons of one client in a round: (neurons,) bool."""
+        drawn = fold(cohort.run_seed, "masks", *([cohort.round] if self.redraw else []))
+        neurons = torch.zeros(graph.size, dtype=torch.bool)
+        for layer in graph.layers:
+            names = (layer.start,) if self.density is None else (layer.start, client)
+            generator = torch.Generator().manual_seed(fold(drawn, *names))
+            shuffled = torch.randperm(layer.size, generator=generator)
+            if self.density is None:
+                part = shuffled.tensor_split(cohort.total)[client]
+            else:
+                part = shuffled[: max(1, round(self.density * layer.size))]
+            if not len(part):
+                raise ConfigError(
+                    f"layer {layer.name} has {layer.size} neurons, too few to deal to {cohort.total} clients; set "
+                    "warmup.density or take a wider model"
+                )
+            neurons[layer.start + part] = True
+        return neurons
+
+
+def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int) -> Tensor:
+    """The scores of some clients before their first round: (clients, neurons).
+
+    A client's row is a function of the run's seed and its number, whoever else there is.
+    """
+    if not masks.start_spread:
+        return torch.full((len(clients), neurons), masks.start)
+    rows = []
+    for client in [0] if masks.start_common else clients:
+        generator = torch.Generator().manual_seed(fold(seed, client, "scores"))
+        rows.append(torch.randn(neurons, generator=generator))
+    return (masks.start + masks.start_spread * torch.stack(rows)).expand(len(clients), neurons)
 
 
 def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[float] | None = None) -> Tensor:

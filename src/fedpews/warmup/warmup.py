@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -18,7 +19,7 @@ from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree
 from fedpews.warmup.auto import Auto
 from fedpews.warmup.clients import LearnedClient, WarmClient
-from fedpews.warmup.masks import Fixed, Learned, contiguous
+from fedpews.warmup.masks import Fixed, Learned, Random, draw_starts
 
 WARMUP = "warmup"
 
@@ -26,7 +27,7 @@ WARMUP = "warmup"
 def with_warmup(
     method: Method,
     rounds: int,
-    masks: Learned | Fixed | None = None,
+    masks: Learned | Fixed | Random | None = None,
 ) -> Method:
     """The same method, with a warmup of ``rounds`` rounds in which each client trains only its own neurons.
 
@@ -35,8 +36,8 @@ def with_warmup(
 
     Args:
         rounds: W, the number of warmup rounds; 0 is the bare method.
-        masks: ``Learned`` (FedPeWS, the default), ``Fixed`` (FedPeWS-Fixed) or ``Auto`` (FedPeWS-Auto, for which
-            ``rounds`` is the most it may take).
+        masks: ``Learned`` (FedPeWS, the default), ``Fixed`` (FedPeWS-Fixed), ``Random`` (drawn, for comparison) or
+            ``Auto`` (FedPeWS-Auto, for which ``rounds`` is the most it may take).
 
     >>> from fedpews.methods.fedprox import FedProx
     >>> with_warmup(FedProx(mu=0.01), rounds=25, masks=Learned(diversity=5.0)).rounds
@@ -46,7 +47,7 @@ def with_warmup(
         name = type(method).__name__
         raise ConfigError(
             f"{name} trains parts of the network by its own rule, so it takes no warmup; "
-            "put the warmup around fedavg, fedprox, scaffold, fednova or moon."
+            "put the warmup around fedavg, fedprox, scaffold, fednova, moon or feddyn."
         )
     return Warmup(method, rounds, Learned() if masks is None else masks)
 
@@ -57,7 +58,7 @@ class Warmup(Method):
 
     inner: Method
     rounds: Annotated[int, Field(ge=0)]
-    masks: Learned | Fixed
+    masks: Learned | Fixed | Random
 
     def phase(self, state: Nest, round: int) -> str:
         if round <= self.rounds and not bool(state["warmup"]["over"]):
@@ -79,11 +80,16 @@ class Warmup(Method):
                 "over": torch.tensor(False),
                 "first_loss": torch.tensor(float("nan")),
                 # one tensor for all clients: many thousands of them stay a few megabytes, quick to sum and to save
-                "theta": torch.full(shape, 0.5, device=device),  # what each last shared of θ_i; at first 1/2
+                "theta": torch.full(shape, self.first_theta, device=device),  # what each last shared of θ_i
                 "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # what each last owned
-                "took_part": torch.zeros(total, dtype=torch.bool),
+                "took_part": torch.zeros(total, dtype=torch.bool, device=device),
             },
         }
+
+    @property
+    def first_theta(self) -> float:
+        """θ_g before anybody was heard of."""
+        return 1 / (1 + math.exp(-self.masks.start)) if isinstance(self.masks, Learned) else 0.5
 
     def params(self, state: Nest) -> Tree:
         return self.inner.params(state["inner"])
@@ -96,17 +102,34 @@ class Warmup(Method):
         }
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        inner = self.inner.downloads(net, state["inner"], cohort)
-        if self.phase(state, cohort.round) != WARMUP:
+        warm = self.phase(state, cohort.round) == WARMUP
+        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm))
+        if not warm:
             return inner
-        if isinstance(self.masks, Fixed):
-            assigned = [contiguous(net.graph, i, cohort.total, self.masks.shares) for i in cohort.clients]
+        if not isinstance(self.masks, Learned):
+            assigned = [self.masks.assign(net.graph, i, cohort).to(net.device) for i in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
         theta = {"neurons": self.mean_theta(state)}
-        return [replace(d, phase=WARMUP, extra={**d.extra, "theta": theta}) for d in inner]
+        sent: dict[int, Download] = {}
+        for d in inner:  # what was one download for all stays one
+            if id(d) not in sent:
+                sent[id(d)] = replace(d, phase=WARMUP, extra={**d.extra, "theta": theta})
+        told = [sent[id(d)] for d in inner]
+        if not self.masks.start_spread:
+            return told
+        # a client's own start is drawn here, so that a site needs no seed
+        known = state["warmup"]["took_part"][list(cohort.clients)].tolist()
+        new = [place for place, is_known in enumerate(known) if not is_known]
+        if new:
+            # of the newcomers alone: their number does not grow with the federation
+            clients = [cohort.clients[place] for place in new]
+            starts = draw_starts(self.masks, net.graph.size, clients, cohort.run_seed).to(theta["neurons"])
+            for place, start in zip(new, starts, strict=True):
+                told[place] = replace(told[place], extra={**told[place].extra, "start": {"neurons": start}})
+        return told
 
     def mean_theta(self, state: Nest) -> Tensor:
-        """θ_g over all N clients; one not heard of yet counts with the start, 1/2."""
+        """θ_g over all N clients; one not heard of yet counts with the σ of the start's mean, as in Algorithm 1."""
         theta: Tensor = state["warmup"]["theta"]
         return theta.mean(0)
 
@@ -116,15 +139,13 @@ class Warmup(Method):
         if self.phase(state, round) != WARMUP:
             return state | {"inner": inner}
         warmup = dict(state["warmup"])
-        clients = torch.tensor([upload.client for upload in uploads])
+        clients = torch.tensor([upload.client for upload in uploads], device=net.device)
         warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
-        clients = clients.to(warmup["neurons"].device)
-        warmup["neurons"] = warmup["neurons"].index_copy(
-            0, clients, torch.stack([_owned(up) for up in uploads])
-        )
+        # in place: a copy of these tables would cost as much as there are clients in the federation
+        warmup["neurons"].index_copy_(0, clients, torch.stack([_owned(up) for up in uploads]))
         if isinstance(self.masks, Learned):
             shared = torch.stack([_shared(upload) for upload in uploads])  # (clients, neurons)
-            warmup["theta"] = warmup["theta"].index_copy(0, clients, shared)
+            warmup["theta"].index_copy_(0, clients, shared)
         loss = torch.tensor(sum(upload.loss for upload in uploads) / len(uploads))
         warmup["first_loss"] = torch.where(warmup["first_loss"].isnan(), loss, warmup["first_loss"])
         if isinstance(self.masks, Auto):

@@ -6,8 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
+from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.engines.client_round import ClientRound, finish, start
@@ -17,8 +19,7 @@ from fedpews.engines.engine import Done, Engine, Job, Schedule
 from fedpews.engines.evaluate import Score, score_models
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Network
-from fedpews.torch_private import tree_flatten, tree_unflatten
-from fedpews.trees import Tree
+from fedpews.trees import Layout, Tree, flatten, unflatten
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,16 @@ class Compiled:
     shapes: list[tuple[torch.Size, torch.dtype]]
     program: Program
     native: Native
+    net: Network  # whose frozen parameters are the program's constants
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A client before its first step, its local state laid flat."""
+
+    client: ClientRound
+    leaves: list[Tensor]
+    layout: Layout
 
 
 class CompiledEngine(Engine):
@@ -56,6 +67,8 @@ class CompiledEngine(Engine):
     ) -> None:
         if data.x.device.type != "cpu":
             raise CannotCompile(f"the data are on {data.x.device}, and compiled steps run on the CPU")
+        if net.least_batch > 1:
+            raise CannotCompile("the model cannot be trained on a single sample (BatchNorm)")
         if net.is_stochastic:
             raise CannotCompile("the model is stochastic (dropout), and compiled steps draw no numbers")
         self.net, self.data, self.schedule = net, data, schedule
@@ -66,44 +79,50 @@ class CompiledEngine(Engine):
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         done: dict[int, Done] = {}
-        rounds = dict(enumerate(self._pool.map(self._begin, jobs)))
+        # a group's worth at a time: to start one client takes less time than to hand it to a thread
+        batches = [jobs[first : first + self.lanes] for first in range(0, len(jobs), self.lanes)]
+        lanes = list(chain.from_iterable(self._pool.map(self._begin, batches)))
         kinds: dict[int, Compiled] = {}
         eager: list[int] = []
-        for i, started in rounds.items():
+        for i, lane in enumerate(lanes):
             try:
-                kinds[i] = self._compiled(started)
+                kinds[i] = self._compiled(lane)
             except CannotCompile as reason:
                 if self.instead is None:
                     raise
-                self._refuse(started.job.half, reason)
+                self._refuse(lane.client.job.half, reason)
                 eager.append(i)
         if self.instead is not None and eager:
             done |= zip(eager, self.instead.train([jobs[i] for i in eager]), strict=True)
-        groups = self._group(rounds, kinds)
-        results = self._pool.map(lambda group: self._run(group[0], [rounds[i] for i in group[1]]), groups)
+        groups = self._group(lanes, kinds)
+        results = self._pool.map(lambda group: self._run(group[0], [lanes[i] for i in group[1]]), groups)
         for (_, members), finished in zip(groups, results, strict=True):
             done |= zip(members, finished, strict=True)
         return [done[i] for i in range(len(jobs))]
 
-    def evaluate(self, models: Sequence[Tree]) -> list[Score]:
-        return score_models(self.net, models, self.data, self._pool)
+    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self.instead is not None:
             self.instead.close()
 
-    def _begin(self, job: Job) -> ClientRound:
-        return start(self.net, self.data, self.schedule, job)
+    def _begin(self, jobs: Sequence[Job]) -> list[Lane]:
+        lanes = []
+        for job in jobs:
+            client = start(self.net.at(job.seed), self.data, self.schedule, job)
+            lanes.append(Lane(client, *flatten(client.local)))
+        return lanes
 
     def _group(
-        self, rounds: Mapping[int, ClientRound], kinds: Mapping[int, Compiled]
+        self, lanes: Sequence[Lane], kinds: Mapping[int, Compiled]
     ) -> list[tuple[Compiled, list[int]]]:
         """Jobs of one kind, ``lanes`` at a time. Long ones together: a group takes as many steps as its longest."""
         groups = []
         for compiled in self._programs:
             members = [i for i, kind in kinds.items() if kind is compiled]
-            members.sort(key=lambda i: -len(rounds[i].sizes))
+            members.sort(key=lambda i: -len(lanes[i].client.sizes))
             groups += [(compiled, members[i : i + self.lanes]) for i in range(0, len(members), self.lanes)]
         return groups
 
@@ -114,46 +133,57 @@ class CompiledEngine(Engine):
                 "%s runs on the eager engine: %s", type(half).__name__, reason
             )
 
-    def _compiled(self, started: ClientRound) -> Compiled:
+    def _compiled(self, lane: Lane) -> Compiled:
         """The program for this kind of job, made when it is the first of its kind."""
-        half, data, size = started.job.half, self.data, self.schedule.batch_size
+        client, data, size = lane.client, self.data, self.schedule.batch_size
+        half = client.job.half
         if half in self._refused:
             raise CannotCompile("refused before")
-        leaves, spec = tree_flatten(started.local)
-        shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        if not all(isinstance(leaf, Tensor) for leaf in lane.leaves):
+            raise CannotCompile("its local state holds something else than tensors")
+        shapes = [(leaf.shape, leaf.dtype) for leaf in lane.leaves]
+        net = self.net.at(client.job.seed) if self.net.frozen else self.net
         for known in self._programs:
-            if known.half == half and known.program.spec == spec and known.shapes == shapes:
+            same = known.half == half and known.program.layout == lane.layout and known.shapes == shapes
+            if same and known.net is net:
                 return known
-        first = started.order[: started.sizes[0]]
-        check_padding(
-            self.net, half, started.local, data.x[first], data.y[first], started.noise[0], started.job.lr
-        )
-        program = trace_step(self.net, half, started.local, self.lanes, size, data.x, data.y)
-        sheet = Sheet.blank(1, self.lanes, size, started.noise.shape[1])
-        stacked = [torch.stack([leaf] * self.lanes) for leaf in leaves]
+        first = client.order[: client.sizes[0]]
+        check_padding(net, half, client.local, data.x[first], data.y[first], client.noise[0], client.job.lr)
+        program = trace_step(net, half, client.local, self.lanes, size, data.x, data.y)
+        sheet = Sheet.blank(1, self.lanes, size, client.noise.shape[1])
+        stacked = [torch.stack([leaf] * self.lanes) for leaf in lane.leaves]
         native = load(program, sheet, data.x, data.y, stacked, self.workers)
-        self._programs.append(Compiled(half, shapes, program, native))
+        self._programs.append(Compiled(half, shapes, program, native, net))
         return self._programs[-1]
 
-    def _run(self, compiled: Compiled, rounds: list[ClientRound]) -> list[Done]:
+    def _run(self, compiled: Compiled, lanes: Sequence[Lane]) -> list[Done]:
         """All steps of a group of lanes."""
-        program = compiled.program
-        steps = max(len(started.sizes) for started in rounds)
-        sheet = Sheet.blank(steps, self.lanes, self.schedule.batch_size, rounds[0].noise.shape[1])
-        if len({len(started.sizes) for started in rounds}) > 1 or len(rounds) < self.lanes:
+        clients = [lane.client for lane in lanes]
+        lengths = [len(client.sizes) for client in clients]
+        sheet = Sheet.blank(max(lengths), self.lanes, self.schedule.batch_size, clients[0].noise.shape[1])
+        if min(lengths) < max(lengths) or len(lanes) < self.lanes:
             sheet.noise.zero_()  # steps that are not taken still compute
-        for i, started in enumerate(rounds):
-            fill_lane(sheet, i, started)
+        for i, client in enumerate(clients):
+            fill_lane(sheet, i, client)
         # idle lanes repeat a state, read sample 0 with weight 0, and so take no step
-        filled = [
-            tree_flatten(started.local)[0] for started in rounds + rounds[-1:] * (self.lanes - len(rounds))
-        ]
+        filled = [lane.leaves for lane in lanes]
+        filled += filled[-1:] * (self.lanes - len(lanes))
         state = [torch.stack(leaves) for leaves in zip(*filled, strict=True)]
-        compiled.native.run(steps, sheet, [self.data.x, self.data.y, *state, *program.constants])
-        locals_ = [tree_unflatten([leaf[i] for leaf in state], program.spec) for i in range(len(rounds))]
+        compiled.native.run(
+            max(lengths), sheet, [self.data.x, self.data.y, *state, *compiled.program.constants]
+        )
+        # one call a tensor gives every client's own
+        after = zip(*(leaf.unbind() for leaf in state), strict=True)
+        losses = sheet.losses.unbind(1)
         return [
-            finish(self.net, self.data, started, local, sheet.losses[: len(started.sizes), i])
-            for i, (started, local) in enumerate(zip(rounds, locals_, strict=True))
+            finish(
+                self.net.at(client.job.seed),
+                self.data,
+                client,
+                unflatten(iter(own), compiled.program.layout),
+                loss[:length],
+            )
+            for client, own, loss, length in zip(clients, after, losses, lengths, strict=False)
         ]
 
 
@@ -167,8 +197,7 @@ def fill_lane(sheet: Sheet, i: int, started: ClientRound) -> None:
         sheet.weight[:steps, i] = 1
     else:
         present = torch.arange(size) < torch.tensor(started.sizes)[:, None]  # (steps, batch)
-        sheet.rows[:steps, i].masked_fill_(
-            ~present, started.order[0]
-        )  # padding reads a sample of the client's own
+        # padding reads a sample of the client's own, with weight 0
+        sheet.rows[:steps, i].masked_fill_(~present, started.order[0])
         sheet.rows[:steps, i].masked_scatter_(present, started.order)
         sheet.weight[:steps, i] = present.to(sheet.weight.dtype)

@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -70,7 +71,7 @@ class Native:
 
     def __init__(self, library: Path, loop: Path, runners: int) -> None:
         self._model, self._loop = ctypes.CDLL(str(library)), ctypes.CDLL(str(loop))
-        self._torch = ctypes.CDLL(str(library_path()))
+        self._torch = torch_library()
         self._container = ctypes.c_void_p()
         if self._model.AOTInductorModelContainerCreateWithDevice(
             ctypes.byref(self._container), ctypes.c_size_t(runners), b"cpu", None
@@ -145,8 +146,30 @@ def load(
         raise CannotCompile(f"what the compiler built does not load: {error}") from error
 
 
+NEEDED = (
+    "aoti_torch_new_tensor_handle",
+    "aoti_torch__reinterpret_tensor",
+    "aoti_torch_delete_tensor_object",
+)
+"""Functions of torch's C interface that the loop over steps calls. Older versions lack some."""
+
+
+def torch_library() -> ctypes.CDLL:
+    """torch's library, if it has what compiled steps call."""
+    try:
+        library = ctypes.CDLL(str(library_path()))
+    except OSError as error:
+        raise CannotCompile(f"torch's library cannot be opened: {first_line(error)}") from error
+    missing = [name for name in NEEDED if not hasattr(library, name)]
+    if missing:
+        raise CannotCompile(f"torch {torch.__version__} has no {missing[0]}")
+    return library
+
+
 def compiler_path() -> str:
     """The C++ compiler that torch would call."""
+    if platform.system() == "Windows":
+        raise CannotCompile("compiled steps need Linux or macOS")
     command = compiler_command()
     found = shutil.which(command)
     if found is None:
@@ -180,7 +203,7 @@ def _processor() -> str:
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next((line for line in lines if line.startswith("flags")), "")
-    return ""
+    return platform.processor()
 
 
 def _find(folder: Path, key: str) -> Path | None:

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedpews.errors import first_line
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Batch, Network
-from fedpews.torch_private import TreeSpec, merge_common, tree_flatten, tree_unflatten
-from fedpews.trees import Nest
+from fedpews.torch_private import merge_common
+from fedpews.trees import Layout, Nest, flatten, unflatten
 
 
 class CannotCompile(Exception):
@@ -58,15 +58,14 @@ class Program:
     graph: fx.GraphModule  # (rows, weight, noise, lr, x, y, *state, *constants) -> (*changed state, loss)
     constants: tuple[Tensor, ...]  # frozen parameters, integer buffers, index tables
     changes: tuple[bool, ...]  # which leaves of the state a step changes
-    spec: TreeSpec  # how the leaves make up the local state
+    layout: Layout  # how the leaves make up the local state
     lanes: int
 
     def fingerprint(self) -> str:
         """A hash of what is compiled; the values of state and constants are inputs, so they do not count."""
         digest = hashlib.blake2b(repr((self.changes, self.lanes)).encode(), digest_size=16)
-        numbers: dict[
-            fx.Node, str
-        ] = {}  # a node's name depends on what was traced before, its number does not
+        # a node's name depends on what was traced before, its number does not
+        numbers: dict[fx.Node, str] = {}
         for node in self.graph.graph.nodes:
             numbers[node] = f"%{len(numbers)}"
             given = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
@@ -107,7 +106,7 @@ def trace_step(
     net: Network, half: ClientHalf, local: Nest, lanes: int, batch_size: int, x: Tensor, y: Tensor
 ) -> Program:
     """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
-    leaves, spec = tree_flatten(local)
+    leaves, layout = flatten(local)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise CannotCompile("its local state holds something else than tensors")
 
@@ -115,9 +114,9 @@ def trace_step(
         rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, x: Tensor, y: Tensor, state: list[Tensor]
     ) -> Any:
         batch = Batch(x[rows], y[rows], weight)
-        moved, loss = half.step(net, tree_unflatten(state, spec), batch, noise, lr)
-        after, after_spec = tree_flatten(moved)
-        if after_spec != spec:
+        moved, loss = half.step(net, unflatten(iter(state), layout), batch, noise, lr)
+        after, after_layout = flatten(moved)
+        if after_layout != layout:
             raise CannotCompile("a step changes the structure of its local state")
         active = weight.sum() > 0
         # a client whose steps are over keeps its state to the bit
@@ -142,7 +141,7 @@ def trace_step(
     constants = _lift_constants(graph)
     # the two passes of a warmup step have their first layer in common
     graph = fx.GraphModule(graph, merge_common(graph.graph))
-    return Program(graph, constants, changes, spec, lanes)
+    return Program(graph, constants, changes, layout, lanes)
 
 
 def check_padding(
@@ -155,7 +154,7 @@ def check_padding(
     for scale in (1.0, -3.0):
         batch = Batch(torch.cat([x[:size], scale * x[:size]]), torch.cat([y[:size]] * 2), real)
         moved, loss = half.step(net, local, batch, noise, lr)
-        outcomes.append([loss, *tree_flatten(moved)[0]])
+        outcomes.append([loss, *flatten(moved)[0]])
     if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(*outcomes, strict=True)):
         raise CannotCompile(
             "samples of a batch influence each other (BatchNorm?), so batches cannot be padded"

@@ -66,12 +66,14 @@ class LocalWarmup:
         self._diversity, self._rate = float(about["diversity"]), float(about["mask-lr"])
         self._device = next(model.parameters()).device
         self._graph = graph or trace(copy.deepcopy(model).cpu(), example.detach().cpu())
+        self._open_only = about["gradient"] == "open"
+        self._thresholded = about["upload-mask"] == "thresholded"
         site = int(context.node_config.get("partition-id", context.node_id))
         self._keep = keep or _default_place(context.node_config, site)
         kept = _read(context.state, SCORES, HIDDEN)
         if kept is None and self._keep is not None and self._keep.exists():
             kept = torch.from_numpy(np.load(self._keep, allow_pickle=False))
-        self.scores = (torch.zeros(self._graph.size) if kept is None else kept).to(self._device)
+        self.scores = (self._start(about, site) if kept is None else kept).to(self._device)
         others = _read(message.content, OTHERS, NEURONS)
         self._others = None if others is None else others.to(self._device)
         self._fixed: Tensor | None = None
@@ -99,6 +101,8 @@ class LocalWarmup:
         outputs = functional_call(self.model, self._graph.gate(weights, gates) | kept, (inputs,))
         loss = criterion(outputs, *targets)
         (slope,) = torch.autograd.grad(loss, gates)
+        if self._open_only:
+            slope = slope * gates.detach()
         if self._others is not None:
             slope = slope - 2 * self._diversity * (theta - self._others)
         self.scores = self.scores - self._rate * slope * theta * (1 - theta)
@@ -134,13 +138,13 @@ class LocalWarmup:
                     buffer.copy_(torch.where(open_[name], buffer, self._before[name]))
 
     def reply(self, metrics: Mapping[str, Any]) -> Message:
-        """What to send: in the warmup only the elements of the neurons drawn last, which they are, and θ."""
+        """What to send: in the warmup only the elements of the neurons to upload, which they are, and θ."""
         values = {name: value.detach().cpu().numpy() for name, value in self.model.state_dict().items()}
         records: dict[str, Any] = {"metrics": MetricRecord(dict(metrics))}
         if not self.active:
             records["arrays"] = _record(values)
         else:
-            neurons = self._draw().bool()
+            neurons = self.theta >= 0.5 if self._thresholded else self._draw().bool()
             sides = {
                 name: {axis.dim: _side(neurons.cpu(), axis.neurons.cpu()) for axis in axes}
                 for name, axes in self._graph.axes.items()
@@ -155,6 +159,11 @@ class LocalWarmup:
             if self._keep is not None:
                 _write(self._keep, self.scores.cpu().numpy())
         return Message(RecordDict(records), reply_to=self._message)
+
+    def _start(self, about: Any, site: int) -> Tensor:
+        random = torch.Generator().manual_seed(fold(0, site, "scores"))
+        noise = torch.randn(self._graph.size, generator=random)
+        return float(about["start"]) + float(about["start-spread"]) * noise
 
     def _draw(self) -> Tensor:
         theta = self.theta

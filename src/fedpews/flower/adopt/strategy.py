@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any, Literal
@@ -34,6 +35,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         rounds: W, rounds of the warmup; 0 is the strategy as it is.
         diversity: λ, how strongly clients are pushed to different neurons.
         mask_lr: η_s, learning rate of the clients' scores.
+        gradient, start, start_spread, upload_mask: as in `fedpews.Learned`; each site draws its own start.
         first_round: the absolute number of this start's first round, when it goes on from an earlier one.
         masks: ``learned`` at the clients; ``fixed``, one contiguous group of every layer for each of ``sites`` nodes in
             the order in which they are met; or ``auto``, learned until the training loss says that it is enough.
@@ -49,14 +51,26 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         mask_lr: float = 0.1,
         first_round: int = 1,
         *,
+        gradient: Literal["open", "gate"] = "open",
+        start: float = 0.0,
+        start_spread: float = 1.0,
+        upload_mask: Literal["drawn", "thresholded"] = "thresholded",
         masks: Literal["learned", "fixed", "auto"] = "learned",
         sites: int | None = None,
         loss_key: str = "train_loss",
     ) -> None:
-        if rounds < 0 or diversity < 0 or mask_lr <= 0:
-            raise ConfigError("rounds and diversity must not be negative, and mask_lr must be positive")
+        if rounds < 0 or diversity < 0 or mask_lr <= 0 or start_spread < 0:
+            raise ConfigError(
+                "rounds, diversity and start_spread must not be negative, and mask_lr must be positive"
+            )
         if masks == "fixed" and not sites:
             raise ConfigError("fixed masks need to know how many sites there are: WithWarmup(..., sites=4)")
+        self._reading: dict[str, str | float] = {
+            "gradient": gradient,
+            "start": float(start),
+            "start-spread": float(start_spread),
+            "upload-mask": upload_mask,
+        }
         self.strategy, self.rounds, self.diversity = strategy, rounds, diversity
         self.mask_lr, self.first_round = mask_lr, first_round
         self.masks, self.sites, self.loss_key = masks, sites, loss_key
@@ -112,6 +126,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
             "round": server_round + self.first_round - 1,
             "diversity": self.diversity,
             "mask-lr": self.mask_lr,
+            **self._reading,
         }
         if self.masks == "fixed":
             place = self._places.setdefault(node, len(self._places))
@@ -163,10 +178,11 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         self.strategy.summary()
 
     def _others(self, node: int, nodes: set[int]) -> NDArray[Any] | None:
-        """θ_{g∖i}: the mean over the other nodes; one not heard of yet counts with the start, 1/2."""
+        """θ_{g∖i}: the mean over the other nodes; one not heard of yet counts with the start's mean."""
         if not self._theta or len(nodes) < 2:
             return None
-        start = np.full_like(next(iter(self._theta.values())), 0.5)
+        middle = 1 / (1 + math.exp(-float(self._reading["start"])))
+        start = np.full_like(next(iter(self._theta.values())), middle)
         known = np.stack([self._theta.get(other, start) for other in sorted(nodes) if other != node])
         mean: NDArray[Any] = known.mean(axis=0, dtype=np.float32)
         return mean

@@ -103,7 +103,7 @@ def _warm_up(work: Work) -> None:
         # found on first use otherwise, and so anew in every fork
         net = site.net
         net.gated(torch.ones(net.graph.size))
-        _ = net.can_be_cut, net.is_stochastic, net.flops, net.takes_channels_last
+        _ = net.can_be_cut, net.is_stochastic, net.flops, net.survives_channels_last
     except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
         print(f"this site cannot be built: {type(error).__name__}: {error}", flush=True)
 

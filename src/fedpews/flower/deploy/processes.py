@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedpews.errors import ConfigError
+
 SUBREAPER, DEATH_SIGNAL = 36, 1  # prctl(2): orphans come to us; a child gets a signal when we die
 GRACE_SECONDS = 5.0
 
@@ -21,6 +23,8 @@ class Processes:
     """Starts programs by name and ends them all, with everything they started."""
 
     def __init__(self) -> None:
+        if os.name != "posix":
+            raise ConfigError("sites can be started as processes of this machine on Linux and macOS only")
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         _prctl(SUBREAPER)
 
@@ -33,7 +37,7 @@ class Processes:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us; we end them in order
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
 
     def pid(self, name: str) -> int:
@@ -111,6 +115,12 @@ def descendants(pid: int) -> set[int]:
 
 
 def _alive(pid: int) -> bool:
+    if sys.platform != "linux":
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return True
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

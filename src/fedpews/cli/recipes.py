@@ -1,0 +1,57 @@
+"""Configurations to start from: `fedpews new` and `show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from fedpews.cli.complete import recipe_names, recipes_and_studies
+from fedpews.cli.console import out
+from fedpews.errors import ConfigError, nearest
+
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        help="The recipe to start from (fedpews list recipes).", metavar="NAME", autocompletion=recipe_names
+    ),
+]
+Shown = Annotated[
+    str, typer.Argument(help="A recipe or a study, by its name.", autocompletion=recipes_and_studies)
+]
+
+
+def new(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("my.toml"),
+    recipe: RecipeName = "synthetic-32k",
+) -> None:
+    """Write a configuration of your own: a recipe's values, every other key beside them as a comment."""
+    from fedpews.configs import recipes
+    from fedpews.keys import commented_toml
+
+    if recipe not in (known := recipes()):
+        raise ConfigError(f"there is no recipe {recipe!r}; {nearest(recipe, known)}")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file.parent} is not a folder")
+    try:
+        with file.open("x") as new_file:
+            new_file.write(commented_toml(recipe, str(file)))
+    except FileExistsError:
+        raise ConfigError(f"{file} exists already; give another name, or remove it first") from None
+    out.print(escape(f"written to {file}; run it with: fedpews run {file}"), soft_wrap=True)
+
+
+def show(name: Shown) -> None:
+    """Print a recipe, or a study of the paper, as it is."""
+    from fedpews.configs import STUDIES, recipes, shipped
+
+    files = shipped(STUDIES) | recipes()
+    if name not in files:
+        raise ConfigError(f"there is no recipe or study {name!r}; {nearest(name, files)}")
+    out.print(escape(files[name].read_text().rstrip()), soft_wrap=True)
+
+
+RECIPES = (new, show)
+"""The commands of this file."""

@@ -1,0 +1,282 @@
+"""Follow every channel of every parameter through one pass of a model, kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpews.neurons.channels import is_norm
+from fedpews.neurons.labels import CONSTANT, FIRST, WHOLE, Sets, compact, core, spread
+from fedpews.torch_private import TorchDispatchMode, WeakTensorKeyDictionary, plain_kernels, tree_leaves
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What is known of a tensor: labels of its shape.
+
+    An activation has one label for each element. What is computed of parameters alone (``weight``) has the channel
+    on each of the parameter's dimensions; ``readable`` as long as closing a channel there closes it here.
+    """
+
+    axes: tuple[Tensor, ...]
+    weight: bool = False
+    readable: bool = True
+
+    @property
+    def label(self) -> Tensor:
+        return self.axes[0]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Dimension ``dim`` of a parameter or buffer; its positions are numbered from ``first`` on."""
+
+    name: str
+    dim: int
+    first: int
+    size: int
+
+
+class Channels:
+    """The numbered channels of a model, and what one or several passes tell about them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        self.modules = dict(model.named_modules())
+        self._parameters = {name for name, _ in model.named_parameters()}
+        self.dimensions: list[Dimension] = []
+        self.tags: list[tuple[Tensor, Tag]] = []
+        number = FIRST
+        for name, value in tensors:
+            axes = []
+            for dim, size in enumerate(value.shape if value.is_floating_point() else ()):
+                if size > 1:
+                    axes.append(spread(torch.arange(number, number + size), dim, value.shape))
+                    self.dimensions.append(Dimension(name, dim, number, size))
+                    number += size
+            if axes:
+                self.tags.append((value, Tag(tuple(axes), weight=True)))
+        self.sets = Sets(number)
+        self.owned = torch.zeros(number, dtype=torch.bool)
+        self.read = torch.zeros(number, dtype=torch.bool)
+        self.makers: dict[int, None] = {}  # positions in dimensions, in forward order
+        self.norms: dict[str, Tensor] = {}  # the channels that a norm was given
+        self.entered = ""
+        self._starts = torch.tensor([dimension.first for dimension in self.dimensions])
+
+    def make(self, labels: Tensor) -> None:
+        """These channels of a weight are where neurons are computed."""
+        self.own(labels)
+        for number in core(labels).unique().tolist():
+            if number >= FIRST:
+                position = int(torch.searchsorted(self._starts, number, right=True)) - 1
+                if self.dimensions[position].name in self._parameters:
+                    self.makers.setdefault(position)
+
+    def own(self, labels: Tensor) -> None:
+        """These channels belong to a neuron, but do not read one."""
+        self.owned[core(labels)] = True
+
+    @contextmanager
+    def following(self, rules: Mapping[str, Any]) -> Iterator[Follower]:
+        """While this lasts, whatever the model computes is followed by the rules of each operation."""
+        follower = Follower(self, rules)
+        names = {module: name for name, module in self.modules.items()}
+
+        def enter(module: nn.Module, given: tuple[Any, ...]) -> None:
+            self.entered = names[module]
+            tag = (
+                follower.tag(given[0]) if is_norm(module) and given and isinstance(given[0], Tensor) else None
+            )
+            if tag is not None and not tag.weight and given[0].dim() > 1:
+                others = [dim for dim in range(given[0].dim()) if dim != 1]
+                self.norms[self.entered] = self.sets.mix(tag.label, others, "norm").reshape(-1)
+
+        hooks = [module.register_forward_pre_hook(enter) for module in self.modules.values()]
+        with plain_kernels(), torch.no_grad(), follower:
+            try:
+                yield follower
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+
+class Follower(TorchDispatchMode):
+    """Gives a tag to all that is computed from tagged tensors, and joins the channels that meet on the way."""
+
+    def __init__(self, channels: Channels, rules: Mapping[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.channels, self.sets, self._rules = channels, channels.sets, rules
+        self._tags = WeakTensorKeyDictionary()
+        for value, tag in channels.tags:
+            self._tags[value] = tag
+
+    def tag(self, value: Any) -> Tag | None:
+        """What is known of a tensor; None for a constant, and for what is no tensor."""
+        found: Tag | None = self._tags.get(value) if isinstance(value, Tensor) else None
+        return found
+
+    def feed(self, tensor: Tensor) -> None:
+        """This is an input of the model."""
+        self._tags[tensor] = self.whole(tensor.shape)
+
+    def whole(self, shape: Sequence[int]) -> Tag:
+        return Tag((torch.full((1,) * len(shape), WHOLE).expand(list(shape)),))
+
+    def bar(self, tag: Tag | None, reason: str) -> None:
+        """Nothing that is labelled here can be closed."""
+        for axis in tag.axes if tag is not None else ():
+            self.sets.bar(axis, reason)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not any(self.tag(value) is not None for value in given):
+            return func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        in_place = name.endswith("_") and func._schema.is_mutable
+        before = self.tag(args[0]) if in_place else None
+        outputs = func(*args, **kwargs)
+        results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        rule = self._rules.get(name[:-1] if in_place else name)
+        if rule is None and torch.Tag.pointwise in func.tags:
+            rule = self._rules["pointwise"]
+        bound = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        if rule is None or any(value.numel() == 0 for value in (*given, *results[:1])):
+            tags = self._unknown(name, given, results)
+        else:
+            tags = rule(self, func, bound, results)
+        if in_place:
+            self._rewrite(args[0], before, tags[0], name)
+        else:
+            for value, tag in zip(results, tags, strict=True):
+                if tag is not None:
+                    self._tags[value] = replace(tag, axes=tuple(compact(axis) for axis in tag.axes))
+        return outputs
+
+    def _rewrite(self, value: Tensor, before: Tag | None, after: Tag | None, name: str) -> None:
+        """A tensor was changed in place. What it is a view of would change too: only if the labels stay can it."""
+        if value._is_view() and not self._same(before, after):
+            self.bar(before, f"is overwritten in part ({name})")
+            self.bar(after, f"is overwritten in part ({name})")
+            after = self.whole(value.shape)
+            base = value._base
+            if base is not None:
+                self._tags[base] = self.whole(base.shape)
+        if after is not None:
+            self._tags[value] = after
+        elif before is not None:
+            del self._tags[value]
+
+    def _same(self, one: Tag | None, other: Tag | None) -> bool:
+        if one is None or other is None:
+            return one is other
+        return len(one.axes) == len(other.axes) and all(
+            torch.equal(self.sets.canonical(a), self.sets.canonical(b))
+            for a, b in zip(one.axes, other.axes, strict=True)
+        )
+
+    def _unknown(self, name: str, given: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tag | None]:
+        for value in given:
+            self.bar(self.tag(value), f"passes through {name}")
+        return [self.whole(value.shape) for value in results]
+
+    # what the rules are made of
+
+    def activation(self, tag: Tag, dims: frozenset[int]) -> Tensor:
+        """A weight used as an activation: labelled along the dimensions where activations are, else not at all."""
+        if not tag.weight:
+            return tag.label
+        chosen: Tensor | None = None
+        for axis in tag.axes:
+            if chosen is None and structure(axis) & dims:
+                chosen = axis
+                self.channels.own(axis)
+            else:
+                self.sets.bar(axis, "is no channel")
+        return self.whole(tag.label.shape).label if chosen is None else chosen
+
+    def merge(self, result: Tensor, other: Tensor, value: Tensor | None, weight: bool) -> Tensor:
+        """The labels of an elementwise result of two operands that are labelled so.
+
+        An operand that stays the same over different channels of the result ties none of them together: it cannot be
+        closed itself, that is all. ``value`` is the other operand, ``weight`` whether it is one axis of a parameter.
+        """
+        dims, varies = self.sets.varies(result), structure(other) if weight else self.sets.varies(other)
+        ours, theirs = self.sets.canonical(result), self.sets.canonical(other)
+        if bool((core(theirs) < FIRST).all()):
+            if bool((core(theirs) == CONSTANT).all()) or _same_along(value, dims, result.dim()):
+                return result
+        elif bool((core(ours) < FIRST).all()) and (weight or bool((core(ours) == WHOLE).all())):
+            self.sets.bar(other, "is bound to the model's input or to a layer left whole")
+            return result
+        elif (
+            (bool(dims) and not dims <= varies) if weight else _same_along(value, dims - varies, result.dim())
+        ):
+            self.sets.bar(other, "acts on whole layers at once")
+            return result
+        one, two = torch.broadcast_tensors(core(ours), core(theirs))
+        if weight:
+            self.channels.own(other)
+        self.sets.join(one, two)
+        odd = ((one == WHOLE) & (two >= FIRST)) | ((two == WHOLE) & (one >= FIRST))
+        if bool(odd.any()):
+            self.sets.bar(
+                torch.maximum(one, two)[odd], "is bound to the model's input or to a layer left whole"
+            )
+        merged = torch.where(odd, torch.full_like(one, WHOLE), torch.maximum(one, two))
+        return merged.expand(result.shape)
+
+    def combine(self, operands: Sequence[tuple[Tag | None, Tensor]], shape: Sequence[int]) -> Tag | None:
+        """The tag of an elementwise result."""
+        given = [(tag, value) for tag, value in operands if tag is not None]
+        acts = [(tag.label.expand(list(shape)), value) for tag, value in given if not tag.weight]
+        weights = [tag for tag, _ in given if tag.weight]
+        if not acts:
+            return self._combine_weights(weights, shape) if weights else None
+        acts.sort(
+            key=lambda act: (-len(self.sets.varies(act[0])), -int(core(act[0]).max() >= FIRST))
+        )  # the most divided decides
+        label = acts[0][0]
+        for other, value in acts[1:]:
+            label = self.merge(label, other, value, weight=False)
+        for tag in weights:
+            for axis in tag.axes:
+                label = self.merge(label, axis.expand(list(shape)), None, weight=True)
+        return Tag((label,))
+
+    def _combine_weights(self, tags: Sequence[Tag], shape: Sequence[int]) -> Tag:
+        axes: dict[frozenset[int], Tensor] = {}
+        # parameters come before buffers, which have the higher numbers: what stands for the weight is trained
+        for tag in sorted(tags, key=lambda tag: int(core(tag.label).min()) if tag.axes else 0):
+            for axis in (axis.expand(list(shape)) for axis in tag.axes):
+                if (dims := structure(axis)) in axes:
+                    self.sets.join(core(axes[dims]), core(axis))
+                    self.channels.own(axis)
+                else:
+                    axes[dims] = axis
+        return Tag(tuple(axes.values()), weight=True, readable=all(tag.readable for tag in tags))
+
+
+def structure(axis: Tensor) -> frozenset[int]:
+    """The dimensions along which an axis of a weight runs."""
+    return frozenset(dim for dim, size in enumerate(core(axis).shape) if size > 1)
+
+
+def _same_along(value: Tensor | None, dims: frozenset[int], rank: int) -> bool:
+    """Whether a value stays the same along dimensions of a result of this rank."""
+    if value is None or not dims:
+        return False
+    for dim in (dim - (rank - value.dim()) for dim in dims):
+        if dim >= 0 and value.shape[dim] > 1:
+            first = value.narrow(dim, 0, 1).expand_as(value)
+            if not bool(((value == first) | (value != value)).all()):
+                return False
+    return True

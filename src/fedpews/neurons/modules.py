@@ -1,0 +1,40 @@
+"""What a module needs before it can be seen as pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from fedpews.neurons.example import outputs_of
+
+
+def batch_counters(module: nn.Module) -> set[str]:
+    """The counts of batches that decide something: of norm layers without a momentum, which average over all."""
+    return {
+        f"{name}.num_batches_tracked".lstrip(".")
+        for name, layer in module.named_modules()
+        if getattr(layer, "momentum", 0) is None and getattr(layer, "num_batches_tracked", None) is not None
+    }
+
+
+def materialised(module: nn.Module, example: Tensor) -> nn.Module:
+    """The module with its lazy layers (LazyLinear and the like) initialised, by a pass over the example.
+
+    They are drawn by the values of the layers that are there, which come from the run's seed.
+    """
+    known = [value for value in module.parameters() if not isinstance(value, UninitializedParameter)]
+    if len(known) < len(list(module.parameters())):
+        training = module.training
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(1e6 * sum(float(value.double().abs().sum()) for value in known)))
+            module.eval()(example)
+        module.train(training)
+    return module
+
+
+def total(outputs: Any) -> Tensor:
+    """One number that depends on all a model returned."""
+    return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()

@@ -1,0 +1,129 @@
+"""What a round shows besides its scores: who owned which neurons, the preferences θ, and whether updates agree.
+
+Pure functions of what the clients uploaded, small enough to be kept for every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpews.methods.contract import Download, Upload
+from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.network import Network
+from fedpews.results.neurons import BINS, Ownership
+
+COMPARED = 16
+"""Of a larger cohort, the updates of so many clients, evenly spread, are compared: 120 pairs."""
+
+EACH_ROUND_UP_TO = 100
+"""Up to this round masks are kept of every round, from then on of every tenth."""
+
+
+def observe_neurons(
+    net: Network, seed: int, round: int, uploads: Sequence[Upload], total: int
+) -> Ownership | None:
+    """Who owned which neurons, and how θ is spread; None in a round without neuron masks, or one not kept."""
+    if any(upload.neurons is None for upload in uploads) or (round > EACH_ROUND_UP_TO and round % 10):
+        return None
+    owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])
+    shared = [upload.extra["theta"]["neurons"] for upload in uploads if "theta" in upload.extra]
+    theta = _histogram(net.graph, torch.stack(shared)) if shared else None
+    clients = tuple(upload.client for upload in uploads)
+    return Ownership.of(seed, round, clients, owned.cpu().numpy(), theta, total)
+
+
+def _histogram(graph: NeuronGraph, theta: Tensor) -> list[list[int]]:
+    """How many θ of each layer lie in each of ``BINS`` equal parts of 0 to 1; ``theta`` is (clients, neurons)."""
+    layer = torch.repeat_interleave(
+        torch.arange(len(graph.layers), device=theta.device),
+        torch.tensor([layer.size for layer in graph.layers], device=theta.device),
+    )
+    part = (theta * BINS).long().clamp(0, BINS - 1) + BINS * layer
+    counts = torch.bincount(part.flatten(), minlength=BINS * len(graph.layers))
+    found: list[list[int]] = counts.view(len(graph.layers), BINS).tolist()
+    return found
+
+
+def update_cosine(
+    net: Network,
+    uploads: Sequence[Upload],
+    downloads: Sequence[Download],
+    masks: Sequence[Mapping[str, Tensor] | None],
+) -> float | None:
+    """The mean cosine between two clients' updates, on the elements both own; below 0 they pull apart.
+
+    None where no two clients have anything in common, or nothing moved.
+
+    Args:
+        masks: of each upload, the elements it owns; None is all of them.
+    """
+    step = max(1, -(-len(uploads) // COMPARED))
+    chosen = range(0, len(uploads), step)
+    if len(chosen) < 2:
+        return None
+    names = [
+        name for name in net.trainable if all(_comparable(uploads[i], downloads[i], name) for i in chosen)
+    ]
+    inner = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
+    norms = torch.zeros_like(inner)  # (i, j): ‖update of i‖² on what j owns too
+    for name in names:
+        moved = torch.stack([uploads[i].params[name] for i in chosen]).detach()
+        moved = (moved - torch.stack([downloads[i].params[name] for i in chosen])).flatten(1).cpu().double()
+        owned = _owned(name, [masks[i] for i in chosen], uploads[chosen[0]].params[name])
+        if owned is None:
+            inner += moved @ moved.T
+            norms += moved.square().sum(1, keepdim=True)
+            continue
+        moved = torch.where(owned, moved, 0.0)
+        inner += moved @ moved.T
+        norms += moved.square() @ owned.double().T
+    pairs = torch.triu_indices(len(chosen), len(chosen), 1)
+    lengths = (norms * norms.T).sqrt()[pairs[0], pairs[1]]
+    cosines = (inner[pairs[0], pairs[1]] / lengths)[lengths > 0]
+    # six digits: sums in another order, on another number of threads, still write the same bytes
+    return round(float(cosines.mean().clamp(-1, 1)), 6) if len(cosines) else None
+
+
+def _comparable(upload: Upload, download: Download, name: str) -> bool:
+    mine, start = upload.params.get(name), download.params.get(name)
+    return mine is not None and start is not None and mine.shape == start.shape
+
+
+def _owned(name: str, masks: Sequence[Mapping[str, Tensor] | None], like: Tensor) -> Tensor | None:
+    """(clients, elements) bool; None where everybody owns everything."""
+    parts = [None if mask is None else mask.get(name) for mask in masks]
+    if all(part is None for part in parts):
+        return None
+    everything = torch.ones((), dtype=torch.bool, device=like.device)
+    whole = [(everything if part is None else part != 0).expand_as(like) for part in parts]
+    return torch.stack(whole).flatten(1).cpu()
+
+
+def describe_federation(
+    net: Network,
+    names: Sequence[str],
+    classes: Sequence[str],
+    counts: Tensor | None,
+    total: int,
+    masked: bool,
+) -> dict[str, Any]:
+    """Who takes part and what each holds, for the run's folder; layers where clients own neurons.
+
+    Args:
+        counts: (clients, classes), or None where the server has nobody's samples.
+    """
+    return {
+        "clients": total,
+        "client_names": list(names),
+        "class_names": list(classes),
+        "counts": None if counts is None else counts.tolist(),
+        "layers": [
+            {"name": layer.name, "start": layer.start, "size": layer.size} for layer in net.graph.layers
+        ]
+        if masked
+        else [],
+    }

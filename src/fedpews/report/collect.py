@@ -1,0 +1,328 @@
+"""Everything the page shows, as one JSON document small enough to be part of it."""
+
+from __future__ import annotations
+
+import shlex
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from math import ceil, isfinite, nan
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from fedpews.report.colors import colors
+from fedpews.report.compare import COLUMNS, Comparison, compare, remarks, table
+from fedpews.report.runs import Run
+from fedpews.results import layout
+from fedpews.results.neurons import EACH_CLIENT_UP_TO, Ownership
+from fedpews.results.records import Record, evaluated
+from fedpews.results.statistics import Difference
+
+NUMBERS = 160_000
+"""At most so many numbers make up all curves (four bytes each): 6 runs × 5 seeds × 500 rounds × 10 curves fit."""
+
+CLIENT_ROUNDS = 100
+"""Clients' own curves have at most so many points."""
+
+MASK_CHARACTERS = 500_000
+"""At most so much of the page is masks."""
+
+SHOWN_COUNTS = 4000
+"""At most so many counts (clients × classes) of the data's split are drawn."""
+
+CURVES = (
+    "accuracy",
+    "loss",
+    "train_loss",
+    "update_cosine",
+    "personal_accuracy",
+    "density",
+    "coverage",
+    "overlap",
+)
+
+
+def collect(runs: Sequence[Run]) -> dict[str, Any]:
+    """The page's document. Curves are base64 of 32-bit floats; nan is no value."""
+    stride = _stride(runs)
+    compared = compare(runs)
+    tints = colors([run.label for run in runs])
+    budget = MASK_CHARACTERS // max(1, len(runs))
+    notes = list(remarks(runs))
+    if stride > 1:
+        notes.append(f"Curves have every {stride}th round; the tables above them come from all rounds.")
+    return {
+        "title": ", ".join(run.label for run in runs),
+        "headline": headline(runs, compared),
+        "notes": notes,
+        "target": runs[0].target,
+        "columns": list(COLUMNS),
+        "table": [list(row) for row in table(runs)],
+        "runs": [_run(run, stride, tints[run.label], budget) for run in runs],
+        "comparisons": [_comparison(one, runs) for one in compared],
+        "federations": _federations(runs),
+        "settings": settings(runs),
+    }
+
+
+def headline(runs: Sequence[Run], compared: Sequence[Comparison]) -> list[str]:
+    """Who is better, by how much: of the later runs the one that ends highest, against the first."""
+    fair = [one for one in compared if not one.obstacle]
+    if fair:
+        best = max(fair, key=lambda one: one.final.mean)
+        return best.sentences
+    run = runs[0]
+    final, reach = run.summary["final_accuracy"], run.summary["rounds_to_target"]
+    seeds = len(run.summary["seeds"])
+    over = (
+        "in one seed"
+        if seeds == 1
+        else f"on average over {seeds} seeds ({100 * min(final['by_seed']):.2f} to {100 * max(final['by_seed']):.2f} %)"
+    )
+    verb = "ends" if run.finished else f"stands after round {run.rounds} of {run.planned}"
+    told = [f"{run.label} {verb} at {100 * final['mean']:.2f} % accuracy {over}."]
+    target = f"{100 * run.target:g} %"
+    if reach["reached"] == seeds:
+        told.append(f"It reaches {target} after {reach['mean']:.0f} rounds.")
+    elif reach["reached"]:
+        told.append(f"It reaches {target} in {reach['reached']} of {seeds} seeds.")
+    else:
+        told.append(f"It does not reach {target} within {run.rounds} rounds.")
+    return told + [sentence for one in compared for sentence in one.sentences]
+
+
+def settings(runs: Sequence[Run]) -> list[list[Any]]:
+    """Every key with its value in each run, as text."""
+    flat = [dict(_flat(run.config)) for run in runs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    return [[key, [str(values.get(key, "")) for values in flat]] for key in keys]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found
+
+
+def _stride(runs: Sequence[Run]) -> int:
+    numbers = sum(run.rounds * len(run.by_seed) * (len(CURVES) + 2) for run in runs)
+    return max(1, ceil(numbers / NUMBERS))
+
+
+def _thin(count: int, stride: int) -> list[int]:
+    """Every ``stride``th place, and always the first and the last.
+
+    >>> _thin(8, 3)
+    [0, 3, 6, 7]
+    """
+    places = list(range(0, count, stride))
+    return places if not count or places[-1] == count - 1 else [*places, count - 1]
+
+
+def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str, Any]:
+    places = _thin(run.rounds, stride)
+    seeds = list(run.by_seed)
+    first = run.by_seed[seeds[0]]
+    warm = [record["round"] for record in run.records if record["phase"] == "warmup"]
+    return {
+        "label": run.label,
+        "folder": str(run.path),
+        "light": tint[0],
+        "dark": tint[1],
+        "finished": run.finished,
+        "round": run.rounds,
+        "planned": run.planned,
+        "warmup": max(warm, default=0),
+        "seeds": seeds,
+        "summary": run.summary,
+        "rounds": [first[place]["round"] for place in places],
+        "curves": {
+            key: [_floats(values, places) for values in found]
+            for key in CURVES
+            if (found := _column(run, key)) is not None
+        },
+        "bytes": [_floats(_total(rows, _bytes), places) for rows in run.by_seed.values()],
+        "seconds": [_floats(_total(rows, lambda r: r["seconds"]), places) for rows in run.by_seed.values()],
+        "clients": _clients(run),
+        "masks": _masks(run, budget),
+        "again": _again(run),
+    }
+
+
+def _column(run: Run, key: str) -> list[list[float]] | None:
+    """Each seed's values; None where they say nothing."""
+    found = [
+        [nan if (value := record.get(key)) is None else float(value) for record in rows]
+        for rows in run.by_seed.values()
+    ]
+    known = {value for values in found for value in values if isfinite(value)}
+    everything = key in ("density", "coverage", "overlap") and known == {1.0}
+    return None if not known or everything else found
+
+
+def _bytes(record: Record) -> float:
+    return float(record["bytes_up"] + record["bytes_down"])
+
+
+def _total(rows: Sequence[Record], part: Callable[[Record], float]) -> list[float]:
+    return list(accumulate(part(record) for record in rows))
+
+
+def _floats(values: Sequence[float], places: Sequence[int]) -> str:
+    return b64encode(np.array([values[place] for place in places], dtype="<f4").tobytes()).decode()
+
+
+def client_names(run: Run) -> list[str]:
+    """Every client by its own name, or by its number."""
+    about = run.federation
+    last: list[Any] = next(
+        (record["client_accuracy"] for record in run.records if "client_accuracy" in record), []
+    )
+    count = int(about.get("clients", len(last)))
+    names = [str(name) for name in about.get("client_names", [])]
+    return names if len(names) == count else [f"client {number}" for number in range(count)]
+
+
+def _clients(run: Run) -> dict[str, Any]:
+    """Each client's accuracy on its own classes, mean over seeds, in 65,535ths."""
+    names = client_names(run)
+    rows = [evaluated(records) for records in run.by_seed.values()]
+    if not any("client_accuracy" in record for records in rows for record in records[-1:]):
+        missing = (
+            f"With {len(names):,} clients, single clients' accuracies are not kept."
+            if run.federation.get("counts") and len(names) > CLIENT_ROUNDS
+            else "The server does not have the clients' data here, so it cannot say how well it serves each of them."
+        )
+        return {"names": [], "missing": missing}
+    count = min(map(len, rows))
+    places = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
+    values = np.array(
+        [[row[place]["client_accuracy"] for place in places] for row in rows], dtype=float
+    ).mean(0)  # (rounds, clients)
+    packed = np.rint(65535 * np.nan_to_num(values)).astype("<u2").T
+    return {
+        "names": names,
+        "rounds": [rows[0][place]["round"] for place in places],
+        "values": [b64encode(line.tobytes()).decode() for line in packed],
+        "final": [fmean(row[-1]["client_accuracy"][i] for row in rows) for i in range(len(names))],
+    }
+
+
+def _masks(run: Run, budget: int) -> dict[str, Any] | None:
+    """Who owned what: every seed if it fits, else fewer seeds, then fewer rounds."""
+    kept = run.neurons
+    if not kept:
+        single = next((r for r in run.records if r.get("density", 1.0) < 1.0), None)
+        return None if single is None else {"missing": "This method owns single weights, not neurons."}
+    note = ""
+    seeds = sorted({one.seed for one in kept})
+    while len(seeds) > 1 and _size(kept, seeds) > budget:
+        seeds = seeds[:-1]
+        note = f"The page holds the masks of {len(seeds)} of {len(run.by_seed)} seeds; neurons.jsonl has all."
+    rounds = sorted({one.round for one in kept})
+    fits = ceil(_size(kept, seeds) / budget)
+    if fits > 1:
+        rounds = [rounds[place] for place in _thin(len(rounds), fits)]
+        note = f"The page holds the masks of {len(rounds)} rounds of seed {seeds[0]}; neurons.jsonl has all."
+    total = int(run.federation.get("clients", 0))
+    if total > EACH_CLIENT_UP_TO:
+        note = (
+            f"With {total:,} clients, more than {EACH_CLIENT_UP_TO}, only the part of each round's cohort that "
+            f"owns a neuron is kept. {note}"
+        )
+    chosen = set(rounds)
+    return {
+        "names": client_names(run),
+        "layers": run.federation.get("layers") or [{"name": "neurons", "start": 0, "size": kept[0].neurons}],
+        "seeds": seeds,
+        "note": note.strip(),
+        "rounds": [_mask(one) for one in kept if one.seed in seeds and one.round in chosen],
+    }
+
+
+def _size(kept: Sequence[Ownership], seeds: Sequence[int]) -> int:
+    """About how many characters they take."""
+    return sum(
+        60 + len(one.owned or one.owners or "") + 4 * sum(map(len, one.theta or []))
+        for one in kept
+        if one.seed in seeds
+    )
+
+
+def _mask(one: Ownership) -> dict[str, Any]:
+    return {
+        "seed": one.seed,
+        "round": one.round,
+        "clients": list(one.clients),
+        "owned": one.owned,
+        "owners": one.owners,
+        "theta": one.theta,
+    }
+
+
+def _comparison(one: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
+    return {
+        "other": list(runs).index(one.other),
+        "base": list(runs).index(one.base),
+        "final": _difference(one.final),
+        "gains": [[seed, gain] for seed, gain in one.gains.items()],
+        "reach": _difference(one.reach),
+        "adjusted": one.adjusted,
+        "sentence": " ".join(one.sentences),
+        "fair": not one.obstacle,
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    def known(number: float) -> float | None:
+        return number if isfinite(number) else None
+
+    return {
+        "mean": known(found.mean),
+        "low": known(found.low),
+        "high": known(found.high),
+        "seeds": found.seeds,
+        "p": found.p,
+        "outcome": found.outcome,
+    }
+
+
+def _federations(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """How the data is dealt; once for runs on the same data."""
+    found: list[dict[str, Any]] = []
+    known: list[Run] = []
+    for run in runs:
+        if any(run.same_data(other) for other in known):
+            continue
+        known.append(run)
+        counts = run.federation.get("counts")
+        if not counts:
+            continue
+        shown = max(1, min(len(counts), SHOWN_COUNTS // max(1, len(counts[0]))))
+        classes = [str(name) for name in run.federation.get("class_names", [])]
+        found.append(
+            {
+                "name": str(run.config["data"].get("name", "")),
+                "clients": client_names(run)[:shown],
+                "total": len(counts),
+                "classes": classes or [str(number) for number in range(len(counts[0]))],
+                "counts": counts[:shown],
+            }
+        )
+    return found
+
+
+def _again(run: Run) -> dict[str, str]:
+    """The command that makes the run again, and the configuration it reads."""
+    assert run.path is not None, "a page is about folders"
+    file = run.path / layout.CONFIG
+    return {
+        "command": f"fedpews run {shlex.quote(str(file))} --out {shlex.quote(str(run.path) + '-again')}",
+        "config": file.read_text(),
+    }

@@ -1,0 +1,189 @@
+// The page itself: what stands where, light and dark, and news from a run that goes on.
+
+function drawVerdict() {
+  const [first, ...rest] = doc.now.headline;
+  byId("sentence").replaceChildren(el("h1", {}, first), ...rest.map((text) => el("p", { class: "more" }, text)));
+  byId("notes").replaceChildren(...doc.now.notes.map((text) => el("p", { class: "note" }, text)),
+    ...doc.now.comparisons.filter((one) => one.sentence !== doc.now.headline.join(" ")).map((one) => el("p", { class: "say" }, one.sentence)));
+  const numbers = doc.now.table.map((row, i) => [el("span", { class: "run" }, chip(doc.now.runs[i]), row[0]), ...row.slice(1)]);
+  byId("numbers").replaceChildren(table(doc.now.columns.map((name) => ({ rounds: `rounds to ${number(100 * doc.now.target, 0)} %`, seeds: "seeds there", min: "minutes" }[name] || name)), numbers, "Runs side by side, mean ± standard deviation over seeds"));
+}
+
+function picture() {
+  const compared = () => doc.now.comparisons.filter((one) => one.fair);
+  const isPaired = compared().length > 0;
+  const rows = () => isPaired
+    ? compared().map((one) => ({ run: doc.now.runs[one.other], values: one.gains.map(([, gain]) => gain), mean: one.final.mean, low: one.final.seeds > 1 ? one.final.low : null, high: one.final.high,
+      text: one.final.seeds > 1 ? `${signed(one.final.mean)} [${signed(one.final.low)}, ${signed(one.final.high)}]` : signed(one.final.mean) }))
+    : doc.now.runs.map((run) => ({ run, values: run.summary.final_accuracy.by_seed.map((v) => 100 * v), mean: 100 * run.summary.final_accuracy.mean, low: null, high: null, text: number(100 * run.summary.final_accuracy.mean) + " %" }));
+  const base = isPaired ? doc.now.runs[compared()[0].base].label : "";
+  const say = isPaired ? `Points of final accuracy above ${base}, seed by seed: dots are seeds, the diamond their mean, the bar its 95 % interval. A bar that does not touch zero is a difference.` : "Final accuracy: dots are seeds, the diamond their mean.";
+  const head = isPaired ? ["run", "mean gain", "from", "to", "seeds", "p (sign flips)", "p (Holm)"] : ["run", "final accuracy, seed by seed"];
+  const numbers = () => table(head, isPaired ? compared().map((one) => [doc.now.runs[one.other].label, signed(one.final.mean, 3), one.final.low === null ? "–" : signed(one.final.low, 3), one.final.high === null ? "–" : signed(one.final.high, 3), String(one.final.seeds), number(one.final.p, 4), number(one.adjusted, 4)])
+    : doc.now.runs.map((run) => [run.label, run.summary.final_accuracy.by_seed.map((v) => number(100 * v)).join(", ")]), say);
+  byId("picture").replaceChildren(dotRows(rows, { zero: isPaired, axis: isPaired ? `points above ${base}` : "final accuracy (%)", label: say + " " + rows().map((row) => `${row.run.label}: ${row.text}`).join("; ") }), el("figcaption", {}, say), behind("the picture at the top", numbers));
+}
+
+function toolbar() {
+  const legend = el("div", { class: "legend", role: "group", "aria-label": "Runs shown" });
+  const fill = () => legend.replaceChildren(...doc.now.runs.map((run) => el("button", { type: "button", "aria-pressed": String(!view.hidden.has(run.label)), onclick: (event) => {
+    if (view.hidden.has(run.label)) view.hidden.delete(run.label); else view.hidden.add(run.label);
+    event.currentTarget.setAttribute("aria-pressed", String(!view.hidden.has(run.label)));
+    redrawAll();
+  } }, chip(run), run.label)));
+  fill();
+  redraw.add(() => { if (!legend.contains(document.activeElement)) fill(); });
+  const seeds = doc.now.runs.some((run) => run.seeds.length > 1);
+  byId("toolbar").replaceChildren(legend,
+    segments("over", { rounds: "rounds", bytes: "bytes", seconds: "seconds" }, view.x, (value) => { view.x = value; setZoom(null); redrawAll(); }),
+    ...(seeds ? [segments("seeds", { band: "mean and range", seeds: "each" }, view.spread, (value) => { view.spread = value; redrawAll(); })] : []),
+    el("button", { type: "button", id: "unzoom", hidden: true, onclick: () => setZoom(null) }, "Show all"));
+}
+
+function curves() {
+  const has = (key) => doc.now.runs.some((run) => run.curves[key]);
+  const made = [lineChart({ title: "Accuracy", wide: true, percent: true, target: doc.now.target, lines: curveLines("accuracy"), say: "The global model on the common test set. Hover or use the arrow keys for values; drag to zoom, double-click to show all." })];
+  if (has("personal_accuracy")) made.push(lineChart({ title: "Accuracy of the clients' own models", percent: true, lines: curveLines("personal_accuracy"), say: "Each client's personal model on the classes it holds." }));
+  made.push(lineChart({ title: "Test loss", lines: curveLines("loss"), say: "The global model on the common test set." }));
+  made.push(lineChart({ title: "Training loss", lines: curveLines("train_loss"), say: "Mean over the clients of the round, on their own data." }));
+  if (has("update_cosine")) made.push(lineChart({ title: "Do the clients' updates agree?", zero: true, lines: curveLines("update_cosine"), say: "Mean cosine between two clients' updates, on what both own. Below 0 they undo each other." }));
+  byId("curve-charts").replaceChildren(...made);
+  const words = { density: ["What a client trains", "Part of the neurons, mean over clients."], coverage: ["What somebody trains", "Part of the neurons that at least one client owns."], overlap: ["What two clients share", "Neurons both own, of those either owns; mean over pairs."] };
+  byId("mask-charts").replaceChildren(...Object.entries(words).filter(([key]) => has(key)).map(([key, [title, text]]) => lineChart({ title, fixed: [-3, 103], percent: true, lines: curveLines(key), say: text })));
+}
+
+function clients() {
+  const known = doc.now.runs.filter((run) => run.clients.names.length), place = byId("client-charts");
+  const missing = doc.now.runs.filter((run) => run.clients.missing).map((run) => el("p", { class: "say wide" }, `${run.label}: ${run.clients.missing}`));
+  if (!known.length) { byId("clients").querySelector(".lead").hidden = true; place.replaceChildren(...missing); return; }
+  const names = known.reduce((most, run) => (run.clients.names.length > most.length ? run.clients.names : most), []);
+  const worst = known[0].clients.final.indexOf(Math.min(...known[0].clients.final));
+  if (view.client === null || view.client >= names.length) view.client = worst;
+  const label = (i) => names[i];
+  const chart = lineChart({ title: "One client over the rounds", percent: true, control: () => choice("client", names.map((name, i) => [i, name]), view.client, (value) => { view.client = Number(value); redrawAll(); }),
+    lines: () => shown().filter((run) => run.clients.names.length > view.client).map((run) => { const at = new Map(run.rounds.map((round, i) => [round, i])), x = xOf(run); return { run, label: run.label, x: run.clients.rounds.map((round) => x[at.get(round)] ?? round), seeds: [shares(run.clients.values[view.client])], dash: dashOf(run) }; }), say: "The global model on this client's own classes." });
+  const rows = () => names.map((name, i) => ({ name, runs: shown().filter((run) => run.clients.names.length > i).map((run) => ({ run, value: 100 * run.clients.final[i] })) }));
+  const dots = el("div", { class: "scroll" });
+  const card = el("figure", { class: "card" }, el("header", {}, el("h3", {}, "Every client at the end")), dots, el("figcaption", { class: "say" }, "Accuracy on the client's own classes after the last round, mean over seeds."),
+    behind("Every client", () => table(["client", ...shown().map((run) => run.label)], rows().map((row) => [row.name, ...row.runs.map((one) => number(one.value) + " %")]), "Every client at the end")));
+  const draw = () => {
+    if (!card.isConnected) return;
+    const width = Math.max(250, card.clientWidth - 38), left = Math.min(150, width * 0.34), step = Math.max(15, Math.min(80, 300 / names.length)), height = names.length * step + 30, at = (v) => left + (v / 100) * (width - left - 16);
+    const made = svg("svg", { width, height, role: "img", "aria-label": "Final accuracy of every client; the table below has the numbers" });
+    for (const tick of [0, 25, 50, 75, 100]) made.append(svg("line", { x1: at(tick), x2: at(tick), y1: 4, y2: height - 24, class: "axis" }), svg("text", { x: at(tick), y: height - 8, "text-anchor": "middle", class: "soft" }, tick + (tick === 100 ? "" : " %")));
+    rows().forEach((row, i) => {
+      const y = step / 2 + 4 + i * step, values = row.runs.map((one) => one.value);
+      made.append(svg("text", { x: 0, y: y + 4, class: "soft" }, cut(row.name, left / 7.2)));
+      if (values.length > 1) made.append(svg("line", { x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: y, y2: y, class: "axis", "stroke-width": 3 }));
+      for (const one of row.runs) made.append(svg("circle", { cx: at(one.value), cy: y, r: step > 20 ? 5.5 : 4, fill: tint(one.run) }, svg("title", {}, `${row.name}, ${one.run.label}: ${number(one.value)} %`)));
+    });
+    dots.replaceChildren(made);
+  };
+  dots.style.maxHeight = "26rem"; dots.style.overflowY = "auto";
+  redraw.add(draw);
+  let width = 0;
+  new ResizeObserver(() => { if (Math.abs(card.clientWidth - width) > 2) { width = card.clientWidth; draw(); } }).observe(card);
+  place.replaceChildren(card, chart, ...missing);
+}
+
+function split() {
+  const made = doc.now.federations.map((one) => {
+    const most = Math.max(1, ...one.counts.flat()), step = Math.max(9, Math.min(30, 1100 / one.clients.length)), left = 96, width = left + step * one.clients.length + 70;
+    const top = one.clients.length <= 60 ? 92 : 12, height = top + step * one.classes.length + 10, draw = svg("svg", { width, height, role: "img", "aria-label": `Samples of every class at every client; the table below has the numbers` });
+    one.classes.forEach((name, k) => { if (step > 11 || one.classes.length < 40) draw.append(svg("text", { x: left - 10, y: top + (k + 0.5) * step + 4, "text-anchor": "end", class: "soft" }, cut(name, 12))); draw.append(svg("line", { x1: left, x2: width - 70, y1: top + (k + 0.5) * step, y2: top + (k + 0.5) * step, class: "axis" })); });
+    one.counts.forEach((row, i) => {
+      if (top > 12) draw.append(svg("text", { x: 0, y: 0, class: "soft", transform: `translate(${left + (i + 0.5) * step + 4} ${top - 8}) rotate(-55)` }, cut(one.clients[i], 13)));
+      row.forEach((count, k) => { if (count) draw.append(svg("circle", { cx: left + (i + 0.5) * step, cy: top + (k + 0.5) * step, r: Math.max(0.8, Math.sqrt(count / most) * step * 0.47), fill: css("--accent") }, svg("title", {}, `${one.clients[i]}, ${one.classes[k]}: ${count}`))); });
+    });
+    const sizes = one.counts.map((row) => row.reduce((a, b) => a + b, 0)), held = one.counts.map((row) => row.filter(Boolean).length);
+    const told = `${one.total.toLocaleString("en")} clients, ${one.classes.length} classes; a client holds ${span(sizes)} samples of ${span(held)} classes. A dot's area is the number of samples.` + (one.total > one.clients.length ? ` Drawn are the first ${one.clients.length}.` : "");
+    return el("figure", { class: "card" }, el("header", {}, el("h3", {}, one.name || "Data")), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Split of the data" }, draw), el("figcaption", { class: "say" }, told),
+      behind("Who holds what", () => table(["client", ...one.classes, "samples"], one.counts.map((row, i) => [one.clients[i], ...row.map(String), String(sizes[i])]), "Who holds what")));
+  });
+  byId("split").replaceChildren(...(made.length ? made : [el("p", { class: "say" }, "How the samples are spread is not known here: they are at the clients, or the run was made by an older version.")]));
+}
+
+function config() {
+  const rows = doc.now.settings.map(([key, values]) => ({ key, values, differs: new Set(values).size > 1 }));
+  const lines = (some) => some.map((row) => el("tr", { class: row.differs ? "differs" : false }, el("td", { class: "text" }, el("code", {}, row.key)), row.values.map((value) => el("td", { class: "text" }, value))));
+  const head = () => el("thead", {}, el("tr", {}, el("th", { scope: "col", class: "text" }, "key"), doc.now.runs.map((run) => el("th", { scope: "col", class: "text" }, run.label))));
+  const grid = (some, name) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, el("table", {}, head(), el("tbody", {}, lines(some))));
+  const differing = rows.filter((row) => row.differs);
+  byId("config").replaceChildren(el("div", { class: "card" },
+    doc.now.runs.length > 1 ? el("h3", {}, differing.length ? "What differs" : "Nothing differs but the folder") : null, differing.length ? grid(differing, "What differs between runs") : null,
+    el("details", { open: doc.now.runs.length === 1 }, el("summary", {}, "Every key"), grid(rows, "Every key of the configuration"))),
+    el("h3", { style: "margin: 1.4rem 0 .3rem" }, "Make it again"),
+    ...doc.now.runs.map((run) => el("div", { class: "card", style: "margin-top:.7rem" }, el("header", {}, el("h3", {}, chip(run), run.label)),
+      el("div", { class: "again" }, el("pre", {}, run.again.command), el("button", { type: "button", onclick: (event) => copy(event.currentTarget, run.again.command) }, "Copy")),
+      el("details", {}, el("summary", {}, "config.toml"), el("pre", {}, run.again.config)))));
+}
+function copy(button, text) {
+  const done = () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1500); };
+  if (navigator.clipboard) navigator.clipboard.writeText(text).then(done, () => getSelection().selectAllChildren(button.previousElementSibling));
+  else getSelection().selectAllChildren(button.previousElementSibling);
+}
+
+function navigation() {
+  const names = { verdict: "Result", curves: "Curves", clients: "Clients", masks: "Masks", data: "Data", settings: "Configuration" };
+  byId("nav").replaceChildren(...Object.entries(names).map(([id, name]) => el("a", { href: "#" + id }, name)));
+}
+
+function masksSection() {
+  const owned = masked().length > 0;
+  if (owned) { maskView(byId("mask-view")); return; }
+  const single = doc.now.runs.filter((run) => run.masks && run.masks.missing).map((run) => el("p", { class: "say" }, `${run.label}: ${run.masks.missing}`));
+  byId("mask-view").replaceChildren(...(single.length ? single : [el("p", { class: "say" }, "No warmup: every client trains every neuron in every round.")]));
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = theme === "dark" ? "☀" : "☾";
+  byId("theme").setAttribute("aria-label", theme === "dark" ? "Switch to light" : "Switch to dark");
+}
+function redrawAll() { for (const draw of redraw) draw(); }
+const shape = (data) => JSON.stringify(data.runs.map((run) => [run.label, run.seeds, Object.keys(run.curves), run.clients.names.length, Boolean(run.masks && run.masks.rounds)]));
+
+function build() {
+  redraw.clear(); charts.clear(); decoded.clear();
+  document.title = doc.now.title;
+  navigation(); picture(); toolbar(); curves(); clients(); masksSection(); split(); config();
+  redraw.add(drawVerdict);
+  redrawAll();
+}
+
+const darkly = matchMedia("(prefers-color-scheme: dark)");
+setTheme(darkly.matches ? "dark" : "light");
+darkly.addEventListener("change", (event) => { setTheme(event.matches ? "dark" : "light"); redrawAll(); });
+byId("theme").addEventListener("click", () => { setTheme(isDark() ? "light" : "dark"); redrawAll(); split(); config(); });
+let before = null;
+addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; setTheme("light"); redrawAll(); });
+addEventListener("afterprint", () => { setTheme(before || "light"); redrawAll(); });
+addEventListener("scroll", hideTip, { passive: true });
+build();
+
+// A live page asks its own server, on this machine, for what is new.
+if (document.body.dataset.live === "true") {
+  const status = byId("status");
+  let tag = null;
+  const tell = () => {
+    const open = doc.now.runs.filter((run) => !run.finished);
+    status.classList.toggle("live", open.length > 0);
+    status.textContent = open.length ? open.map((run) => `${run.label} round ${run.round} of ${run.planned}`).join(", ") : "finished";
+  };
+  const ask = async () => {
+    try {
+      const answer = await fetch("data.json", { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
+      if (answer.status === 200) {
+        tag = answer.headers.get("ETag");
+        const news = await answer.json(), same = shape(news) === shape(doc.now);
+        doc.now = news;
+        decoded.clear();
+        if (same) redrawAll(); else build();
+      }
+      tell();
+    } catch { status.classList.remove("live"); status.textContent = "the watching command has ended; this is the last it told"; }
+    setTimeout(ask, 2000);
+  };
+  tell();
+  setTimeout(ask, 1000);
+}

@@ -1,0 +1,128 @@
+"""Runs read back from their folders, finished or not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedpews.errors import ConfigError
+from fedpews.results import layout
+from fedpews.results.neurons import Ownership, read_federation, read_neurons
+from fedpews.results.records import Record, read_rounds, summarize
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its folder has it now."""
+
+    label: str
+    path: Path | None  # None for a run that was not written to a folder
+    records: list[Record]
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    finished: bool = True
+
+    @cached_property
+    def by_seed(self) -> dict[int, list[Record]]:
+        """Each seed's records, over the rounds that all seeds have."""
+        found: dict[int, list[Record]] = {seed: [] for seed in self.summary["seeds"]}
+        for record in self.records:
+            found[record["seed"]].append(record)
+        common = min(map(len, found.values()))
+        return {seed: records[:common] for seed, records in found.items()}
+
+    @cached_property
+    def federation(self) -> dict[str, Any]:
+        """Clients' names, counts of classes and layers; empty for a run of an older version."""
+        return {} if self.path is None else read_federation(self.path)
+
+    @cached_property
+    def neurons(self) -> list[Ownership]:
+        """Who owned which neurons, in the rounds of which that was kept."""
+        kept = [] if self.path is None else read_neurons(self.path)
+        return [one for one in kept if one.round <= self.rounds]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds all seeds have behind them."""
+        return len(next(iter(self.by_seed.values())))
+
+    @property
+    def planned(self) -> int:
+        return int(self.config["rounds"])
+
+    @property
+    def target(self) -> float:
+        return float(self.summary["target_accuracy"])
+
+    def same_data(self, other: Run) -> bool:
+        """Whether both trained on the same samples, dealt alike."""
+        mine, its = self.federation.get("data"), other.federation.get("data")
+        return bool(mine == its) if mine and its else bool(self.config["data"] == other.config["data"])
+
+
+def find_runs(folders: Sequence[Path], only_ready: bool = False) -> list[Run]:
+    """The runs in these folders, or one level below them.
+
+    Args:
+        only_ready: leave out, without an error, those that have not finished their first round.
+    """
+    runs, paths = [], []
+    for path in folders_of_runs(folders, missing_ok=only_ready):
+        run = read_run(path)
+        if run is not None:
+            runs.append(run)
+            paths.append(path)
+        elif not only_ready:
+            raise ConfigError(f"{path}: the run has not finished its first round")
+    names = _names([run.label for run in runs], paths)
+    return [replace(run, label=name) for run, name in zip(runs, names, strict=True)]
+
+
+def _names(labels: Sequence[str], paths: Sequence[Path]) -> list[str]:
+    """Labels that tell the runs apart: where two are the same, with what differs of their folders.
+
+    >>> _names(["fedavg", "fedavg", "ist"], [Path("a/fedavg"), Path("b/fedavg"), Path("b/ist")])
+    ['fedavg (a)', 'fedavg (b)', 'ist']
+    """
+    ways: list[Callable[[Path], str]] = [lambda p: p.name, lambda p: p.parent.name, str]
+    chosen = {}
+    for label in labels:
+        alike = [path for other, path in zip(labels, paths, strict=True) if other == label]
+        chosen[label] = next(way for way in ways if way is str or len({way(p) for p in alike}) == len(alike))
+    return [
+        label if labels.count(label) == 1 else f"{label} ({chosen[label](path)})"
+        for label, path in zip(labels, paths, strict=True)
+    ]
+
+
+def folders_of_runs(folders: Sequence[Path], missing_ok: bool = False) -> list[Path]:
+    """These folders where they hold a run themselves, else those one level below that do."""
+    found: list[Path] = []
+    for folder in folders:
+        inside = (
+            [folder]
+            if (folder / layout.ROUNDS).exists()
+            else sorted(p.parent for p in folder.glob(f"*/{layout.ROUNDS}"))
+        )
+        if not inside and not missing_ok:
+            raise ConfigError(f"{folder} holds no run: there is no rounds.jsonl in it or one level below")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def read_run(path: Path) -> Run | None:
+    """The run in a folder; None before all its seeds have finished a round."""
+    records = read_rounds(path)
+    config = tomllib.loads((path / layout.CONFIG).read_text())
+    if {record["seed"] for record in records} != set(config["seeds"]):
+        return None
+    file = path / layout.SUMMARY
+    done = json.loads(file.read_text()) if file.exists() else None
+    summary = done or summarize(records, config["method"]["name"], config["target_accuracy"])
+    return Run(summary["method"], path, records, summary, config, done is not None)

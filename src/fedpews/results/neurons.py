@@ -1,0 +1,102 @@
+"""Who owned which neurons in a round, in a few bytes: the lines of neurons.jsonl."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpews.errors import ConfigError
+from fedpews.results import layout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+BINS = 32
+"""Equal parts of 0 to 1 in a histogram of θ."""
+
+EACH_CLIENT_UP_TO = 200
+"""In a federation of more clients than this, only the number of owners of each neuron is kept."""
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """One round of one seed. ``owned`` or ``owners`` is there, as base64."""
+
+    seed: int
+    round: int
+    clients: tuple[int, ...]  # of the cohort; empty where only numbers are kept
+    neurons: int
+    owned: str | None = None  # a bit for each client and neuron, client by client, the first bit highest
+    owners: str | None = None  # for each neuron, what part of the cohort owns it, in 255ths
+    theta: list[list[int]] | None = None  # (layers, BINS): how many θ lie in each part of 0 to 1
+
+    @classmethod
+    def of(
+        cls,
+        seed: int,
+        round: int,
+        clients: Sequence[int],
+        owned: NDArray[np.bool_],  # (clients, neurons)
+        theta: list[list[int]] | None,
+        total: int,
+    ) -> Ownership:
+        """Packed: a bit for each client and neuron, or a byte per neuron where there are many clients."""
+        import numpy as np
+
+        size = owned.shape[1]
+        if total <= EACH_CLIENT_UP_TO:
+            bits = b64encode(np.packbits(owned, axis=None).tobytes()).decode()
+            return cls(seed, round, tuple(clients), size, owned=bits, theta=theta)
+        shares = np.rint(255 * owned.mean(0)).astype(np.uint8)
+        return cls(seed, round, (), size, owners=b64encode(shares.tobytes()).decode(), theta=theta)
+
+    def masks(self) -> NDArray[np.bool_]:
+        """(clients, neurons); of no client where only numbers were kept."""
+        import numpy as np
+
+        if self.owned is None:
+            return np.zeros((0, self.neurons), dtype=bool)
+        count = len(self.clients) * self.neurons
+        bits = np.unpackbits(np.frombuffer(b64decode(self.owned), dtype=np.uint8), count=count)
+        return bits.reshape(len(self.clients), self.neurons).astype(bool)
+
+    def shares(self) -> NDArray[np.float64]:
+        """(neurons,) the part of the cohort that owns each."""
+        import numpy as np
+
+        if self.owners is None:
+            return np.asarray(self.masks().mean(0), dtype=np.float64)
+        return np.frombuffer(b64decode(self.owners), dtype=np.uint8) / np.float64(255)
+
+    def line(self) -> str:
+        """As a line of the file; what is not there is left out."""
+        return json.dumps({key: value for key, value in asdict(self).items() if value is not None})
+
+
+def read_neurons(folder: Path) -> list[Ownership]:
+    """The lines of a run's folder; of an older run, or one without masks, none."""
+    file = folder / layout.NEURONS
+    if not file.exists():
+        return []
+    try:
+        found = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+        return [Ownership(**line | {"clients": tuple(line["clients"])}) for line in found]
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        raise ConfigError(f"{file} is damaged: {error}") from error
+
+
+def read_federation(folder: Path) -> dict[str, Any]:
+    """Who takes part and what each holds; of an older run nothing is known."""
+    file = folder / layout.FEDERATION
+    if not file.exists():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is damaged: {error}") from error
+    return found

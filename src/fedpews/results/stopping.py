@@ -1,0 +1,67 @@
+"""When a run has learnt what it will learn, and which of its models is the best: both read off its records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedpews.errors import ConfigError
+from fedpews.results.records import Record
+
+Where = Literal["validation", "test"]
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """A seed ends when ``patience`` rounds in a row were no better than the best before them by ``min_delta``.
+
+    Rounds of a warmup do not count: their models are made of parts, and are not meant to be used.
+
+    >>> rule = StopRule(patience=2, on="test")
+    >>> [rule.is_over([{"accuracy": a, "phase": "train"} for a in seen]) for seen in ([0.1, 0.3], [0.3, 0.2, 0.3])]
+    [False, True]
+    """
+
+    patience: int | None = None
+    min_delta: float = 0.0
+    on: Where = "validation"
+    keeps_best: bool = False
+
+    @property
+    def judges(self) -> bool:
+        """Whether it looks at the records at all."""
+        return self.patience is not None or self.keeps_best
+
+    def is_over(self, records: Sequence[Record]) -> bool:
+        """Whether a seed with these records is to end."""
+        if self.patience is None or not records:
+            return False
+        since = records[self.best(records) + 1 :]
+        return len([record for record in since if record["phase"] != "warmup"]) >= self.patience
+
+    def best(self, records: Sequence[Record]) -> int:
+        """The position of the last record that was better than the best before it."""
+        values = series(records, self.on)
+        best = 0
+        for i, value in enumerate(values):
+            if value > values[best] + self.min_delta:
+                best = i
+        return best
+
+
+def series(records: Sequence[Record], on: Where) -> list[float]:
+    """The numbers that choose, one for each record; more is better.
+
+    The test data are for judging what was chosen, so they choose only where a user says so.
+    """
+    key = "accuracy" if on == "test" else "validation_accuracy"
+    if any(key not in record for record in records):
+        raise ConfigError(NO_VALIDATION)
+    return [float(record[key]) for record in records]
+
+
+NO_VALIDATION = (
+    "to stop early or to keep the best model takes validation data, and there are none; set stop.on to 'test' if the "
+    "test data may choose (the accuracy on them is then no longer an honest estimate)"
+)

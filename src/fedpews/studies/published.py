@@ -1,0 +1,96 @@
+"""Every run of a study in compact form: one small file a cell, from which anybody can recompute its page.
+
+A file holds what the cell changes from the defaults and, for every seed, the columns of its records: numbers to five
+digits, runs of equal values shortened. It is JSON, compressed with gzip.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fedpews.errors import ConfigError
+from fedpews.results.nests import write_atomically
+from fedpews.results.records import Record
+from fedpews.studies.study import Cell
+
+DIGITS = 5
+CLIENTS = 10
+"""Lists of a number per client are kept for up to so many clients."""
+
+Runs = dict[int, list[Record]]
+
+
+def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path) -> Path:
+    """Write a cell's finished seeds, beside those that its file has already."""
+    path = _path(folder, cell)
+    every = {**read_published(folder, cell, any_seed=True), **runs}
+    content = {
+        "row": cell.row,
+        "column": cell.column,
+        "draws": cell.draws,
+        "experiment": cell.changes(),
+        "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    # no time of day in the file: the same runs give the same bytes
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
+    return path
+
+
+def read_published(folder: Path | None, cell: Cell, any_seed: bool = False) -> Runs:
+    """The seeds of a cell that its file has, of those the cell asks for."""
+    if folder is None or not (path := _path(folder, cell)).exists():
+        return {}
+    try:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        if content["experiment"] != cell.changes() or content["draws"] != cell.draws:
+            return {}
+        runs = {int(seed): _unpack(columns) for seed, columns in content["runs"].items()}
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return {seed: run for seed, run in runs.items() if any_seed or seed in cell.experiment.seeds}
+
+
+def _path(folder: Path, cell: Cell) -> Path:
+    return folder / f"{cell.name}.json.gz"
+
+
+def _pack(records: Sequence[Record]) -> dict[str, Any]:
+    """Records as columns; what not every record has, or is too long, is left out."""
+    keys = [key for key in records[0] if all(key in record for record in records)]
+    return {key: _column([record[key] for record in records]) for key in keys if _is_kept(records[0][key])}
+
+
+def _is_kept(value: Any) -> bool:
+    return not isinstance(value, list) or (
+        len(value) <= CLIENTS and not any(isinstance(v, list) for v in value)
+    )
+
+
+def _column(values: list[Any]) -> list[Any]:
+    """[value, count] for each run of equal values where that is shorter, else the values."""
+    short = [_short(value) for value in values]
+    runs = [[value, len(list(same))] for value, same in groupby(short)]
+    return ["runs", *runs] if 2 * len(runs) < len(short) else short
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _unpack(columns: Mapping[str, list[Any]]) -> list[Record]:
+    full = {
+        key: [value for value, count in column[1:] for _ in range(count)]
+        if column[:1] == ["runs"]
+        else column
+        for key, column in columns.items()
+    }
+    return [dict(zip(full, row, strict=True)) for row in zip(*full.values(), strict=True)]

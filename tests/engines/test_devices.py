@@ -1,0 +1,263 @@
+"""No tensor on the wrong device: every method and every path of the eager engine on a device that is not there.
+
+A GPU is not needed: see `other_device`. The same runs on the CPU, so the numbers must be the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from other_device import OTHER, DeviceMixed, OtherDevice
+from torch import Tensor, nn
+
+from fedpews.compose import METHODS, method_class
+from fedpews.compose import method as make
+from fedpews.data.federation import Federation, build
+from fedpews.engines.compiled.engine import CompiledEngine
+from fedpews.engines.compiled.program import CannotCompile
+from fedpews.engines.eager import EagerEngine
+from fedpews.engines.engine import Schedule
+from fedpews.methods import subnetwork
+from fedpews.methods.contract import Method
+from fedpews.methods.fedbn import with_local
+from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
+from fedpews.neurons.network import Network
+from fedpews.results import memories
+from fedpews.results.memories import MemoryStore
+from fedpews.results.nests import leaves
+from fedpews.server import Rules, Server
+from fedpews.trees import Tree
+from fedpews.warmup import Auto, Fixed, Learned, with_warmup
+
+WARM = [name for name in METHODS if method_class(name).takes_warmup]
+
+
+class Inline:
+    """Instead of the engine's threads: a device that is not there exists in one thread only."""
+
+    def map(self, function: Callable[..., Any], *values: Iterable[Any]) -> Iterable[Any]:
+        return list(map(function, *values))
+
+    def shutdown(self, **_: Any) -> None:
+        pass
+
+
+def network(kind: str = "mlp") -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    # flattened channels: the positions that the last layer reads are no run of neurons
+    layers = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(4 * 4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def federation(shape: tuple[int, ...]) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(36, *shape, generator=generator), torch.arange(36) % 3
+    return build(x[:30], y[:30], torch.arange(30).split([11, 10, 9]), x[30:], y[30:], 3)
+
+
+def play(make_method: Callable[[], Method], kind: str, there: bool, rounds: int = 3) -> list[Tree]:
+    """The global model after each round, on the CPU or on the other device."""
+    shape = (8,) if kind == "mlp" else (2, 2, 2)
+    data, module = federation(shape), network(kind)
+    if there:
+        data, module = data.to(OTHER), module.to(OTHER)
+    net, method = Network(module, data.x[:1]), make_method()
+    engine = EagerEngine(net, data, Schedule(4), 1)
+    engine._pool = Inline()  # type: ignore[assignment]
+    state = method.init(net, net.initial(), len(data))
+    server = Server(
+        net, method, data, engine, MemoryStore(None), Rules(participation=0.67, lr=0.1), {0: state}
+    )
+    models = []
+    for round in range(1, rounds + 1):
+        server.run(round)
+        models.append(server.models()[0])
+    return models
+
+
+def assert_same_there(make_method: Callable[[], Method], kind: str = "mlp") -> None:
+    expected = play(make_method, kind, there=False)
+    with OtherDevice() as device:
+        found = play(make_method, kind, there=True)
+    for round, (here, there) in enumerate(zip(expected, found, strict=True), 1):
+        for name, value in there.items():
+            assert device.is_there(value), f"{name} is back on the CPU after round {round}"
+            assert torch.equal(value, here[name]), f"{name} has other numbers after round {round}"
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_stays_on_its_device(name: str, kind: str) -> None:
+    assert_same_there(lambda: make(name), kind)
+
+
+@pytest.mark.parametrize("masks", [Learned(), Learned(upload="masks"), Fixed(), Auto()], ids=str)
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", WARM)
+def test_every_warmup_and_the_round_after_it_stay_on_their_device(
+    name: str, kind: str, masks: Learned | Fixed
+) -> None:
+    assert_same_there(lambda: with_warmup(make(name), 2, masks), kind)
+
+
+@pytest.mark.parametrize("server", ["fedavgm", "fedadagrad", "fedyogi", "fedadam"])
+def test_every_server_optimiser_stays_on_its_device(server: str) -> None:
+    assert_same_there(lambda: with_warmup(make(f"fedavg+{server}"), 2))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_parameters_that_stay_at_the_client_stay_on_its_device(name: str) -> None:
+    assert_same_there(lambda: with_local(with_warmup(make(name), 2)), "cnn")
+
+
+def test_momentum_weight_decay_and_distillation_stay_on_their_device() -> None:
+    assert_same_there(lambda: make("fedavg", momentum=0.9, weight_decay=0.01))
+    assert_same_there(lambda: make("fjord", distill=0.5))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_never_waits_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait in every step would cost more than a small step itself; those of a round's start and end do not count.
+
+    Nor does what is found out once, in the very first step: where a network can be gated.
+    """
+    monkeypatch.setattr(subnetwork, "CUT_FROM", 0)  # large models must not wait either
+    halves = [make(name)] + [
+        with_warmup(make(name), 2, masks) for masks in (Learned(), Fixed()) if name in WARM
+    ]
+    with OtherDevice() as device:
+        for method in halves:
+            half = method.client("warmup" if method is not halves[0] else "train")
+            step, waited = type(half).step, []
+
+            def watched(*given: Any, step: Any = step, waited: list[list[str]] = waited) -> Any:
+                before = len(device.waits)
+                result = step(*given)
+                waited.append(device.waits[before:])
+                return result
+
+            monkeypatch.setattr(type(half), "step", watched)
+            play(lambda method=method: method, "mlp", there=True, rounds=2)
+            monkeypatch.setattr(type(half), "step", step)
+            assert len(waited) > 4
+            assert not any(waited[1:]), f"{type(half).__name__} waits in its step: {waited[1:]}"
+
+
+def test_messages_come_back_to_the_networks_device() -> None:
+    with OtherDevice() as device:
+        data, module = federation((8,)).to(OTHER), network().to(OTHER)
+        net, method = Network(module, data.x[:1]), with_warmup(make("scaffold"), 2)
+        engine = EagerEngine(net, data, Schedule(4), 1)
+        engine._pool = Inline()  # type: ignore[assignment]
+        sent: list[Any] = []
+        train = engine.train
+
+        def record(jobs: Any) -> Any:
+            done = train([replace(job, download=_through(net, job.download)) for job in jobs])
+            sent.extend(decode_upload(net, encode_upload(net, one.upload)) for one in done)
+            return done
+
+        engine.train = record  # type: ignore[method-assign]
+        state = method.init(net, net.initial(), len(data))
+        Server(net, method, data, engine, MemoryStore(None), Rules(lr=0.1), {0: state}).run(1)
+        for upload in sent:
+            assert device.is_there(upload.neurons)
+            assert all(device.is_there(value) for value in upload.params.values())
+
+
+def _through(net: Network, download: Any) -> Any:
+    return decode_download(net, encode_download(net, download))
+
+
+def test_memories_that_were_spilled_come_back_to_their_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memories, "HELD_BYTES", 0)
+    with OtherDevice() as device:
+        store = MemoryStore(tmp_path, OTHER)
+        for client in range(3):
+            store.put(0, client, {"inner": {"w": torch.ones(4, device=OTHER)}})
+        for client in range(3):
+            found = store.get(0, client)
+            assert found is not None
+            assert all(device.is_there(leaf) for _, leaf in leaves(found))
+
+
+@pytest.mark.parametrize("name", ["scaffold+pews", "fedweit", "lotteryfl", "fedavg+fedadam"])
+def test_a_resumed_run_goes_on_where_its_tensors_were(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fedpews
+    from fedpews import build as building
+    from fedpews import running
+
+    monkeypatch.setattr(building, "find_device", lambda _: OTHER)
+    monkeypatch.setattr(EagerEngine, "__init__", _with_inline_pool(EagerEngine.__init__))
+    common: dict[str, Any] = {
+        "clients": federation((8,)), "method": name, "rounds": 4, "model": {"hidden": [6, 5]},
+        "train": {"lr": 0.1, "batch_size": 4}, "runtime": {"engine": "eager", "checkpoint_every": 1},
+    }  # fmt: skip
+    if "pews" in name:
+        common["warmup"] = {"rounds": 3}
+    with OtherDevice():
+        whole = fedpews.run(**common)
+
+        def stop(records: Any) -> None:
+            if records[0]["round"] == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fedpews.run(**common, out=tmp_path / "run", watcher=running.Watcher(round=stop))
+        resumed = fedpews.run(**common, out=tmp_path / "run", resume=True)
+    assert resumed.rounds.column("loss") == whole.rounds.column("loss")
+
+
+def _with_inline_pool(init: Callable[..., None]) -> Callable[..., None]:
+    def inlined(self: EagerEngine, *given: Any) -> None:
+        init(self, *given)
+        self._pool = Inline()  # type: ignore[assignment]
+
+    return inlined
+
+
+def test_what_is_not_on_the_cpu_is_not_compiled() -> None:
+    with OtherDevice():
+        data = federation((8,)).to(OTHER)
+        net = Network(network().to(OTHER), data.x[:1])
+        with pytest.raises(CannotCompile, match="cuda"):
+            CompiledEngine(net, data, Schedule(4), 1)
+
+
+# the device that is not there must itself find mistakes
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda there, here: there + here,
+        lambda there, here: torch.stack([there, here]),
+        lambda there, here: torch.where(here > 0, there, 0.0),
+        lambda there, here: here[(there > 0).nonzero().squeeze(1)],
+        lambda there, here: there[torch.tensor([0, 1])],
+        lambda there, here: there.numpy(),
+        lambda there, here: torch.rand(3, generator=torch.Generator(), device=OTHER),
+        lambda there, here: nn.functional.linear(there, torch.ones(2, 3)),
+    ],
+)
+def test_a_mixture_of_devices_is_found(mistake: Callable[[Tensor, Tensor], object]) -> None:
+    here = torch.ones(3)
+    with OtherDevice() as device:
+        there = here.to(OTHER)
+        assert there.device == OTHER
+        assert here.device.type == "cpu"
+        assert device.is_there((there * 2.0).sum())
+        assert not device.is_there(there.cpu())
+        with pytest.raises(DeviceMixed):
+            mistake(there, here)

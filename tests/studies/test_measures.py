@@ -1,0 +1,89 @@
+"""What is read off a run, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedpews.studies.activations import layer_sums, own_share
+from fedpews.studies.measures import MEASURES, spread
+
+
+def records(accuracies: list[float], warm: int = 1) -> list[dict[str, Any]]:
+    return [
+        {
+            "seed": 0,
+            "round": t,
+            "accuracy": accuracy,
+            "seconds": 3.0 if t <= warm else 2.0,
+            "phase": "warmup" if t <= warm else "train",
+            "density": 0.4,
+            **({"client_density": [0.3, 0.5]} if t <= warm else {}),
+            "bytes_up": 50 if t <= warm else 100,
+        }
+        for t, accuracy in enumerate(accuracies, 1)
+    ]
+
+
+def test_measures_of_a_run() -> None:
+    run = records([0.2, 0.5, 0.9, 0.8, 0.7], warm=2)
+
+    read = {
+        name: measure.read(run, 0.75)
+        for name, measure in MEASURES.items()
+        if name not in ("own_share", "coverage")
+    }
+
+    assert read["final"] == pytest.approx(70)
+    assert read["best"] == pytest.approx(90)
+    assert read["late"] == pytest.approx(70)  # a tenth of five rounds is the last one
+    assert MEASURES["late"].read(records([0.0] * 18 + [0.4, 0.6]), 0.75) == pytest.approx(50)
+    assert read["first_share"] == pytest.approx(37.5)  # 0.3 / (0.3 + 0.5)
+    assert read["rounds"] == 3
+    assert read["seconds"] == 8  # 3 + 3 + 2
+    assert read["omega"] == 1.5  # 3 / 2
+    assert read["density"] == pytest.approx(0.4)
+    assert read["upload"] == 0.5
+    assert MEASURES["rounds"].read(run, 0.95) == math.inf
+    assert math.isnan(MEASURES["omega"].read(records([0.1], warm=0), 0.5))
+
+
+def test_a_spread_counts_the_seeds_that_did_not_arrive() -> None:
+    assert spread([100.0, 120.0, math.inf], 1) == "110.0 ± 14.1 (2 of 3 seeds)"  # √(2·10²/1) = 14.14
+
+
+def test_layer_sums_are_what_the_next_layer_reads() -> None:
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    params["0.weight"] = torch.tensor([[1.0], [-1.0]])
+
+    (sums,) = layer_sums(model, params, torch.tensor([[2.0], [3.0], [-1.0]]))
+
+    assert sums.tolist() == [5.0, 1.0]  # relu(x), relu(−x) summed over 2, 3, −1
+
+
+def test_a_closed_part_neither_fires_nor_feeds_the_next_layer() -> None:
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())))
+    ones = {name: torch.ones(2, 2) for name, _ in model.named_parameters()}
+
+    first, second = layer_sums(model, ones, torch.tensor([[1.0, 2.0]]), part=(0, 2))
+
+    assert first.tolist() == [3.0, 0.0]
+    assert second.tolist() == [3.0, 0.0]  # 3 + 0, not 3 + 3
+
+
+def test_own_share_is_the_part_of_the_activation_in_a_clients_own_half() -> None:
+    first, second = [torch.tensor([3.0, 1.0])], [torch.tensor([1.0, 1.0])]
+
+    assert own_share([first, second]) == pytest.approx((0.75 + 0.5) / 2)
+
+
+def test_a_run_that_never_arrives_counts_with_all_its_rounds_and_seconds() -> None:
+    run = records([0.2, 0.5, 0.6], warm=1)
+    assert MEASURES["rounds"].restricted(run, 0.9) == 3
+    assert MEASURES["seconds"].restricted(run, 0.9) == 7  # 3 + 2 + 2
+    assert MEASURES["rounds"].restricted(run, 0.5) == 2

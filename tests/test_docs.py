@@ -1,0 +1,143 @@
+"""The docs are true: their code runs, their tables are complete, their site builds without a broken link."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import runpy
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import typer
+
+import fedpews
+from fedpews import errors
+from fedpews.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES_WITH_CODE = ["tutorial.md", "how-to/model.md", "how-to/data.md"]
+NOTEBOOK = ROOT / "examples" / "tour.ipynb"
+
+
+def text(page: str) -> str:
+    return (DOCS / page).read_text()
+
+
+def run_blocks(blocks: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Run blocks of code one after the other, as a reader would, in a folder of their own."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    (folder / "blocks.py").write_text("\n".join(blocks))
+    return runpy.run_path(str(folder / "blocks.py"))
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
+def test_the_code_on_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
+    assert blocks
+    run_blocks(blocks, tmp_path, monkeypatch)
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # its cells are plain Python: a kernel (37 packages, 105 MB) would add nothing but a process
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    run_blocks(["".join(cell["source"]) for cell in cells], tmp_path, monkeypatch)
+
+
+def test_the_notebook_is_kept_without_its_outputs() -> None:
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None]
+
+
+def test_the_generated_parts_are_in_step_with_the_code() -> None:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    stale = [path.name for path, page in generate.pages().items() if page != path.read_text()]
+    assert not stale, "run make docs"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    shown = re.findall(r"^::: fedpews\.(\w+)$", text("reference/api.md"), re.MULTILINE)
+    assert sorted(shown) == sorted(fedpews.__all__)
+
+
+def test_every_command_is_in_the_reference() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    page = text("reference/command-line.md")
+    assert not [name for name in commands if f"`fedpews {name}" not in page]
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = {kind.__name__: kind.exit_code for kind in kinds if issubclass(kind, errors.FedpewsError)}
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", text("reference/command-line.md"), re.MULTILINE)
+    assert {name: int(code) for code, name in rows} == codes
+
+
+class Links(HTMLParser):
+    """What a page links to, what it loads by itself, and the places one can link to in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.places: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.places |= {values[name] for name in ("id", "name") if name in values}
+        if "src" in values:
+            self.loads.add(values["src"])
+        if "href" in values:
+            (self.links if tag == "a" else self.loads).add(values["href"])
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[Path, Links]:
+    """The built site, page by page."""
+    pytest.importorskip("zensical", reason="the site needs pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = ROOT / "build" / "site"
+    return {path: Links(path.read_text()) for path in folder.rglob("*.html")}
+
+
+def test_no_link_of_the_site_is_broken(site: dict[Path, Links]) -> None:
+    broken = []
+    for path, page in site.items():
+        if path.name == "404.html":
+            continue
+        for link in (*page.links, *page.loads):
+            file, _, place = unquote(link).partition("#")
+            if re.match(r"[a-z]+:", file):
+                continue
+            target = (path.parent / file).resolve() if file else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists() or (place and target in site and place not in site[target].places):
+                broken.append(f"{path.name}: {link}")
+    assert len(site) > 20
+    assert not broken
+
+
+def test_no_page_of_the_site_asks_for_anything_from_elsewhere(site: dict[Path, Links]) -> None:
+    foreign = {load for page in site.values() for load in page.loads if re.match(r"(https?:)?//", load)}
+    assert not foreign
+
+
+def test_the_reference_shows_what_the_docstrings_say(site: dict[Path, Links]) -> None:
+    page = (ROOT / "build" / "site" / "reference" / "api.html").read_text()
+    assert "Run an experiment and return its rounds, summary and models." in page
+    assert not [name for name in fedpews.__all__ if f'id="fedpews.{name}"' not in page]
