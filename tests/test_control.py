@@ -79,7 +79,9 @@ def test_rounds_of_a_warmup_do_not_wear_patience_out() -> None:
 
 def test_validation_data_choose_where_there_are_some() -> None:
     rule = StopRule(patience=1)
-    seen = [{"accuracy": a, "validation_accuracy": v, "phase": "train"} for a, v in ((0.9, 0.1), (0.1, 0.9))]
+    seen = [
+        {"accuracy": a, "validation": {"accuracy": v}, "phase": "train"} for a, v in ((0.9, 0.1), (0.1, 0.9))
+    ]
     assert rule.best(seen) == 1
 
 

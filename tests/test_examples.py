@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -30,3 +34,24 @@ def test_own_model_and_data_trains_the_users_module(tmp_path: Path) -> None:
     said = output("own_model_and_data.py", tmp_path)
     assert float(re.findall(r"accuracy ([\d.]+)", said)[0]) > 0.7
     assert "BatchNorm1d" in said
+
+
+TASKS = ("domain_shift", "multilabel", "regression", "segmentation", "tabular", "text")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_example_of_a_task_trains_with_and_without_a_warmup(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / "tasks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    small = {"samples": 48} if "samples" in inspect.signature(module.main).parameters else {}
+
+    module.main(rounds=2, **small)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert any("fedavg " in line for line in lines)
+    assert any("fedavg+pews" in line for line in lines)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedpews.neurons import Batch, Hidden, Network, NeuronGraph
     from fedpews.neurons.trace import trace
     from fedpews.running import Result, Watcher, run
+    from fedpews.tasks import Metric, Task
     from fedpews.warmup import Auto, Fixed, Learned, Random, with_warmup
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "fedpews.methods": ("Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work"),
     "fedpews.neurons": ("Batch", "Hidden", "Network", "NeuronGraph", "trace"),
     "fedpews.running": ("Result", "Watcher", "run"),
+    "fedpews.tasks": ("Metric", "Task"),
     "fedpews.warmup": ("Auto", "Fixed", "Learned", "Random", "with_warmup"),
 }
 
@@ -52,12 +54,14 @@ __all__ = [
     "Hidden",
     "Learned",
     "Method",
+    "Metric",
     "Network",
     "NeuronGraph",
     "Random",
     "Result",
     "Run",
     "RunFailed",
+    "Task",
     "Upload",
     "Watcher",
     "Work",

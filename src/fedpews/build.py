@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from torch import nn
 
 from fedpews import compose, data, models
 from fedpews.configs import OPTIONS_OF_METHODS, override
-from fedpews.data.federation import Federation, Samples, digest, from_clients
+from fedpews.data.federation import Federation, Samples, from_clients, hold_out
+from fedpews.data.inputs import Lazy, take
+from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
 from fedpews.errors import ConfigError, first_line, nearest
@@ -30,7 +33,13 @@ from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.seeds import fold
 from fedpews.server import Rules, cohort_size
+from fedpews.tasks import Classification, Task, make
+from fedpews.tasks.names import TASKS, short
+from fedpews.torch_private import tree_leaves
 from fedpews.trees import Tree
+
+RECORDED = ("loss", "train_loss")
+"""What every record has, whatever the metrics."""
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -54,7 +63,7 @@ class Setup:
     @property
     def has_validation(self) -> bool:
         """Whether records will say how the model does on validation data."""
-        return getattr(self.data, "validation", None) is not None
+        return bool(self.data.validation)
 
     @property
     def rules(self) -> Rules:
@@ -75,6 +84,22 @@ class Setup:
         )
 
 
+def _leaves(x: Any) -> list[torch.Tensor]:
+    """The tensors of inputs; of those that are read batch by batch, a few samples stand for all."""
+    return list(tree_leaves(take(x, slice(0, 2)) if isinstance(x, Lazy) else x))
+
+
+def digest(held: Federation) -> str:
+    """A digest of all samples and of who holds which."""
+    found = hashlib.blake2b(digest_size=8)
+    owned = [torch.cat(rows) for rows in (held.clients, held.test_clients, held.validation) if rows]
+    for tensor in (*_leaves(held.x), held.y, *_leaves(held.test_x), held.test_y, *owned):
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.cpu().contiguous().numpy().data)
+    found.update(str([len(rows) for rows in held.clients]).encode())
+    return found.hexdigest()
+
+
 def build(
     experiment: Experiment,
     *,
@@ -84,11 +109,12 @@ def build(
     graph: NeuronGraph | None = None,
     data_dir: str | Path | None = None,
     method: Method | None = None,
+    task: Task | None = None,
 ) -> Setup:
     """Everything an experiment needs; the arguments are those of `fedpews.run`."""
-    if (clients is None) != (test is None) and not isinstance(clients, Federation):
+    if clients is None and test is not None:
         raise ConfigError("clients and test belong together: give both, or a data.name")
-    held = load_data(experiment, clients, test, data_dir)
+    held = load_data(experiment, clients, test, data_dir, task)
     net, starts = build_network(experiment, held, model, graph)
     if method is None:
         method = build_method(experiment)
@@ -136,15 +162,25 @@ def load_data(
     clients: Sequence[Samples] | Federation | None = None,
     test: Samples | Sequence[Samples] | None = None,
     data_dir: str | Path | None = None,
+    task: Task | None = None,
 ) -> Federation:
     """The data handed in, or else what the experiment names."""
+    task = build_task(experiment) if task is None else task
+    table = experiment.data.model_dump(exclude_none=True)
+    part = table.pop("validation", None)
     if isinstance(clients, Federation):
-        held = clients
-    elif clients is not None and test is not None:
-        held = from_clients(clients, test)
+        if type(task) is not type(clients.task):
+            raise ConfigError(f"the data was made for {clients.task.name}, the experiment is for {task.name}")
+        held = replace(clients, task=task)
+    elif clients is not None:
+        held = from_clients(clients, test, task=task, lazy=experiment.data.lazy)
     else:
-        table = experiment.data.model_dump(exclude_none=True)
-        held = data.load(table.pop("name"), data_dir=data_dir, **table)
+        table.pop("augment")
+        held = data.load(
+            table.pop("name"), data_dir=data_dir, task=task, own_validation=part == "given", **table
+        )
+    if isinstance(part, float):
+        held = hold_out(held, part, experiment.data.seed)
     device = find_device(experiment.runtime.device)
     return held if device.type == "cpu" else held.to(device)
 
@@ -177,6 +213,8 @@ def build_network(
 ) -> tuple[Network, dict[int, Tree]]:
     """The network, and each seed's start. torch's global generator is left as it was."""
     made = {}
+    # before seeding: to read a sample may run code that draws numbers itself
+    shape = held.shape
     for seed in experiment.seeds:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(fold(seed, "model"))
@@ -186,19 +224,26 @@ def build_network(
                 made[seed] = model()
             else:
                 table = experiment.model
-                made[seed] = models.build(table.name, held.x.shape[1:], held.classes, table.model_extra or {})
-        made[seed] = made[seed].to(held.x.device)
-    net = Network.of_seeds(made, held.x[:1], graph=graph)
+                made[seed] = models.build(table.name, shape, held.classes, table.model_extra or {})
+        made[seed] = made[seed].to(held.device)
+    task, example = held.task, take(held.x, slice(0, 1))
+    label = next((y[:1] for y in (held.y, held.test_y) if len(y)), None)
+    net = Network.of_seeds(
+        made, example, sample_loss=task.sample_loss, sample_weight=task.weigh, label=label, graph=graph
+    )
     try:
-        outputs = net.predict(net.initial(), held.x[:2]).shape
-    except RuntimeError as error:
-        shape = tuple(held.x.shape[1:])
-        raise ConfigError(f"the model cannot take inputs of shape {shape}: {first_line(error)}") from error
-    if len(outputs) != 2 or outputs[1] < held.classes:
+        with torch.no_grad():
+            outputs = net.predict(net.initial(), take(held.x, slice(0, 2)))
+    except (RuntimeError, TypeError, ValueError) as error:
+        whole = any(leaf.dtype == torch.int64 for leaf in tree_leaves(example))
+        hint = "; inputs are whole numbers: make them floating point if they are quantities" if whole else ""
         raise ConfigError(
-            f"the data has labels 0 to {held.classes - 1} but the model's output has shape {tuple(outputs[1:])}; "
-            f"give the model {held.classes} outputs"
-        )
+            f"the model cannot take inputs of shape {shape}: {first_line(error)}{hint}"
+        ) from error
+    wrong = task.misfit(tuple(outputs.shape[1:]), tuple(held.y.shape[1:]), held.classes)
+    if wrong:
+        raise ConfigError(wrong)
+    _try_loss(task, outputs, held)
     starts = {seed: net.at(seed).initial() for seed in made}
     if experiment.model.start is not None:
         starts = {s: read_start(experiment.model.start, s, start) for s, start in starts.items()}
@@ -233,6 +278,64 @@ def _check_unused(experiment: Experiment) -> None:
     unused += [f"method.{key}" for key in experiment.method.model_extra or {}]
     if unused:
         raise ConfigError(f"a method's object has its options itself; {', '.join(unused)} would be ignored")
+
+
+def build_task(experiment: Experiment, given: str | Task | None = None, loss: Any = None) -> Task:
+    """The task an experiment names, or the one given."""
+    table = experiment.task
+    name = table.name if given is None else given
+    options = None if isinstance(name, Task) else table.model_extra
+    made = make(name, metrics=table.metrics, loss=loss, options=options)
+    target = experiment.target_metric
+    if target is None or target in (*map(short, made.metrics), *RECORDED):
+        return made
+    # what has a target is measured, also where it is not listed
+    return make(made, metrics=(*made.metrics, target))
+
+
+def settings_of(
+    task: str | Task | Mapping[str, Any] | None, metrics: Sequence[str], clients: Any
+) -> tuple[dict[str, Any], Task | None]:
+    """What a configuration says of a task in any of the forms users give it, and the task if it is an object."""
+    if task is None and isinstance(clients, Federation) and clients.task != Classification():
+        task = clients.task
+    if task is None:
+        table: dict[str, Any] = {}
+    elif isinstance(task, Task):
+        table = task_settings(task)
+    else:
+        table = {"name": task} if isinstance(task, str) else dict(task)
+    if metrics:
+        table["metrics"] = list(metrics)
+    return ({"task": table} if table else {}), task if isinstance(task, Task) else None
+
+
+def task_settings(task: Task) -> dict[str, Any]:
+    """What a configuration says of a task that was handed in as an object."""
+    cls = type(task)
+    name = task.name if task.name in TASKS else f"{cls.__module__}:{cls.__qualname__}"
+    options = {
+        entry.name: value
+        for entry in fields(task)
+        if entry.name not in ("metrics", "criterion") and (value := getattr(task, entry.name)) is not None
+    }
+    return {"name": name, "metrics": list(task.metrics), **options}
+
+
+def _try_loss(task: Task, outputs: torch.Tensor, held: Federation) -> None:
+    """A loss of one's own shows what it gives before the first round."""
+    labels = held.y[: len(outputs)]
+    if task.criterion is None or not len(labels):
+        return
+    try:
+        found = task.sample_loss(outputs, labels)
+    except Exception as error:
+        shapes = f"{tuple(outputs.shape)} and {tuple(labels.shape)}"
+        raise ConfigError(
+            f"the loss fails on outputs and labels of shape {shapes}: {first_line(error)}"
+        ) from error
+    if not isinstance(found, torch.Tensor) or found.shape != labels.shape[:1]:
+        raise ConfigError("the loss must return one number per sample, or their mean")
 
 
 def build_method(experiment: Experiment) -> Method:
@@ -287,7 +390,7 @@ def _warmup(experiment: Experiment) -> dict[str, Any]:
 def schedule(experiment: Experiment) -> Schedule:
     """How every client trains in a round."""
     train = experiment.train
-    return Schedule(train.batch_size, train.epochs, train.steps)
+    return Schedule(train.batch_size, train.epochs, train.steps, make_augment(experiment.data.augment))
 
 
 def available_cores() -> int:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedpews.compose import Kind, MethodName
 from fedpews.configs import fit_method, override, read_config, renamed
 from fedpews.errors import ConfigError, explain
+from fedpews.tasks.names import FIRST, Goal, short
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -48,6 +49,31 @@ class DataTable(_Table):
         description="values of named images: in [-1, 1] (by default), in [0, 1], or of mean 0 and deviation 1",
     )
     seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
+    validation: Annotated[float, Field(gt=0, lt=1)] | Literal["given"] | None = Field(
+        None,
+        description="part of each client's training samples held out for choosing; 'given': the data set's own split",
+    )
+    augment: list[str] = Field(
+        [], description="random changes of training batches: crop, flip, or module:function"
+    )
+    label: str | None = Field(None, description="of CSV and Parquet folders: the column that holds the label")
+    image_size: Count | None = Field(
+        None, description="of image folders: the shorter side is brought to this, the middle square is kept"
+    )
+    storage: Literal["numbers", "bytes"] | None = Field(
+        None, description="of named images: bytes take a quarter of the memory of numbers (the default)"
+    )
+    lazy: bool = Field(False, description="read the inputs of Datasets batch by batch instead of all at once")
+
+
+class TaskTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
+    name: str = Field(
+        "classification", description="a task by name, or module:Task; see `fedpews list tasks`"
+    )
+    metrics: list[str] = Field(
+        [], description="what to measure, the one that counts first; by default the task's own first"
+    )
 
 
 class ModelTable(BaseModel):
@@ -254,10 +280,17 @@ class Experiment(_Table):
     target_accuracy: Annotated[float, Field(gt=0, le=1)] = Field(
         0.99, description="rounds to reach it are counted"
     )
+    target_metric: str | None = Field(
+        None, description="the metric that has a target; by default the first of task.metrics"
+    )
+    target: float | None = Field(
+        None, description="what target_metric is to reach; by default target_accuracy where that makes sense"
+    )
     participation: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="part of the clients in each round"
     )
     data: DataTable = DataTable()
+    task: TaskTable = TaskTable()
     model: ModelTable = ModelTable()
     train: TrainTable = TrainTable()
     method: MethodTable = MethodTable()
@@ -331,6 +364,16 @@ class Experiment(_Table):
     def method_label(self) -> str:
         """The method's full name."""
         return str(self.method_name)
+
+    @property
+    def goal(self) -> Goal:
+        """What a run is to reach."""
+        named = [short(metric) for metric in self.task.metrics]
+        metric = self.target_metric or (named[0] if named else FIRST.get(self.task.name, "accuracy"))
+        value = self.target
+        if value is None and metric == "accuracy":
+            value = self.target_accuracy
+        return Goal(metric, value)
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)

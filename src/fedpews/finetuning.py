@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from fedpews.build import Setup
+from fedpews.build import Setup, schedule
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import ConfigError
@@ -26,6 +26,10 @@ def check_finetuning(setup: Setup) -> None:
     if not len(setup.data.y):
         raise ConfigError(
             "finetune: the clients' data are at their sites, and this process has none to train on"
+        )
+    if setup.data.task.classes_of(setup.data.y) is None:
+        raise ConfigError(
+            f"finetune is judged by accuracy, so it is for classification, not {setup.data.task.name}"
         )
     if setup.method.personalised:
         raise ConfigError(
@@ -51,7 +55,7 @@ def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[st
         experiment.runtime.engine,
         setup.net,
         setup.data,
-        Schedule(experiment.train.batch_size, table.epochs),
+        Schedule(experiment.train.batch_size, table.epochs, None, schedule(experiment).augment),
         experiment.runtime.workers or len(os.sched_getaffinity(0)),
         rounds=1,
         jobs=len(jobs),

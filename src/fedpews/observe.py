@@ -72,7 +72,9 @@ def update_cosine(
     norms = torch.zeros_like(inner)  # (i, j): ‖update of i‖² on what j owns too
     for name in names:
         moved = torch.stack([uploads[i].params[name] for i in chosen]).detach()
-        moved = (moved - torch.stack([downloads[i].params[name] for i in chosen])).flatten(1).cpu().double()
+        starts = [downloads[i].params[name] for i in chosen]
+        alike = all(start is starts[0] for start in starts)  # most methods send the same to everybody
+        moved = (moved - (starts[0] if alike else torch.stack(starts))).flatten(1).cpu().double()
         owned = _owned(name, [masks[i] for i in chosen], uploads[chosen[0]].params[name])
         if owned is None:
             inner += moved @ moved.T
@@ -90,7 +92,9 @@ def update_cosine(
 
 def _comparable(upload: Upload, download: Download, name: str) -> bool:
     mine, start = upload.params.get(name), download.params.get(name)
-    return mine is not None and start is not None and mine.shape == start.shape
+    # FedPM sends bits where it got scores: no update to compare
+    same = mine is not None and start is not None and mine.shape == start.shape
+    return same and mine is not None and mine.is_floating_point()
 
 
 def _owned(name: str, masks: Sequence[Mapping[str, Tensor] | None], like: Tensor) -> Tensor | None:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedpews.build import Model, Setup, build, build_engine, describe_object, privacy_spent, resolve
+from fedpews.build import (
+    Model,
+    Setup,
+    build,
+    build_engine,
+    build_task,
+    describe_object,
+    privacy_spent,
+    resolve,
+    settings_of,
+)
 from fedpews.data.federation import Federation, Samples
 from fedpews.engines.engine import Engine
 from fedpews.errors import ConfigError, Interrupted
@@ -25,11 +35,12 @@ from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.observe import describe_federation
 from fedpews.results.memories import MemoryStore, Store
-from fedpews.results.records import Record, Rounds, summarize
+from fedpews.results.records import Record, Rounds, summarize, value_of
 from fedpews.results.run_folder import Checkpoint, RunFolder
 from fedpews.results.stopping import NO_VALIDATION, StopRule
 from fedpews.resuming import about, reopen
 from fedpews.server import Server
+from fedpews.tasks import Task
 from fedpews.trees import Tree, place_like
 
 if TYPE_CHECKING:
@@ -120,6 +131,9 @@ def run(
     method: Method | str | Mapping[str, Any] | None = None,
     clients: Sequence[Samples] | Federation | None = None,
     test: Samples | Sequence[Samples] | None = None,
+    task: str | Task | Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
+    loss: Callable[..., Any] | None = None,
     graph: NeuronGraph | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -135,7 +149,11 @@ def run(
         model: your own module (every seed starts from its weights), a function that makes one, or a name.
         method: a name such as ``"fedavg+pews"``, or a method's object; see `fedpews list methods`.
         clients: your own data: a list of ``(x, y)`` tensors or torch Datasets, one per client.
-        test: the test set that goes with ``clients``, or a list with one for each of them.
+        test: the test set that goes with ``clients``, or a list with one for each of them; may be left out when
+            each client is a dict with a ``test`` of its own.
+        task: what to train for: a name, a table of options with a ``name``, or your own ``fedpews.tasks.Task``.
+        metrics: what to measure; the first one counts.
+        loss: in the place of the task's own: (outputs, labels) -> one number per sample, or a mean.
         graph: the neurons of a model that cannot be traced.
         out: a folder to write the run to; without one nothing is kept on disk.
         resume: go on where a run in ``out`` stopped.
@@ -151,14 +169,24 @@ def run(
     """
     if isinstance(model, str | Mapping):
         settings["model"], model = {"name": model} if isinstance(model, str) else model, None
+    named, own_task = settings_of(task, metrics, clients)
+    settings |= named
     if isinstance(method, Method):
         settings["method"] = describe_object(method)
     elif method is not None:
         settings["method"] = method
     resolved = resolve(experiment, settings)
+    made = build_task(resolved, own_task, loss)
     own = method if isinstance(method, Method) else None
     setup = build(
-        resolved, model=model, clients=clients, test=test, graph=graph, data_dir=data_dir, method=own
+        resolved,
+        model=model,
+        clients=clients,
+        test=test,
+        graph=graph,
+        data_dir=data_dir,
+        method=own,
+        task=made,
     )
     if not progress:
         return train(setup, out=out, resume=resume, watcher=watcher)
@@ -300,13 +328,13 @@ def _keep_best(rule: StopRule, so_far: Progress, server: Server, seeds: Sequence
 
 def _stop_rule(setup: Setup) -> StopRule:
     table = setup.experiment.stop
-    return StopRule(table.patience, table.min_delta, table.on, table.best)
+    return StopRule(table.patience, table.min_delta, table.on, table.best, setup.experiment.goal)
 
 
 def _result(setup: Setup, server: Server, done: Progress, folder: RunFolder | None) -> Result:
     experiment, rule = setup.experiment, _stop_rule(setup)
     models = server.models()
-    summary = summarize(done.records, experiment.method_label, experiment.target_accuracy)
+    summary = summarize(done.records, experiment.method_label, experiment.goal, setup.data.client_names)
     summary["clients_judged_on"] = setup.data.judged_on
     runs = {seed: done.of_seed(seed) for seed in experiment.seeds}
     if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
@@ -316,7 +344,7 @@ def _result(setup: Setup, server: Server, done: Progress, folder: RunFolder | No
         summary["best"] = {
             "on": rule.on,
             "rounds": [record["round"] for record in best],
-            "accuracy": [record["accuracy"] for record in best],
+            rule.goal.metric: [value_of(record, rule.goal.metric) for record in best],
         }
     finetuned: dict[int, dict[int, Tree]] = {}
     if experiment.finetune.epochs is not None:

@@ -25,6 +25,8 @@ from fedpews.results.memories import Store
 from fedpews.results.nests import leaves
 from fedpews.results.neurons import Ownership
 from fedpews.seeds import fold
+from fedpews.tasks.names import short
+from fedpews.tasks.sums import accuracy
 from fedpews.trees import Nest, Tree, norm
 
 SHOWN_CLIENTS = 100
@@ -142,8 +144,9 @@ class Server:
         # of the last round, where clients own neurons
         self.observed: list[Ownership] = []
         self.total = len(data)
-        known = len(data.y) > 0  # a server among real sites has nobody's samples
-        self._counts = data.counts() if known and self.total <= SHOWN_CLIENTS else None
+        # a server among real sites has nobody's samples
+        mixes = len(data.y) > 0 and len(data) <= SHOWN_CLIENTS and data.test_owner is None
+        self._counts = data.counts() if mixes and data.task.classes_of(data.y) is not None else None
 
     def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[dict[str, Any]]:
         """One round of all seeds, or of those given; a record for each.
@@ -189,12 +192,17 @@ class Server:
             seen = observe_neurons(self.net, seed, round, part.uploads, self.total)
             self.observed += [] if seen is None else [seen]
         scores: Sequence[Score | None] = [None] * len(parts)
+        held: Sequence[Score | None] = [None] * len(parts)
         waits = is_evaluated and on_the_way and not last
         if is_evaluated and not waits:
             scores = self._evaluate([*parts])
+            if self.data.validation:
+                models = [self.method.params(self.states[seed]) for seed in parts]
+                held = self.engine.evaluate(models, [*parts], "validation")
         records = []
-        for (seed, part), score in zip(parts.items(), scores, strict=True):
+        for (seed, part), score, validation in zip(parts.items(), scores, held, strict=True):
             record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)
+            record |= self._validate(validation)
             if is_evaluated and self.method.personalised:
                 record |= self._evaluate_personal(seed, part.cohort)
             records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))
@@ -225,8 +233,8 @@ class Server:
 
     def _measure(self, part: Part, score: Score | None) -> dict[str, Any]:
         """How good the global model is (if it was evaluated), what travelled, and who owned what."""
-        record = {} if score is None else self._measure_score(score)
         uploads, downloads = part.uploads, part.downloads
+        record = {} if score is None else self._measure_score(score)
         record["train_loss"] = sum(upload.loss for upload in uploads) / len(uploads)
         # most methods send one download to everybody
         shared = {id(download): download for download in downloads}
@@ -235,11 +243,33 @@ class Server:
         record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
         return record | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
 
-    def _measure_score(self, score: Score) -> dict[str, Any]:
+    def _metrics(self, score: Score) -> dict[str, Any]:
+        """The global model's metrics on all test data, and on each client's own."""
         if not math.isfinite(score.loss):
             raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
-        record: dict[str, Any] = {"accuracy": score.accuracy, "loss": score.mean_loss}
-        if self._counts is not None:
+        task = self.data.task
+        metrics = task.measure(score.sums)
+        counted = "correct" in score.sums and "seen" in score.sums
+        record: dict[str, Any] = {"accuracy": score.accuracy} if counted else {}
+        if "accuracy" in metrics:
+            record["accuracy"] = metrics["accuracy"]
+        record |= {"loss": score.mean_loss, "metrics": metrics}
+        if score.clients:
+            own = [score.clients.get(client) for client in range(self.total)]
+            found = [{} if sums is None else task.measure(sums) for sums in own]
+            record["client_metrics"] = {
+                metric: [values.get(metric) for values in found] for metric in metrics
+            }
+            if counted:
+                record["client_accuracy"] = [
+                    None if sums is None else accuracy(sums["correct"], sums["seen"]) for sums in own
+                ]
+        return record
+
+    def _measure_score(self, score: Score) -> dict[str, Any]:
+        """The metrics, with what each client or site finds."""
+        record = self._metrics(score)
+        if not score.clients and self._counts is not None:
             record["client_accuracy"] = score.client_accuracy(self._counts)
         if score.sites:
             record["sites"] = {
@@ -248,6 +278,12 @@ class Server:
                 if seen
             }
         return record
+
+    def _validate(self, score: Score | None) -> dict[str, Any]:
+        """What everything that chooses may look at: the metrics on samples held out of training."""
+        if score is None:
+            return {}
+        return {"validation": self.data.task.measure(score.sums) | {"loss": score.mean_loss}}
 
     def _evaluate_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
         """How good each client's own model is, for a method that gives clients their own.
@@ -267,21 +303,36 @@ class Server:
             half = self.method.client(self.method.phase(state, after.round))
             net = self.net.at(seed)
             models = [half.personal(net, downloads[client], memory) for client, memory in known.items()]
-            counts = self.data.counts()
-            found = {
-                client: score.client_accuracy(counts)[client]
-                for client, score in zip(
-                    known, self.engine.evaluate(models, [seed] * len(models)), strict=True
-                )
-            }
+            found = self._personal(seed, list(known), models)
         else:
             found = self.engine.evaluate_personal(seed, downloads)
         if not found:
             return {}
-        record: dict[str, Any] = {"personal_accuracy": sum(found.values()) / len(found)}
+        # the metric that counts; of classification, which has it always, the accuracy
+        name = "accuracy" if "accuracy" in self.data.task.METRICS else short(self.data.task.metrics[0])
+        record: dict[str, Any] = {f"personal_{name}": sum(found.values()) / len(found)}
         if self.total <= SHOWN_CLIENTS:
-            record["client_personal_accuracy"] = [found.get(client) for client in clients]
+            record[f"client_personal_{name}"] = [found.get(client) for client in clients]
         return record
+
+    def _personal(self, seed: int, clients: Sequence[int], models: Sequence[Tree]) -> dict[int, float]:
+        """Each client's own model: its accuracy, or the metric that counts where there is no accuracy."""
+        task, seeds = self.data.task, [seed] * len(models)
+        if task.classes_of(self.data.y) is not None:
+            counts = self.data.counts()
+            return {
+                client: score.client_accuracy(counts)[client]
+                for client, score in zip(clients, self.engine.evaluate(models, seeds), strict=True)
+            }
+        owners = [*clients] if self.data.test_owner is not None else None
+        name = "accuracy" if "accuracy" in task.METRICS else short(task.metrics[0])
+        found = {
+            client: task.measure(score.sums).get(name)
+            for client, score in zip(
+                clients, self.engine.evaluate(models, seeds, "test", owners), strict=True
+            )
+        }
+        return {client: value for client, value in found.items() if value is not None}
 
 
 def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str, Any]:

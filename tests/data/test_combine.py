@@ -123,7 +123,7 @@ def test_a_flat_channel_stays_finite_when_standardised() -> None:
 def test_scaling_is_refused_where_there_are_no_named_images(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is for images"):
         load("synthetic-3.2k", scaling="unit")
-    with pytest.raises(ConfigError, match="scaling are for named data sets"):
+    with pytest.raises(ConfigError, match="scaling and storage are for named data sets"):
         load(f"folder:{tmp_path}", scaling="unit")
     write_medmnist(tmp_path, "octmnist")
     with pytest.raises(ConfigError, match="symmetric, unit, standard; got 'odd'"):

@@ -56,12 +56,15 @@ def test_own_data_can_be_dealt_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 5), (4, 6, 5, 3), (4, 3, 6, 5), (4, 1, 6, 5)])
-def test_bytes_in_an_npz_file_are_images_scaled_to_one(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_bytes_in_an_npz_file_stay_bytes_until_a_batch_scales_them_to_one(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     for name in ("a", "test"):
         np.savez(tmp_path / f"{name}.npz", x=np.full(shape, 255, np.uint8), y=np.zeros((4, 1), np.uint8))
     data = load(f"folder:{tmp_path}")
     assert data.x.shape == (4, 3 if 3 in shape else 1, 6, 5)
-    assert data.x.unique().tolist() == [1.0]
+    assert data.x.dtype == torch.uint8
+    assert data.batch(slice(0, 4))[0].unique().tolist() == [1.0]
 
 
 def test_image_folders_name_the_classes(tmp_path: Path) -> None:
@@ -71,7 +74,9 @@ def test_image_folders_name_the_classes(tmp_path: Path) -> None:
     assert data.class_names == ("cat", "dog")
     assert data.x.shape == (8, 3, 4, 6)
     assert data.counts().tolist() == [[2, 2], [2, 2]]
-    torch.testing.assert_close(data.x[1, :, 0, 0], torch.tensor([250.0, 0.0, 10.0]) / 127.5 - 1)
+    torch.testing.assert_close(
+        data.batch(slice(0, 2))[0][1, :, 0, 0], torch.tensor([250.0, 0.0, 10.0]) / 127.5 - 1
+    )
 
 
 def test_grey_images_stay_grey_and_become_rgb_beside_rgb(tmp_path: Path) -> None:
@@ -91,16 +96,16 @@ def npz(**arrays: np.ndarray) -> Callable[[Path], None]:
     [
         (lambda root: (root / "test.npz").unlink(), "needs an entry called test"),
         (lambda root: [(root / f"{name}.npz").unlink() for name in "ab"], "needs an entry per client"),
-        (lambda root: (root / "b.npy").write_bytes(b""), "an entry must be an .npz file or a folder"),
+        (lambda root: (root / "b.npy").write_bytes(b""), "an entry must be an .npz file, a table"),
         (lambda root: write_npz(root / "b", "samples"), "'b' is there as a file and as a folder"),
-        (lambda root: (root / "c").mkdir(), "npz files for some clients and images for others"),
+        (lambda root: (root / "c").mkdir(), "has images and npz files for different clients"),
         (lambda root: write_npz(root / "c", "one", "two"), "has 2 npz files"),
         (lambda root: (root / "b.npz").write_bytes(b"no"), "b.npz: not a readable npz"),
         (lambda root: np.savez(root / "b.npz", x=np.ones(3)), "b.npz: lacks y; it has x"),
         (npz(y=np.zeros(3, int)), "client 1: 4 inputs but 3 labels"),
-        (npz(y=np.zeros(4)), "y whole numbers; got float64 and float64"),
+        (npz(y=np.zeros(4)), "must hold integer labels, got torch.float64"),
         (npz(y=np.full(4, -1)), "client 1: label -1 is below 0"),
-        (npz(x=np.ones((4, 5), int)), "x must be floating point"),
+        (npz(x=np.full((4, 5), "a")), "x must hold numbers"),
         (npz(x=np.ones((4, 6))), "client 1 has inputs of shape"),
         (npz(x=np.full((4, 5), np.nan)), "client 1: x has NaN"),
         (npz(x=np.ones((0, 5)), y=np.zeros(0, int)), "client 1: there are no samples"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
 import fedpews
-from fedpews.data.federation import from_clients
-from fedpews.engines.evaluate import score_chunk
+from fedpews.data.federation import Federation, from_clients
+from fedpews.engines.evaluate import Score, score_models
 from fedpews.errors import ConfigError
 from fedpews.neurons.network import Network
 
@@ -29,19 +31,24 @@ def sign() -> nn.Module:
     return layer
 
 
+def score(net: Network, data: Federation) -> Score:
+    with ThreadPoolExecutor(1) as pool:
+        return score_models(net, [net.initial()], [0], data, pool)[0]
+
+
 def test_clients_that_differ_in_inputs_are_judged_on_their_own_test_samples() -> None:
     clients, tests = shifted()
     data = from_clients(clients, tests)
     net = Network(sign(), torch.zeros(1, 1))
-    score = score_chunk(net, net.initial(), data, 0)
+    found = score(net, data)
     # 8 of the first client's 8 are right, none of the second's 4
-    assert score.accuracy == pytest.approx(8 / 12)
-    assert score.client_accuracy(data.counts()) == [1.0, 0.0]
+    assert found.accuracy == pytest.approx(8 / 12)
+    assert found.client_accuracy(data.counts()) == [1.0, 0.0]
     assert data.judged_on == "each client's own test samples"
     # one test set for all knows only classes: of each class 4 of 6 are right
     common = from_clients(clients, (data.test_x, data.test_y))
-    score = score_chunk(net, net.initial(), common, 0)
-    assert score.client_accuracy(common.counts()) == pytest.approx([4 / 6, 4 / 6])
+    found = score(net, common)
+    assert found.client_accuracy(common.counts()) == pytest.approx([4 / 6, 4 / 6])
     assert "mix of classes" in common.judged_on
 
 

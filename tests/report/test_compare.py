@@ -11,6 +11,7 @@ from command_line import fedpews
 from fedpews.report.compare import compare, remarks, spread, table, verdicts
 from fedpews.report.runs import Run, find_runs
 from fedpews.results.records import summarize
+from fedpews.tasks.names import Goal
 
 
 def made(
@@ -31,7 +32,7 @@ def made(
         for seed, final in enumerate(finals)
     ]
     config = {"rounds": planned, "data": {"name": "a", **data}, "method": {"name": label}}
-    return Run(label, None, records, summarize(records, label, target), config, rounds == planned)
+    return Run(label, None, records, summarize(records, label, Goal(value=target)), config, rounds == planned)
 
 
 def test_better_is_said_with_its_interval() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedpews.studies.activations import layer_sums, own_share
 from fedpews.studies.measures import MEASURES, spread
+from fedpews.tasks.names import Goal
 
 
 def records(accuracies: list[float], warm: int = 1) -> list[dict[str, Any]]:
@@ -33,23 +34,22 @@ def test_measures_of_a_run() -> None:
     run = records([0.2, 0.5, 0.9, 0.8, 0.7], warm=2)
 
     read = {
-        name: measure.read(run, 0.75)
+        name: measure.read(run, Goal(value=0.75))
         for name, measure in MEASURES.items()
         if name not in ("own_share", "coverage")
     }
 
     assert read["final"] == pytest.approx(70)
-    assert read["best"] == pytest.approx(90)
     assert read["late"] == pytest.approx(70)  # a tenth of five rounds is the last one
-    assert MEASURES["late"].read(records([0.0] * 18 + [0.4, 0.6]), 0.75) == pytest.approx(50)
+    assert MEASURES["late"].read(records([0.0] * 18 + [0.4, 0.6]), Goal(value=0.75)) == pytest.approx(50)
     assert read["first_share"] == pytest.approx(37.5)  # 0.3 / (0.3 + 0.5)
     assert read["rounds"] == 3
     assert read["seconds"] == 8  # 3 + 3 + 2
     assert read["omega"] == 1.5  # 3 / 2
     assert read["density"] == pytest.approx(0.4)
     assert read["upload"] == 0.5
-    assert MEASURES["rounds"].read(run, 0.95) == math.inf
-    assert math.isnan(MEASURES["omega"].read(records([0.1], warm=0), 0.5))
+    assert MEASURES["rounds"].read(run, Goal(value=0.95)) == math.inf
+    assert math.isnan(MEASURES["omega"].read(records([0.1], warm=0), Goal(value=0.5)))
 
 
 def test_a_spread_counts_the_seeds_that_did_not_arrive() -> None:
@@ -84,6 +84,20 @@ def test_own_share_is_the_part_of_the_activation_in_a_clients_own_half() -> None
 
 def test_a_run_that_never_arrives_counts_with_all_its_rounds_and_seconds() -> None:
     run = records([0.2, 0.5, 0.6], warm=1)
-    assert MEASURES["rounds"].restricted(run, 0.9) == 3
-    assert MEASURES["seconds"].restricted(run, 0.9) == 7  # 3 + 2 + 2
-    assert MEASURES["rounds"].restricted(run, 0.5) == 2
+    assert MEASURES["rounds"].restricted(run, Goal(value=0.9)) == 3
+    assert MEASURES["seconds"].restricted(run, Goal(value=0.9)) == 7  # 3 + 2 + 2
+    assert MEASURES["rounds"].restricted(run, Goal(value=0.5)) == 2
+
+
+def test_a_measure_of_any_metric_is_made_of_its_name_and_chooses_on_validation_data() -> None:
+    run = [
+        {"metrics": {"mae": 3.0}, "validation": {"mae": 1.0}},
+        {"metrics": {"mae": 2.0}, "validation": {"mae": 2.0}},
+    ]
+
+    assert MEASURES["final:mae"].read(run, Goal()) == 2.0
+    assert MEASURES["validation:mae"].read(run, Goal()) == 2.0
+    assert MEASURES["best:mae"].read(run, Goal()) == 3.0  # the first round is better on validation data
+    assert not MEASURES["best:mae"].higher_is_better
+    assert MEASURES["final:auroc"].higher_is_better
+    assert math.isnan(MEASURES["best:mae"].read([{"metrics": {"mae": 3.0}}], Goal()))

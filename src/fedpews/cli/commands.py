@@ -108,7 +108,8 @@ def _run_one(
 @app.command(name="list")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, data, models, recipes, studies or keys", autocompletion=lists)
+        str,
+        typer.Argument(help="methods, data, models, tasks, recipes, studies or keys", autocompletion=lists),
     ],
 ) -> None:
     """What there is to choose from."""
@@ -116,6 +117,7 @@ def list_(
         "methods": _methods,
         "data": _data,
         "models": _models,
+        "tasks": _tasks,
         "recipes": _recipes,
         "studies": _studies,
         "keys": _keys,
@@ -176,6 +178,13 @@ def _models() -> Iterator[tuple[str, str]]:
 
     yield from describe_models()
     yield "module:Class", "your own torch.nn.Module"
+
+
+def _tasks() -> Iterator[tuple[str, ...]]:
+    from fedpews.tasks.making import describe_tasks
+
+    yield from describe_tasks()
+    yield "", "your own: module:Task or path/to/file.py:Task (docs/tasks.md)"
 
 
 def _recipes() -> Iterator[tuple[str, str]]:

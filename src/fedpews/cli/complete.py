@@ -33,10 +33,10 @@ def _keys() -> list[str]:
 
 def method_names(incomplete: str) -> list[str]:
     """Methods, and behind a ``+`` the server optimisers and warmups."""
-    from fedpews.compose import METHODS, SERVERS
+    from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS
 
     head, plus, last = incomplete.rpartition("+")
-    parts = (*SERVERS, "pews", "pews-fixed", "pews-auto", "fedbn") if plus else METHODS
+    parts = (*SERVERS, *WARMUPS, *PERSONAL) if plus else METHODS
     return [f"{head}{plus}{part}" for part in parts if part.startswith(last)]
 
 

@@ -79,7 +79,7 @@ def show(
     federation = load_data(experiment, data_dir=data_dir)
     counts: list[list[int]] = federation.counts().tolist()
     sizes = [sum(row) for row in counts]
-    shape = "×".join(str(side) for side in federation.x.shape[1:])
+    shape = _shape(federation.shape)
     out.print(
         f"{federation.name}: {len(counts):,} clients, {sum(sizes):,} training and {len(federation.test_y):,} "
         f"test samples, {federation.classes} classes, inputs {shape}",
@@ -101,6 +101,19 @@ def show(
     if picture is not None:
         _draw(counts, federation.class_names, federation.client_names, picture)
         out.print(f"drawn to {picture}", soft_wrap=True, markup=False)
+
+
+def _shape(shape: Any) -> str:
+    """The shape of an input in words, of each of its parts where it has several.
+
+    >>> _shape((3, 28, 28)), _shape({"ids": (12,), "mask": (12,)})
+    ('3×28×28', 'ids 12, mask 12')
+    """
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {_shape(part)}" for name, part in shape.items())
+    if shape and isinstance(shape[0], tuple):
+        return ", ".join(map(_shape, shape))
+    return "×".join(map(str, shape))
 
 
 def _draw(counts: Any, class_names: Sequence[str], client_names: Sequence[str], path: Path) -> None:

@@ -56,16 +56,18 @@ def show_runs(folders: list[Path]) -> None:
 
 def show_table(folders: list[Path], plot: Path | None = None) -> None:
     """Runs side by side, and a picture of them if one is asked for."""
-    from fedpews.report.compare import COLUMNS, find_runs, remarks, table, verdicts
+    from fedpews.report.compare import columns, find_runs, goal_text, remarks, table, verdicts
 
     runs = find_runs(folders)
-    target = f"rounds to reach {100 * runs[0].target:g} %; mean ± standard deviation over seeds"
+    goal = runs[0].goal
+    reach = "" if goal.value is None else f"rounds to reach {goal_text(goal)}; "
+    target, heads = f"{reach}mean ± standard deviation over seeds", columns(runs)
     grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     rows = table(runs)
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     # in a narrow window a name is folded, and what is still too wide runs on: a number that is cut is another number
-    grid.add_column(COLUMNS[0], overflow="fold", min_width=min(SHORT_NAME, widths[0]))
-    for column, width in zip(COLUMNS[1:], widths[1:], strict=True):
+    grid.add_column(heads[0], overflow="fold", min_width=min(SHORT_NAME, widths[0]))
+    for column, width in zip(heads[1:], widths[1:], strict=True):
         grid.add_column(column, no_wrap=True, justify="right", min_width=width)
     for row in rows:
         grid.add_row(*map(escape, row))

@@ -1,73 +1,164 @@
-"""A folder with an entry per client and a test: npz files, or folders of images. See `fedpews.data.user_data`."""
+"""A folder with an entry per client: npz files, tables, or folders of images. See `fedpews.data.user_data`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpews.data.client_files import listed, natural, read_image, read_table
 from fedpews.data.federation import Federation, from_clients
 from fedpews.data.readers import read_npz
 from fedpews.errors import ConfigError, DataMissing
+from fedpews.tasks.contract import Task
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+TABLES = {".csv", ".parquet"}
 BESIDES = {".txt", ".md", ".rst", ".csv", ".json", ".toml", ".yaml", ".yml"}  # may lie about: notes, licences
+PARTS = ("train", "val", "test")
+CLASSES = "classes.txt"
+"""One class a line, in the order of their labels."""
+
+Pair = tuple[NDArray[Any], NDArray[Any]]
+Entry = Mapping[str, Path]
+"""A client's files or folders, by part."""
 
 
-def read_folder(folder: Path, name: str) -> Federation:
+def read_folder(
+    folder: Path, name: str, task: Task | None = None, label: str | None = None, image_size: int | None = None
+) -> Federation:
+    """The clients of a folder; ``label`` names a table's column, ``image_size`` what images are brought to."""
     if not folder.is_dir():
         raise DataMissing(
             f"data {name!r}: {str(folder)!r} is not a folder; it must hold an entry per client and a test."
         )
-    entries: dict[str, Path] = {}
-    for path in _listed(folder):
-        if path.is_file() and path.suffix != ".npz":
-            if path.suffix.lower() in BESIDES or not path.suffix:
-                continue
-            raise ConfigError(f"{path}: an entry must be an .npz file or a folder; move this one elsewhere.")
-        title = path.stem if path.is_file() else path.name
-        if title in entries:
-            raise ConfigError(f"{folder}: {title!r} is there as a file and as a folder; keep one.")
-        entries[title] = path
-    test = entries.pop("test", None)
-    if test is None or not entries:
-        lacking = "an entry called test" if test is None else "an entry per client beside the test"
+    entries = {title: _parts(path) for title, path in _entries(folder).items()}
+    common = entries.pop("test", None)
+    own = bool(entries) and all("test" in parts for parts in entries.values())
+    if not entries or (common is None and not own):
+        lacking = "an entry called test" if entries else "an entry per client beside the test"
         raise ConfigError(f"{folder}: needs {lacking}: an .npz file with x and y, or a folder.")
-    paths = [*entries.values(), test]
-    archives = [_archive(path) for path in paths]
-    if all(archive is not None for archive in archives):
-        pairs = [read_pair(archive) for archive in archives if archive is not None]
-        class_names: tuple[str, ...] = ()
-    elif any(archive is not None for archive in archives):
+    places = [path for parts in (*entries.values(), common or {}) for path in parts.values()]
+    kinds = {_kind(path) for path in places}
+    if len(kinds) > 1:
         raise ConfigError(
-            f"{folder}: has npz files for some clients and images for others; use one kind for all."
+            f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
         )
-    else:
-        pairs, class_names = _read_images(paths)
+    given = _given_classes(folder)
+    read, class_names = _reader(kinds.pop(), places, given, label, image_size, task)
+    clients = [{part: read(path) for part, path in parts.items()} for parts in entries.values()]
+    test = None if common is None else read(common["train"])
+    is_labelled = task is None or task.name == "classification"
     try:
         return from_clients(
-            pairs[:-1], pairs[-1], len(class_names) or None, name, class_names, tuple(entries)
+            clients,
+            test,
+            len(class_names) if class_names and is_labelled else None,
+            name,
+            class_names if is_labelled else (),
+            tuple(entries),
+            task=task,
         )
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
 
 
-def _archive(path: Path) -> Path | None:
-    """The npz file of an entry, or None when it is a folder of images."""
+def _entries(folder: Path) -> dict[str, Path]:
+    """The entries by title. Tables are entries where there is nothing else, else notes that lie about."""
+    found = [path for path in listed(folder) if path.is_dir() or path.suffix == ".npz"]
+    tables = [path for path in listed(folder) if path.is_file() and path.suffix in TABLES]
+    entries: dict[str, Path] = {}
+    for path in found or tables:
+        title = path.stem if path.is_file() else path.name
+        if title in entries:
+            raise ConfigError(
+                f"{folder}: {title!r} is there as a file and as a folder, or in two kinds; keep one."
+            )
+        entries[title] = path
+    for path in listed(folder):
+        known = path in (found or tables) or path.suffix.lower() in BESIDES or not path.suffix
+        if path.is_file() and not known:
+            raise ConfigError(
+                f"{path}: an entry must be an .npz file, a table (.csv, .parquet) or a folder; move this one elsewhere."
+            )
+    return entries
+
+
+def _parts(path: Path) -> Entry:
+    """A client's train, val and test, where its folder has them; else all of it is for training."""
+    if path.is_dir():
+        inside = {inner.stem if inner.is_file() else inner.name: inner for inner in listed(path)}
+        found = {part: inside[part] for part in PARTS if part in inside}
+        if "train" in found and len(found) > 1:
+            return found
+    return {"train": path}
+
+
+def _kind(path: Path) -> str:
+    file = _file(path)
+    return "images" if file is None else "npz files" if file.suffix == ".npz" else "tables"
+
+
+def _file(path: Path) -> Path | None:
+    """The npz file or table of an entry, or None when it is a folder of images."""
     if path.is_file():
         return path
-    found = [inner for inner in _listed(path) if inner.suffix == ".npz"]
+    found = [inner for inner in listed(path) if inner.suffix == ".npz" or inner.suffix in TABLES]
     if len(found) > 1:
-        raise ConfigError(f"{path}: has {len(found)} npz files; put all samples of a client in one.")
+        raise ConfigError(
+            f"{path}: has {len(found)} npz files or tables; put all samples of a client in one."
+        )
     return found[0] if found else None
 
 
-def read_pair(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The samples in one npz file; bytes are taken for images."""
+def _given_classes(folder: Path) -> tuple[str, ...]:
+    file = folder / CLASSES
+    if not file.is_file():
+        return ()
+    names = tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"{file}: must list the classes, one a line, none twice.")
+    return names
+
+
+def _reader(
+    kind: str,
+    places: Sequence[Path],
+    given: tuple[str, ...],
+    label: str | None,
+    image_size: int | None,
+    task: Task | None,
+) -> tuple[Callable[[Path], Pair], tuple[str, ...]]:
+    """How to read an entry, and the names of the classes; what all of them have in common is looked up once."""
+    if kind == "images":
+        return _image_reader(places, given, image_size)
+    files = {path: _file(path) or path for path in places}
+    if kind == "npz files":
+        raw = {path: read_pair(file) for path, file in files.items()}
+    else:
+        raw = {path: read_table(file, label) for path, file in files.items()}
+    named = any(y.dtype.kind in "UO" for _, y in raw.values())
+    if not named:
+        return raw.__getitem__, given
+    classes = given or tuple(sorted({str(value) for _, y in raw.values() for value in y.flat}, key=natural))
+    places_of = {title: place for place, title in enumerate(classes)}
+
+    def read(path: Path) -> Pair:
+        x, y = raw[path]
+        unknown = sorted({str(value) for value in y.flat} - places_of.keys())
+        if unknown:
+            raise ConfigError(f"{path}: label {unknown[0]!r} is not in {CLASSES}.")
+        return x, np.array([places_of[str(value)] for value in y.flat]).reshape(y.shape)
+
+    return read, classes
+
+
+def read_pair(path: Path) -> Pair:
+    """The samples in one npz file; bytes are taken for images, and stay bytes."""
     arrays = read_npz(path, "x", "y")
     x, y = arrays["x"], arrays["y"]
     if y.ndim == 2 and y.shape[1] == 1:
@@ -76,40 +167,41 @@ def read_pair(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
         if x.ndim == 3:
             x = x[:, None]
         elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
-            x = x.transpose(0, 3, 1, 2)
+            x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
         if x.ndim != 4:
             raise ConfigError(
                 f"{path}: x holds bytes, so it must be images, (n, h, w) or (n, h, w, 3); got {x.shape}."
             )
-        x = x.astype(np.float32) / np.float32(127.5) - 1
-    if not np.issubdtype(x.dtype, np.floating) or not np.issubdtype(y.dtype, np.integer):
-        raise ConfigError(
-            f"{path}: x must be floating point (or bytes) and y whole numbers; got {x.dtype} and {y.dtype}."
-        )
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
+        raise ConfigError(f"{path}: x must hold numbers; got {x.dtype}.")
     return x, y
 
 
-def _read_images(paths: Sequence[Path]) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], tuple[str, ...]]:
+def _image_reader(
+    places: Sequence[Path], given: tuple[str, ...], image_size: int | None
+) -> tuple[Callable[[Path], Pair], tuple[str, ...]]:
     """The clients' images; a class is the name of a sub-folder, numbered in order over all clients."""
-    classes = tuple(
-        sorted({inner.name for path in paths for inner in _listed(path) if inner.is_dir()}, key=_natural)
-    )
-    raw: list[tuple[list[NDArray[np.uint8]], list[int]]] = []
+    found = {inner.name for path in places for inner in listed(path) if inner.is_dir()}
+    classes = given or tuple(sorted(found, key=natural))
+    strange = sorted(found - set(classes))
+    if strange:
+        raise ConfigError(f"there are images in a sub-folder {strange[0]!r}, which is not in {CLASSES}.")
+    raw: dict[Path, tuple[list[NDArray[np.uint8]], list[int]]] = {}
     size: tuple[int, int] | None = None
-    for path in paths:
+    for path in places:
         images, labels = [], []
         for label, title in enumerate(classes):
-            for file in _listed(path / title) if (path / title).is_dir() else []:
+            for file in listed(path / title) if (path / title).is_dir() else []:
                 if file.suffix.lower() not in IMAGES:
                     raise ConfigError(
                         f"{file}: not an image ({', '.join(sorted(IMAGES))}); move it elsewhere."
                     )
-                image = _read_image(file)
+                image = read_image(file, image_size)
                 size = size or (image.shape[0], image.shape[1])
                 if image.shape[:2] != size:
                     raise ConfigError(
                         f"{file}: is {image.shape[1]}×{image.shape[0]}, those before it {size[1]}×{size[0]}; "
-                        "make all images the same size."
+                        "make all images the same size, or set data.image_size."
                     )
                 images.append(image)
                 labels.append(label)
@@ -117,41 +209,14 @@ def _read_images(paths: Sequence[Path]) -> tuple[list[tuple[NDArray[Any], NDArra
             raise ConfigError(
                 f"{path}: has no images; they go in a sub-folder for each class, e.g. {path.name}/cat/1.png."
             )
-        raw.append((images, labels))
-    channels = max(image.shape[2] for images, _ in raw for image in images)
-    pairs = []
-    for images, labels in raw:
-        x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
-        planes = x.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(127.5) - 1
-        pairs.append((planes, np.array(labels)))
-    return pairs, classes
+        raw[path] = images, labels
+    channels = max(image.shape[2] for images, _ in raw.values() for image in images)
+    return partial(_stacked, raw, channels), classes
 
 
-def _read_image(path: Path) -> NDArray[np.uint8]:
-    """(height, width, 1 or 3) bytes."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ConfigError(
-            "image folders need Pillow, which is not installed; install pillow, or use npz files."
-        ) from None
-    try:
-        with Image.open(path) as image:
-            if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"):
-                raise ConfigError(f"{path}: pixels of kind {image.mode!r}; save it as 8-bit grey or RGB.")
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"{path}: cannot be read as an image ({error}).") from None
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
-
-
-def _listed(folder: Path) -> list[Path]:
-    return sorted(
-        (path for path in folder.iterdir() if not path.name.startswith(".")),
-        key=lambda path: _natural(path.name),
-    )
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """So that site-10 comes after site-9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _stacked(
+    raw: Mapping[Path, tuple[list[NDArray[np.uint8]], list[int]]], channels: int, path: Path
+) -> Pair:
+    images, labels = raw[path]
+    x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), np.array(labels)

@@ -28,6 +28,8 @@ def combine(
     seed: int = 0,
     partition: str = "source",
     scaling: str = "symmetric",
+    own_validation: bool = False,
+    storage: str = "numbers",
 ) -> Pool:
     """One pool from one or more sources.
 
@@ -36,9 +38,15 @@ def combine(
     With ``train_per_class`` or ``test_per_class`` that many images of each class are drawn.
     ``scaling`` is 'symmetric' for values in [-1, 1], 'unit' for [0, 1], or 'standard': each source's drawn training
     images have mean 0 and deviation 1 in every channel, and its test images are moved likewise.
+    With ``storage`` 'bytes' pixels stay bytes in memory, a quarter of the space, and become [-1, 1] in a batch;
+    enlarged images are rounded to bytes then.
+    With ``own_validation`` the sources' own validation images follow the training images, marked as held out.
     """
     if scaling not in SCALINGS:
         raise ConfigError(f"scaling must be one of {', '.join(SCALINGS)}; got {scaling!r}.")
+    if storage == "bytes" and scaling != "symmetric":
+        raise ConfigError("data.storage 'bytes' is for values in [-1, 1]; leave data.scaling out.")
+    kept = torch.uint8 if storage == "bytes" else torch.float32
     shape = (
         max(source.shape[0] for source, _ in parts),
         max(source.shape[1] for source, _ in parts),
@@ -56,15 +64,32 @@ def combine(
         )
     offsets = np.cumsum([0, *(source.classes for source, _ in parts)])
     several = len(parts) > 1
-    x = _convert([(images.train_x, rows) for (_, images), rows in zip(parts, train, strict=True)], shape)
-    test_x = _convert([(images.test_x, rows) for (_, images), rows in zip(parts, test, strict=True)], shape)
-    _rescale(scaling, x.split([len(rows) for rows in train]), test_x.split([len(rows) for rows in test]))
+    seen = [(images.train_x, images.train_y, rows) for (_, images), rows in zip(parts, train, strict=True)]
+    held = []
+    if own_validation:
+        held = [
+            (images.val_x, images.val_y, np.arange(len(images.val_y)))
+            for _, images in parts
+            if images.val_x is not None and images.val_y is not None
+        ]
+    x = _convert([(pixels, rows) for pixels, _, rows in (*seen, *held)], shape, kept)
+    test_x = _convert(
+        [(images.test_x, rows) for (_, images), rows in zip(parts, test, strict=True)], shape, kept
+    )
+    mine = x.split([len(rows) for _, _, rows in (*seen, *held)])
+    others = [test_x.split([len(rows) for rows in test]), *([mine[len(seen) :]] if held else [])]
+    _rescale(scaling, mine[: len(seen)], list(zip(*others, strict=True)))
+    labels = [labels for _, labels, _ in (*seen, *held)]
+    sources = torch.arange(len(parts)).repeat(2 if held else 1)
+    sizes = torch.tensor([len(rows) for _, _, rows in (*seen, *held)])
+    start = sum(len(rows) for rows in train)
+    offsets_of = np.concatenate([offsets[:-1]] * (2 if held else 1))
     return Pool(
         x=x,
-        y=_labels([images.train_y for _, images in parts], train, offsets),
-        sources=torch.cat([torch.full((len(rows),), number) for number, rows in enumerate(train)]),
+        y=_labels(labels, [rows for _, _, rows in (*seen, *held)], offsets_of),
+        sources=torch.repeat_interleave(sources, sizes),
         test_x=test_x,
-        test_y=_labels([images.test_y for _, images in parts], test, offsets),
+        test_y=_labels([images.test_y for _, images in parts], test, offsets[:-1]),
         classes=int(offsets[-1]),
         name=name,
         class_names=tuple(
@@ -75,6 +100,7 @@ def combine(
         source_names=tuple(source.name for source, _ in parts),
         test_sources=torch.cat([torch.full((len(rows),), number) for number, rows in enumerate(test)]),
         partition=partition,
+        held=torch.arange(start, len(x)) if held else None,
     )
 
 
@@ -84,6 +110,8 @@ def _draw(
     """The rows to use, rising: all, or ``per_class`` of each class at random."""
     if per_class is None:
         return np.arange(len(labels))
+    if labels.ndim > 1:
+        raise ConfigError(f"{source.name}: images have several labels, so none can be drawn per class.")
     counts = np.bincount(labels, minlength=source.classes)
     if per_class < 1 or per_class > counts.min():
         raise ConfigError(
@@ -97,35 +125,39 @@ def _draw(
 
 
 def _convert(
-    parts: Sequence[tuple[NDArray[np.uint8], NDArray[np.int64]]], shape: tuple[int, int, int]
+    parts: Sequence[tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    shape: tuple[int, int, int],
+    kept: torch.dtype,
 ) -> Tensor:
-    out = torch.empty(sum(len(rows) for _, rows in parts), *shape)  # (samples, channels, height, width)
+    # (samples, channels, height, width)
+    out = torch.empty(sum(len(rows) for _, rows in parts), *shape, dtype=kept)
     at = 0
     for pixels, rows in parts:
         for chunk in np.array_split(rows, max(1, -(-len(rows) // CHUNK))):
             x = torch.from_numpy(pixels[chunk]).float()
             if x.shape[2:] != shape[1:]:
                 x = F.interpolate(x, size=shape[1:], mode="bilinear", align_corners=False)
-            out[at : at + len(chunk)] = x / 127.5 - 1  # one channel is copied to all three
+            # one channel is copied to all three
+            out[at : at + len(chunk)] = x.round() if kept == torch.uint8 else x / 127.5 - 1
             at += len(chunk)
     return out
 
 
-def _rescale(scaling: str, train: Sequence[Tensor], test: Sequence[Tensor]) -> None:
+def _rescale(scaling: str, train: Sequence[Tensor], others: Sequence[tuple[Tensor, ...]]) -> None:
     """From [-1, 1] to another scale, in place, a source at a time."""
     if scaling == "symmetric":
         return
     centre, spread = torch.tensor(-1.0), torch.tensor(2.0)  # to [0, 1]
-    for seen, unseen in zip(train, test, strict=True):
+    for seen, unseen in zip(train, others, strict=True):
         if scaling == "standard":
             spread, centre = torch.std_mean(seen, dim=(0, 2, 3), keepdim=True)
             spread = spread.clamp_min(1e-3)  # a channel of one colour stays finite
-        for x in (seen, unseen):
+        for x in (seen, *unseen):
             x.sub_(centre).div_(spread)
 
 
 def _labels(
     labels: Sequence[NDArray[np.int64]], rows: Sequence[NDArray[np.int64]], offsets: NDArray[np.int64]
 ) -> Tensor:
-    shifted = [y[pick] + offset for y, pick, offset in zip(labels, rows, offsets[:-1], strict=True)]
+    shifted = [y[pick] + offset for y, pick, offset in zip(labels, rows, offsets, strict=True)]
     return torch.from_numpy(np.concatenate(shifted))

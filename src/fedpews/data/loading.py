@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from fedpews.data.combine import combine
 from fedpews.data.federation import Federation
 from fedpews.data.pool import Pool, assign
 from fedpews.errors import ConfigError
+from fedpews.tasks.classification import Classification
+from fedpews.tasks.contract import Task
 
 
 def load(
@@ -28,6 +31,12 @@ def load(
     classes_per_client: int | None = None,
     class_lists: Sequence[Sequence[int]] | None = None,
     scaling: str | None = None,
+    task: Task | None = None,
+    own_validation: bool = False,
+    label: str | None = None,
+    image_size: int | None = None,
+    lazy: bool = False,
+    storage: str | None = None,
 ) -> Federation:
     """A data set by name, assigned to clients.
 
@@ -44,6 +53,12 @@ def load(
         class_lists: for 'classes': the classes of each client.
         scaling: of named images: 'symmetric' to [-1, 1] (the default), 'unit' to [0, 1], or 'standard', mean 0 and
             deviation 1 in each channel of each source.
+        task: what the labels are; by default one class per sample.
+        own_validation: also take the data set's own validation split (MedMNIST).
+        label: of CSV and Parquet folders: the column that holds the label.
+        image_size: of image folders: the shorter side is brought to this, and the middle square kept.
+        storage: of named images: 'numbers' (the default), or 'bytes' for a quarter of the memory.
+        lazy: read the inputs of a function's Datasets batch by batch.
 
     >>> data = load("synthetic-3.2k", partition="parity")
     >>> data.counts().tolist()
@@ -53,13 +68,18 @@ def load(
         if value is not None and value < 1:
             raise ConfigError(f"{what} must be above 0; got {value}.")
     if ":" in name and name not in SOURCES:
-        if (train_per_class, test_per_class, scaling) != (None, None, None):
+        if (train_per_class, test_per_class, scaling, storage) != (None,) * 4:
             raise ConfigError(
-                "train_per_class, test_per_class and scaling are for named data sets, not your own data."
+                "train_per_class, test_per_class, scaling and storage are for named data sets, not your own data."
             )
-        pool = user_data.load(name, seed)
+        pool = user_data.load(name, seed, task or Classification(), label, image_size, lazy)
+        if isinstance(pool, Federation):
+            return pool
     else:
-        pool = _named(name, seed, data_dir, train_per_class, test_per_class, scaling)
+        draws = (train_per_class, test_per_class)
+        pool = _named(
+            name, seed, data_dir, *draws, scaling, task or Classification(), own_validation, storage
+        )
     return assign(pool, partition, clients, alpha, seed, classes_per_client, class_lists)
 
 
@@ -70,6 +90,9 @@ def _named(
     train_per_class: int | None,
     test_per_class: int | None,
     scaling: str | None,
+    task: Task,
+    own_validation: bool,
+    storage: str | None,
 ) -> Pool:
     parts = store.named(name)
     source = SOURCES.get(name)
@@ -77,19 +100,42 @@ def _named(
         train_per_class = train_per_class or source.train_per_class
         test_per_class = test_per_class or source.test_per_class
     if source is not None and source.kind == "synthetic":
+        if own_validation:
+            raise ConfigError(
+                f"{name} has no validation split of its own; give data.validation a part, such as 0.1."
+            )
         if scaling is not None:
             raise ConfigError(f"scaling is for images; {name} has none.")
         return _synthetic(source, seed, train_per_class or 1, test_per_class or 1)
     for part in parts:
-        if part.multi_label:
+        if part.multi_label != (task.name == "multilabel"):
             raise ConfigError(
-                f"{part.name} gives an image several labels at once, so it is not for classification; "
-                "choose another MedMNIST set."
+                f"{part.name} gives an image several labels at once; set task.name to multilabel."
+                if part.multi_label
+                else f"{part.name} gives an image one label, so it is not for {task.name}."
+            )
+        if own_validation and part.kind != "medmnist":
+            raise ConfigError(
+                f"{part.name} has no validation split of its own; give data.validation a part, such as 0.1."
             )
     found = [store.obtain(part, data_dir) for part in parts]  # all of them, before the first is read
-    images = [(part, readers.read(part, paths)) for part, paths in zip(parts, found, strict=True)]
+    images = [
+        (part, readers.read(part, paths, own_validation)) for part, paths in zip(parts, found, strict=True)
+    ]
     how = source.partition if source is not None else "source"
-    return combine(name, images, train_per_class, test_per_class, seed, how, scaling or "symmetric")
+    how = "iid" if source is not None and source.multi_label else how
+    pool = combine(
+        name,
+        images,
+        train_per_class,
+        test_per_class,
+        seed,
+        how,
+        scaling or "symmetric",
+        own_validation,
+        storage or "numbers",
+    )
+    return replace(pool, task=task)
 
 
 def _synthetic(source: Source, seed: int, train_per_class: int, test_per_class: int) -> Pool:

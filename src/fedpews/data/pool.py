@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation, build
+from fedpews.data.inputs import Inputs, select
 from fedpews.data.partition import partition
 from fedpews.errors import ConfigError
+from fedpews.tasks.classification import Classification
+from fedpews.tasks.contract import Task
+
+BY_LABEL = {"class", "classes", "dirichlet", "noc", "parity"}
+"""Partitions that look at a sample's class."""
 
 
 @dataclass(frozen=True)
 class Pool:
     """Samples, each with its label and the source it came from; and a test set."""
 
-    x: Tensor  # (samples, ...) float32
-    y: Tensor  # (samples,) int64
+    x: Inputs  # (samples, ...)
+    y: Tensor  # (samples, ...) as the task has its labels
     sources: Tensor  # (samples,) int64: which data set, or which given client
-    test_x: Tensor
+    test_x: Inputs
     test_y: Tensor
     classes: int
     name: str
     class_names: tuple[str, ...]
     source_names: tuple[str, ...]
     partition: str  # what to use when the user names none
-    test_sources: Tensor | None = None  # (tests,) int64: the source of each test sample, where it is known
+    task: Task = field(default_factory=Classification)
+    test_sources: Tensor | None = None  # (tests,) whose test sample each is; None when they are common to all
+    held: Tensor | None = None  # rows of x and y that a source holds out for validation
 
 
 def assign(
@@ -45,26 +54,64 @@ def assign(
         raise ConfigError(
             f"partition 'given' is for your own data; for {pool.name!r} use e.g. {pool.partition!r}."
         )
+    labels = pool.task.classes_of(pool.y)
+    if labels is None and how in BY_LABEL:
+        raise ConfigError(
+            f"partition {how!r} needs one class per sample, which {pool.task.name} does not have; use iid, quantity, "
+            "source or given."
+        )
+    free = torch.ones(len(pool.y), dtype=torch.bool)
+    if pool.held is not None:
+        free[pool.held] = False
+    pick = free.nonzero().flatten()
     shares = partition(
         how,
-        pool.y.numpy(),
+        torch.zeros(len(pick), dtype=torch.int64).numpy() if labels is None else labels[pick].numpy(),
         pool.classes,
         clients=clients,
-        sources=pool.sources.numpy(),
+        sources=pool.sources[pick].numpy(),
         seed=seed,
         alpha=alpha,
         classes_per_client=classes_per_client,
         class_lists=class_lists,
     )
-    rows = [torch.from_numpy(share) for share in shares]
+    rows = [pick[torch.from_numpy(share)] for share in shares]
+    owned = how in ("given", "source")
+    validation = _validation(pool, rows, owned)
     x, y, test_x, test_y = pool.x, pool.y, pool.test_x, pool.test_y
-    by_source = how in ("given", "source")
-    owner = pool.test_sources if by_source else None
-    if sum(map(len, rows)) < len(y):
-        x, y = x[torch.cat(rows)], y[torch.cat(rows)]
-        rows = list(torch.arange(len(y)).split_with_sizes([len(share) for share in rows]))
-        tested = torch.isin(test_y, y)
-        test_x, test_y = test_x[tested], test_y[tested]
-        owner = None if owner is None else owner[tested]
-    client_names = pool.source_names if by_source else ()
-    return build(x, y, rows, test_x, test_y, pool.classes, pool.name, pool.class_names, client_names, owner)
+    owner = pool.test_sources if owned else None
+    if sum(map(len, rows)) + sum(map(len, validation)) < len(y):
+        used = torch.cat([*rows, *validation])
+        x, y = select(x, used), y[used]
+        sizes = [len(share) for share in (*rows, *validation)]
+        every = torch.arange(len(y)).split_with_sizes(sizes)
+        rows, validation = list(every[: len(rows)]), list(every[len(rows) :])
+        if labels is not None:
+            tested = torch.isin(test_y, y)
+            test_x, test_y = select(test_x, tested), test_y[tested]
+            owner = None if owner is None else owner[tested]
+    return build(
+        x,
+        y,
+        rows,
+        test_x,
+        test_y,
+        pool.classes,
+        pool.name,
+        pool.class_names,
+        pool.source_names if owned else (),
+        owner,
+        task=pool.task,
+        validation=validation,
+    )
+
+
+def _validation(pool: Pool, rows: Sequence[Tensor], owned: bool) -> list[Tensor]:
+    """Each client's part of what the sources hold out: its own source's, or as much as its part of the training."""
+    if pool.held is None:
+        return []
+    if owned:
+        return [pool.held[pool.sources[pool.held] == pool.sources[mine[0]]] for mine in rows]
+    sizes = torch.tensor([0, *(len(mine) for mine in rows)], dtype=torch.float64)
+    cuts = (sizes.cumsum(0) / sizes.sum() * len(pool.held)).round().long().tolist()
+    return [pool.held[start:end] for start, end in pairwise(cuts)]

@@ -33,11 +33,15 @@ class Images:
     train_y: Labels  # (samples,)
     test_x: Pixels
     test_y: Labels
+    val_x: Pixels | None = None  # where the source has a validation split and it was asked for
+    val_y: Labels | None = None
 
 
-def read(source: Source, found: Mapping[str, Path]) -> Images:
+def read(source: Source, found: Mapping[str, Path], validation: bool = False) -> Images:
     """Read a source from its files: published (or member) name → where it lies."""
-    return {"idx": _read_mnist, "cifar": _read_cifar, "medmnist": _read_medmnist}[source.kind](source, found)
+    if source.kind == "medmnist":
+        return _read_medmnist(source, found, validation)
+    return {"idx": _read_mnist, "cifar": _read_cifar}[source.kind](source, found)
 
 
 def _read_mnist(source: Source, found: Mapping[str, Path]) -> Images:
@@ -103,11 +107,12 @@ def read_cifar_rows(raw: bytes, classes: int, where: str) -> tuple[Pixels, Label
     return _checked(rows[:, head:].reshape(-1, 3, 32, 32), rows[:, head - 1], classes, where)
 
 
-def _read_medmnist(source: Source, found: Mapping[str, Path]) -> Images:
+def _read_medmnist(source: Source, found: Mapping[str, Path], validation: bool) -> Images:
     path = found[source.files[0].name]
-    arrays = read_npz(path, "train_images", "train_labels", "test_images", "test_labels")
+    wanted = ("train", "test", "val") if validation else ("train", "test")
+    arrays = read_npz(path, *(f"{half}_{what}" for half in wanted for what in ("images", "labels")))
     halves = []
-    for half in ("train", "test"):
+    for half in wanted:
         x, y = arrays[f"{half}_images"], arrays[f"{half}_labels"]
         channels, height, width = source.shape
         expected = (height, width, 3) if channels == 3 else (height, width)
@@ -116,13 +121,18 @@ def _read_medmnist(source: Source, found: Mapping[str, Path]) -> Images:
                 f"{path}: {half}_images must be bytes of shape (n, {', '.join(map(str, expected))}); "
                 f"got {x.dtype} of shape {x.shape}."
             )
-        if not np.issubdtype(y.dtype, np.integer) or y.ndim > 2 or (y.ndim == 2 and y.shape[1] != 1):
+        several = source.classes if source.multi_label else 1
+        if not np.issubdtype(y.dtype, np.integer) or y.ndim > 2 or (y.ndim == 2 and y.shape[1] != several):
             raise ConfigError(
-                f"{path}: {half}_labels must be one whole number an image; got {y.dtype} of shape {y.shape}."
+                f"{path}: {half}_labels must be {'one whole number' if several == 1 else f'{several} whole numbers'} "
+                f"an image; got {y.dtype} of shape {y.shape}."
             )
         planes = x.transpose(0, 3, 1, 2) if channels == 3 else x[:, None]
-        halves.append(_checked(planes, y.reshape(-1), source.classes, f"{path}: {half}"))
-    return Images(*halves[0], *halves[1])
+        labels = y if source.multi_label else y.reshape(-1)
+        halves.append(
+            _checked(planes, labels, 2 if source.multi_label else source.classes, f"{path}: {half}")
+        )
+    return Images(*halves[0], *halves[1], *(halves[2] if validation else ()))
 
 
 def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:

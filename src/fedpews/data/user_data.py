@@ -32,24 +32,42 @@ import torch
 
 from fedpews.data.client_folders import read_folder
 from fedpews.data.federation import Federation, build, from_clients
+from fedpews.data.inputs import Lazy, select
 from fedpews.data.pool import Pool
 from fedpews.errors import ConfigError, FedpewsError
+from fedpews.tasks.classification import Classification
+from fedpews.tasks.contract import Task
 from fedpews.user_code import load_module, working_directory_first
 
 
-def load(name: str, seed: int = 0) -> Pool:
-    """The pool of ``folder:PATH`` or ``module:function``; each given client is a source."""
+def load(
+    name: str,
+    seed: int = 0,
+    task: Task | None = None,
+    label: str | None = None,
+    image_size: int | None = None,
+    lazy: bool = False,
+) -> Pool | Federation:
+    """The pool of ``folder:PATH`` or ``module:function``; each given client is a source.
+
+    What is read batch by batch stays with the clients it was given to, so it is a Federation already.
+    """
+    task = Classification() if task is None else task
     if name.startswith("folder:"):
-        data = read_folder(Path(name.removeprefix("folder:")).expanduser(), name)
+        data = read_folder(Path(name.removeprefix("folder:")).expanduser(), name, task, label, image_size)
     else:
-        data = _call(name, seed)
-    rows = torch.cat(data.clients)
-    sizes = torch.tensor([len(client) for client in data.clients])
+        data = _call(name, seed, task, lazy)
+    if isinstance(data.x, Lazy):
+        return data
+    rows = torch.cat([*data.clients, *data.validation])
+    sizes = torch.tensor([len(client) for client in (*data.clients, *data.validation)])
+    numbers = torch.arange(len(data)).repeat(2 if data.validation else 1)
     whole = torch.equal(rows, torch.arange(len(data.y)))  # then nothing need be copied
+    trained = sum(len(client) for client in data.clients)
     return Pool(
-        data.x if whole else data.x[rows],
+        data.x if whole else select(data.x, rows),
         data.y if whole else data.y[rows],
-        torch.repeat_interleave(torch.arange(len(data)), sizes),
+        torch.repeat_interleave(numbers, sizes),
         data.test_x,
         data.test_y,
         data.classes,
@@ -57,11 +75,13 @@ def load(name: str, seed: int = 0) -> Pool:
         data.class_names,
         data.client_names or tuple(f"client {number}" for number in range(len(data))),
         "given",
+        data.task,
         data.test_owner,
+        torch.arange(trained, len(rows)) if data.validation else None,
     )
 
 
-def _call(name: str, seed: int) -> Federation:
+def _call(name: str, seed: int, task: Task, lazy: bool) -> Federation:
     where, _, what = name.rpartition(":")
     with working_directory_first(), _blamed_on(name):
         function = getattr(load_module(where), what, None)
@@ -71,13 +91,28 @@ def _call(name: str, seed: int) -> Federation:
         made = function(seed=seed) if takes_seed else function()
     if isinstance(made, Federation):
         samples = (made.x, made.y, made.clients, made.test_x, made.test_y)
-        return build(*samples, made.classes, name, made.class_names, made.client_names, made.test_owner)
+        if type(made.task) is not type(task):
+            raise ConfigError(
+                f"data {name!r}: {what} makes data for {made.task.name}; set task.name to that, not {task.name}."
+            )
+        return build(
+            *samples,
+            made.classes,
+            name,
+            made.class_names,
+            made.client_names,
+            made.test_owner,
+            task=task,
+            validation=made.validation,
+        )
+    if isinstance(made, list):
+        return from_clients(made, name=name, task=task, lazy=lazy)
     if not isinstance(made, tuple) or len(made) != 2:
         raise ConfigError(
             f"data {name!r}: {what} must return (clients, test) or a Federation; "
             f"it returned {type(made).__name__}."
         )
-    return from_clients(made[0], made[1], name=name)
+    return from_clients(made[0], made[1], name=name, task=task, lazy=lazy)
 
 
 @contextmanager

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
-import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.engines.batches import draw_noise, draw_order
 from fedpews.engines.engine import Done, Job, Schedule
-from fedpews.engines.evaluate import chunk_size
+from fedpews.engines.evaluate import chunk_size, score_chunk
 from fedpews.errors import ConfigError, RunFailed
 from fedpews.methods.contract import Work
 from fedpews.neurons.network import Network
 from fedpews.seeds import fold
+from fedpews.tasks.contract import add
 from fedpews.trees import Nest, Tree
 
 
@@ -48,7 +49,7 @@ def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> Clien
         memory = job.half.probed(net, job.download, memory, accuracy_on(net, probe, data, rows))
     local = job.half.start(net, job.download, memory)
     # drawn on the CPU, so that the numbers are the same everywhere, and moved once a round
-    return ClientRound(job, local, rows[order.to(rows.device)], sizes, noise.to(data.x.device))
+    return ClientRound(job, local, rows[order.to(rows.device)], sizes, noise.to(data.device))
 
 
 def finish(net: Network, data: Federation, started: ClientRound, local: Nest, losses: Tensor) -> Done:
@@ -62,12 +63,14 @@ def finish(net: Network, data: Federation, started: ClientRound, local: Nest, lo
 
 def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> float:
     """The part of these training samples that a model gets right."""
-    with torch.no_grad():
-        right = sum(
-            int((net.predict(params, data.x[part]).argmax(1) == data.y[part]).sum())
-            for part in rows.split(chunk_size(net))
+    task = data.task
+    if "accuracy" not in task.METRICS:
+        raise ConfigError(
+            f"this method looks at a client's training accuracy, which {task.name} does not have"
         )
-    return right / len(rows)
+    parts = (score_chunk(net, params, data, "validation", part) for part in rows.split(chunk_size(net)))
+    found = replace(task, metrics=("accuracy",)).measure(reduce(add, parts))["accuracy"]
+    return found or 0.0
 
 
 def _mean(job: Job, losses: Tensor) -> float:

@@ -12,9 +12,10 @@ from fedpews.data.federation import Federation
 from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Done, Engine, Job, Schedule
-from fedpews.engines.evaluate import Score, score_models
+from fedpews.engines.evaluate import Part, Score, score_models
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
+from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree, map_leaves
 
 
@@ -47,8 +48,14 @@ class EagerEngine(Engine):
         done = dict(zip(order, self._pool.map(self._run, map(jobs.__getitem__, order)), strict=True))
         return list(map(done.__getitem__, range(len(jobs))))
 
-    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
-        return score_models(self.net, models, seeds, self.data, self._pool)
+    def evaluate(
+        self,
+        models: Sequence[Tree],
+        seeds: Sequence[int],
+        part: Part = "test",
+        owners: Sequence[int | None] | None = None,
+    ) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool, part, owners)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -61,9 +68,14 @@ class EagerEngine(Engine):
         local, losses = started.local, []
         if self._channels_last:
             local = map_leaves(self._lay_out, local)
-        for rows, noise in zip(started.order.split(started.sizes), started.noise[:-1], strict=True):
-            x = self.data.x[rows]
-            batch = Batch(self._lay_out(x) if self._channels_last else x, self.data.y[rows])
+        steps = zip(started.order.split(started.sizes), started.noise[:-1], strict=True)
+        for step, (rows, noise) in enumerate(steps):
+            batch = Batch(*self.data.batch(rows))
+            if self.schedule.augment is not None:
+                seed = fold(job.seed, job.download.round, job.client, f"augment {step}")
+                batch = self.schedule.augment(batch, seed)
+            if self._channels_last:
+                batch = batch._replace(x=tree_map_only(Tensor, self._lay_out, batch.x))
             local, loss = job.half.step(net, local, batch, noise, job.lr)
             losses.append(loss)
         if self._channels_last:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpews.engines.evaluate import Score
+from fedpews.engines.augment import Augment
+from fedpews.engines.evaluate import Part, Score
 from fedpews.methods.contract import ClientHalf, Download, Upload
 from fedpews.trees import Nest, Tree
 
@@ -18,6 +19,7 @@ class Schedule:
     batch_size: int
     epochs: int | None = 1
     steps: int | None = None  # instead of epochs
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,17 @@ class Engine(ABC):
         """Every job, in the order given; the numbers depend on the job alone."""
 
     @abstractmethod
-    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
-        """Each model on the whole test set; ``seeds`` says whose run each is of."""
+    def evaluate(
+        self,
+        models: Sequence[Tree],
+        seeds: Sequence[int],
+        part: Part = "test",
+        owners: Sequence[int | None] | None = None,
+    ) -> list[Score]:
+        """Each model on a part of the data: all of it, or what its owner (a client) has of it.
+
+        ``seeds`` says whose run each is of.
+        """
 
     def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
         """Whether training these jobs also tells how good the models are that they start from."""

@@ -1,4 +1,4 @@
-"""How good a model is on the test samples: all of them, and each client's own."""
+"""How good a model is on the test set, or on what is held out for validation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import repeat
-from operator import add
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
+from fedpews.data.inputs import take
 from fedpews.neurons.network import Network
+from fedpews.tasks.contract import Sums, add
+from fedpews.tasks.sums import accuracy
+from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
 
 CHUNK, HEAVY_CHUNK = 1000, 250
@@ -23,6 +26,12 @@ HEAVY = 10**6
 """Operations a sample from which a network is heavy: more samples at once would only outgrow the caches."""
 
 
+OWNERS = 100
+"""Up to so many clients, each is scored on its own samples apart."""
+
+Part = Literal["test", "validation"]
+
+
 def chunk_size(net: Network) -> int:
     """How many samples to evaluate in one pass."""
     return HEAVY_CHUNK if net.flops > HEAVY else CHUNK
@@ -30,76 +39,127 @@ def chunk_size(net: Network) -> int:
 
 @dataclass(frozen=True)
 class Score:
-    """Counts over the test set, or a part of it."""
+    """Sums over the samples of a test set, and over those of each client that has its own."""
 
-    correct: Tensor  # (classes,) samples of each class that were recognised
-    seen: Tensor  # (classes,)
-    loss: float  # summed over the samples
-    own_correct: Tensor | None = None  # (clients,) of each client's own test samples, where they are known
-    own_seen: Tensor | None = None  # (clients,)
+    sums: Sums
+    clients: Mapping[int, Sums] = field(default_factory=dict)
+    # by the site's name, what it found on its own test samples: right, seen and loss
     sites: Mapping[str, tuple[int, int, float]] = field(default_factory=dict, kw_only=True)
-    """By the site's name, what it found on its own test samples: right, seen and loss."""
 
-    def __add__(self, other: Score) -> Score:
-        own = [
-            None if mine is None or theirs is None else mine + theirs
-            for mine, theirs in ((self.own_correct, other.own_correct), (self.own_seen, other.own_seen))
-        ]
-        return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss, *own)
+    @classmethod
+    def of_counts(cls, correct: int, seen: int, loss: float) -> Score:
+        """The score of one class per sample, from three numbers."""
+        counts = {"correct": torch.tensor([correct]), "seen": torch.tensor([seen])}
+        return cls(
+            counts | {"loss": torch.tensor(loss, dtype=torch.float64), "weight": torch.tensor(float(seen))}
+        )
+
+    def counts(self) -> tuple[int, int, float]:
+        """Right answers, samples and summed loss."""
+        return int(self.sums["correct"].sum()), int(self.sums["seen"].sum()), self.loss
+
+    @property
+    def loss(self) -> float:
+        """Summed over the samples, each weighing what the task says."""
+        return float(self.sums["loss"])
 
     @property
     def accuracy(self) -> float:
-        # whole numbers first: a ratio of tensors would be single precision, where 0.7 < 0.7
-        return int(self.correct.sum()) / int(self.seen.sum())
+        """Of one class per sample."""
+        return accuracy(self.sums["correct"], self.sums["seen"])
 
     @property
     def mean_loss(self) -> float:
-        return self.loss / float(self.seen.sum())
+        return self.loss / float(self.sums["weight"])
 
     def client_accuracy(self, counts: Tensor) -> list[float]:
         """Each client's accuracy on its own test samples, or else at its own mix of classes of the common ones.
 
-        ``counts`` is (clients, classes).
+        For one class per sample; ``counts`` is (clients, classes).
         """
-        tested = self.seen > 0
-        by_class = self.correct[tested].double() / self.seen[tested]
+        width = counts.shape[1]
+        correct, seen = self.sums["correct"][:width], self.sums["seen"][:width]
+        tested = seen > 0
+        by_class = correct[tested].double() / seen[tested]
         mix = counts[:, tested].double()
-        accuracy = (mix @ by_class) / mix.sum(1).clamp_min(1)
-        if self.own_correct is not None and self.own_seen is not None:
-            own = self.own_correct.double() / self.own_seen.clamp_min(1)
-            accuracy = torch.where(self.own_seen > 0, own, accuracy)
-        return accuracy.tolist()
+        found: list[float] = ((mix @ by_class) / mix.sum(1).clamp_min(1)).tolist()
+        for client, own in self.clients.items():
+            found[client] = accuracy(own["correct"], own["seen"])
+        return found
 
 
-def score_chunk(net: Network, params: Tree, data: Federation, first: int) -> Score:
-    """The score on one chunk of test samples, from ``first`` on."""
-    last = first + chunk_size(net)
-    x, y = data.test_x[first:last], data.test_y[first:last]
-    # images: channels last is the order in which convolutions copy nothing
-    if x.dim() == 4 and net.survives_channels_last:
-        x = x.contiguous(memory_format=torch.channels_last)
+@dataclass(frozen=True)
+class Chunk:
+    """Samples that are scored in one pass; they belong to one client, or (None) to nobody."""
+
+    owner: int | None
+    rows: Tensor | slice
+
+
+def chunks(data: Federation, part: Part, size: int, owner: int | None = None) -> list[Chunk]:
+    """A part of the data cut into passes; with ``owner`` only that client's own samples."""
+    owned = data.test_clients if part == "test" else data.validation
+    if not owned:
+        return [Chunk(None, slice(first, first + size)) for first in range(0, len(data.test_y), size)]
+    groups: dict[int | None, Tensor] = {client: rows for client, rows in enumerate(owned) if len(rows)}
+    if owner is not None:
+        groups = {owner: owned[owner]}
+    elif len(groups) > OWNERS:
+        groups = {None: torch.cat(owned)}
+    if part == "test" and owner is None:
+        mine = torch.zeros(len(data.test_y), dtype=torch.bool, device=data.test_y.device)
+        mine[torch.cat(owned)] = True
+        left = (~mine).nonzero().flatten()
+        groups[None] = torch.cat([groups[None], left]) if None in groups else left
+    return [
+        Chunk(client, rows)
+        for client, all_rows in groups.items()
+        for rows in all_rows.split(size)
+        if len(rows)
+    ]
+
+
+def score_chunk(net: Network, params: Tree, data: Federation, part: Part, rows: Tensor | slice) -> Sums:
+    """The sums over one chunk of samples."""
+    if part == "test":
+        x, y = take(data.test_x, rows), data.test_y[rows]
+    else:
+        x, y = data.batch(rows)
     with torch.no_grad():
-        outputs, losses = net.evaluate(params, x, y)
-        loss = float(losses.cpu().double().sum())  # not every device has double precision
-    hit = outputs.argmax(1) == y
-    own: list[Tensor] = []
-    if data.test_owner is not None:
-        owner = data.test_owner[first:last]
-        own = [_count(owner[kept] + 1, len(data) + 1)[1:] for kept in (hit, slice(None))]
-    return Score(_count(y[hit], data.classes), _count(y, data.classes), loss, *own)
+        # images: channels last is the order in which convolutions copy nothing
+        if net.survives_channels_last:
+            x = tree_map_only(Tensor, _lay_out, x)
+        return data.task.sums(net.predict(params, x), y)
 
 
-def _count(values: Tensor, kinds: int) -> Tensor:
-    return torch.bincount(values.cpu(), minlength=kinds)
+def _lay_out(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def score_models(
-    net: Network, models: Sequence[Tree], seeds: Sequence[int], data: Federation, pool: Executor
+    net: Network,
+    models: Sequence[Tree],
+    seeds: Sequence[int],
+    data: Federation,
+    pool: Executor,
+    part: Part = "test",
+    owners: Sequence[int | None] | None = None,
 ) -> list[Score]:
-    """Each model on the whole test set, chunk by chunk over the pool's threads; ``seeds`` says of which run."""
-    starts = range(0, len(data.test_y), chunk_size(net))
-    nets = map(net.at, seeds)
-    work = [(*run, start) for run in zip(nets, models, strict=True) for start in starts]
-    each, params, firsts = zip(*work, strict=True)
-    parts = list(pool.map(score_chunk, each, params, repeat(data), firsts))
-    return [reduce(add, parts[i : i + len(starts)]) for i in range(0, len(parts), len(starts))]
+    """Each model on a part of the data, chunk by chunk over the pool's threads; ``seeds`` says of which run.
+
+    ``owners`` names for each model the client on whose own samples it is to be scored; None is all of them.
+    """
+    cut = [chunks(data, part, chunk_size(net), owner) for owner in (owners or [None] * len(models))]
+    passes = [
+        (seed, model, chunk) for seed, model, mine in zip(seeds, models, cut, strict=True) for chunk in mine
+    ]
+    found: Any = pool.map(lambda one: score_chunk(net.at(one[0]), one[1], data, part, one[2].rows), passes)
+    scores = []
+    for mine in cut:
+        parts = [(chunk.owner, next(found)) for chunk in mine]
+        clients: dict[int, Sums] = {}
+        for client, sums in parts:
+            if client is not None:
+                clients[client] = add(clients[client], sums) if client in clients else sums
+        scores.append(Score(reduce(add, [sums for _, sums in parts]), clients))
+    return scores

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedpews.flower.engine import FlowerEngine
     from fedpews.flower.memory import AcceptedRounds
     from fedpews.flower.site import Site
+    from fedpews.tasks import Task
 
 CONFIG = "experiment.toml"
 AT_SITES = "sites"
@@ -157,6 +158,11 @@ def _engine(
     roster = Roster(grid, expected, known, Seen(out / layout.SITES_SEEN), log_line)
     has_test = len(data.test_y) > 0
     local = EagerEngine(net, data, schedule(experiment), workers=1) if has_test else None
+    if local is None and (data.task.name != "classification" or data.task.metrics != ("accuracy",)):
+        raise ConfigError(
+            "sites send three numbers about their own test samples: right answers, samples and loss. For other "
+            "tasks and metrics give the server a test set (test=FILE.npz)"
+        )
     check = UploadCheck(net, experiment.flower, schedule(experiment))
     site_log = SiteLog(out / layout.SITES, log_line)
     return FlowerEngine(grid, net, roster, run, accepted, site_log, experiment.flower, check, local)
@@ -177,7 +183,9 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
         return None
     import torch
 
-    sites, table = experiment.data.clients, experiment.flower
+    from fedpews.build import build_task
+
+    sites, table, task = experiment.data.clients, experiment.flower, build_task(experiment)
     if sites is None:
         raise ConfigError("data.name is 'sites', so data.clients must say how many sites there are")
     test = str(settings.get("test") or "")
@@ -186,9 +194,9 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
         from fedpews.data.federation import from_clients
 
         pair = read_pair(Path(test).expanduser())
-        checked = from_clients([pair], pair, table.classes)
+        checked = from_clients([pair], pair, table.classes, task=task)
         test_x, test_y, classes = checked.test_x, checked.test_y, table.classes or checked.classes
-        shape = tuple(test_x.shape[1:])
+        shape = checked.shape
     elif table.input_shape and table.classes:
         shape, classes = tuple(table.input_shape), table.classes
         test_x, test_y = torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64)
@@ -197,12 +205,12 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
             "data.name is 'sites' and the server has no test set, so flower.input_shape and flower.classes must "
             "say what the model is for (or give the server one: test=FILE.npz)"
         )
-    return _federation(torch.zeros(1, *shape), (), sites, -1, test_x, test_y, classes)
+    return _federation(torch.zeros(1, *shape), test_y[:0], sites, -1, test_x, test_y, classes, task)
 
 
 def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) -> Federation:
     """The site's own data: what its node config names, or its part of the experiment's data."""
-    from fedpews.build import load_data
+    from fedpews.build import build_task, load_data
 
     own = settings.get("data")
     if own is None and experiment.data.name == AT_SITES:
@@ -214,7 +222,16 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
         return load_data(experiment, data_dir=settings.get("data-dir"))
     from fedpews import data as data_room
 
-    found = data_room.load(str(own), seed=experiment.data.seed, data_dir=settings.get("data-dir"))
+    task, table = build_task(experiment), experiment.data
+    found = data_room.load(
+        str(own),
+        seed=table.seed,
+        data_dir=settings.get("data-dir"),
+        task=_with_classes(task, experiment.flower.classes),
+        label=table.label,
+        image_size=table.image_size,
+        lazy=table.lazy,
+    )
     if len(found) != 1:
         raise ConfigError(f"data {own!r} has {len(found)} clients; a site is one, so it must have one")
     classes = experiment.flower.classes or found.classes
@@ -222,20 +239,27 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
         raise ConfigError(f"this site has labels up to {found.classes - 1}, but flower.classes is {classes}")
     sites = experiment.data.clients or number + 1
     own_rows = replace(found, classes=classes)
-    return _federation(own_rows.x, own_rows.y, sites, number, found.test_x, found.test_y, classes)
+    return _federation(own_rows.x, own_rows.y, sites, number, found.test_x, found.test_y, classes, task)
+
+
+def _with_classes(task: Task, classes: int | None) -> Task:
+    """The task told how many classes there are, where it can be: one site need not have all of them."""
+    if not classes or not hasattr(task, "classes"):
+        return task
+    changes: dict[str, Any] = {"classes": classes}
+    return replace(task, **changes)
 
 
 def _federation(
-    x: Tensor, y: Any, sites: int, mine: int, test_x: Tensor, test_y: Tensor, classes: int
+    x: Any, y: Tensor, sites: int, mine: int, test_x: Any, test_y: Tensor, classes: int, task: Task
 ) -> Federation:
     """A Federation of which only client ``mine`` (or nobody, −1) is here."""
     import torch
 
     from fedpews.data import Federation
 
-    labels = torch.as_tensor(y, dtype=torch.int64)
     nobody = torch.zeros(0, dtype=torch.int64)
-    rows = tuple(torch.arange(len(labels)) if site == mine else nobody for site in range(sites))
+    rows = tuple(torch.arange(len(y)) if site == mine else nobody for site in range(sites))
     # what a site tests on is its own
     owner = None if mine < 0 else torch.full((len(test_y),), mine)
-    return Federation(x, labels, rows, test_x, test_y, classes, test_owner=owner)
+    return Federation(x, y, rows, test_x, test_y, classes, task=task, test_owner=owner)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedpews.engines.engine import Done, Engine, Job
+from fedpews.engines.evaluate import Part as EvaluatedPart
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
 from fedpews.experiment import FlowerTable
@@ -97,9 +98,15 @@ class FlowerEngine(Engine):
             self.accepted.accept(job.seed, job.client, self._round)
         return [done[job.seed, job.client] for job in good]
 
-    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
+    def evaluate(
+        self,
+        models: Sequence[Tree],
+        seeds: Sequence[int],
+        part: EvaluatedPart = "test",
+        owners: Sequence[int | None] | None = None,
+    ) -> list[Score]:
         if self.local is not None:
-            return self.local.evaluate(models, seeds)
+            return self.local.evaluate(models, seeds, part, owners)
         return self._evaluate_at_sites(models, seeds)
 
     def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
@@ -265,7 +272,7 @@ class FlowerEngine(Engine):
                 "(test=FILE in its run config) or the sites theirs (test_x, test_y)"
             )
         named = {self.roster.name(site): counts for site, counts in sorted(found.items())}
-        return Score(torch.tensor([right]), torch.tensor([seen]), float(loss), sites=named)
+        return replace(Score.of_counts(int(right), int(seen), float(loss)), sites=named)
 
     def _is_whole(self, job: Job) -> bool:
         download = job.download

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedpews.methods.wire import BadMessage
@@ -123,7 +124,7 @@ def site_facts(config: str, site: int, data: Federation, own: bool, state: Path)
         own: whether the data is the site's alone; its digest is then keyed, so that nobody can guess at it.
         state: the site's own folder, where the key is kept.
     """
-    from fedpews.data.federation import digest
+    from fedpews.build import digest
 
     key = _salt(state / f"site-{site}" / "digest-key") if own else b""
     return Facts(
@@ -140,14 +141,19 @@ def site_facts(config: str, site: int, data: Federation, own: bool, state: Path)
 
 def expected_of(config: str, data: Federation, named: bool) -> Expected:
     """What the server insists on."""
-    from fedpews.data.federation import digest
+    from fedpews.build import digest
 
     found = hashlib.blake2b(digest(data).encode(), digest_size=8).hexdigest() if named else None
     return Expected(len(data), version("fedpews"), config, shape_in_words(data), data.classes, found)
 
 
 def shape_in_words(data: Federation) -> str:
-    return "×".join(map(str, data.x.shape[1:]))
+    """The shape of one sample; of several inputs, each."""
+    from fedpews.data.inputs import take
+    from fedpews.torch_private import tree_leaves
+
+    one = tree_leaves(take(data.x, torch.zeros(1, dtype=torch.int64)))
+    return ", ".join("×".join(map(str, leaf.shape[1:])) for leaf in one)
 
 
 def _salt(path: Path) -> bytes:

@@ -82,10 +82,7 @@ class Site:
         models = [self._receive(part).params for part in task.parts]
         with closing(self._engine()) as engine:
             scores = engine.evaluate(models, [part.seed for part in task.parts])
-        return {
-            part.seed: (int(score.correct.sum()), int(score.seen.sum()), float(score.loss))
-            for part, score in zip(task.parts, scores, strict=True)
-        }
+        return {part.seed: score.counts() for part, score in zip(task.parts, scores, strict=True)}
 
     def evaluate_personal(self, task: Task) -> float:
         """The accuracy of this site's own model on its own test samples, or on the classes it has."""
@@ -102,7 +99,8 @@ class Site:
 
     @property
     def _device(self) -> torch.device:
-        return self.data.x.device
+        device: torch.device = self.net.device
+        return device
 
     def _engine(self) -> EagerEngine:
         return EagerEngine(self.net, self.data, self.schedule, self.workers, self.threads)

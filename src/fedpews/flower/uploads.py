@@ -16,6 +16,7 @@ from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, upload_size
 from fedpews.neurons.network import Batch, Network
+from fedpews.torch_private import tree_map_only
 
 SLACK = 4096
 """Bytes that an upload's header may take beyond the expected: numbers have more or fewer digits."""
@@ -138,8 +139,10 @@ class UploadCheck:
 
 def sample_upload(net: Network, job: Job) -> Upload:
     """What a job's client half would send after a single step on two empty samples."""
-    example = torch.zeros_like(net.example[:1]).expand(2, *net.example.shape[1:])
-    batch = Batch(example, torch.zeros(2, dtype=torch.int64))
+    empty = tree_map_only(
+        torch.Tensor, lambda leaf: torch.zeros_like(leaf[:1]).expand(2, *leaf.shape[1:]), net.example
+    )
+    batch = Batch(empty, net.blank_labels(2))
     half, noise = job.half, torch.full((job.half.noise_size(net),), 0.5)
     with torch.random.fork_rng(devices=[]):
         wanted = half.probe(net, job.download, None)

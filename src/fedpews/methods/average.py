@@ -76,8 +76,9 @@ class Average:
                 stacked = torch.stack([value[name] for value in values[first : first + BLOCK]])
                 if shares is not None:
                     share = shares[first : first + BLOCK]
+                    owned = share if share.dtype == torch.bool else share > 0
                     # zeros where not owned, so that a value that was never sent (or is garbage there) cannot leak in
-                    stacked = torch.where(share > 0, share * stacked, 0.0)
+                    stacked = torch.where(owned, stacked if owned is share else share * stacked, 0.0)
                 blocks.append(stacked.sum(0))
             added[name] = add_blocks(blocks)
         return Sums(added, totals)
@@ -89,23 +90,27 @@ class Average:
     def _shares(self, name: str, like: Tensor) -> tuple[Tensor | None, Tensor]:
         """p_i m_i of every client, (clients, ...), and their sum; both broadcast against the tensor.
 
-        None is one for everybody. Kept, since an average is often asked for a second time: the server's step wants
-        to know what was covered.
+        None is one for everybody, booleans are ones and zeros. Kept, since an average is often asked for a second
+        time: the server's step wants to know what was covered.
         """
         key = name, like.dtype
         if key not in self._known:
-            weights = torch.tensor(self.weights, dtype=like.dtype, device=like.device)
-            shares = weights.view(-1, *[1] * like.dim())
             everything = torch.ones((), dtype=torch.bool, device=like.device)
             masks = [everything if mask is None else mask.get(name, everything) for mask in self.masks]
-            masked = set(map(id, masks)) != {id(everything)}
+            masked, weighted = set(map(id, masks)) != {id(everything)}, set(self.weights) != {1.0}
+            shares = torch.ones((), dtype=torch.bool, device=like.device).expand(
+                len(masks), *[1] * like.dim()
+            )
             if masked:
                 # masks of different shapes are brought to one that fits all, and the tensor
-                stacked = torch.stack(torch.broadcast_tensors(*masks)).to(like.dtype)
+                stacked = torch.stack(torch.broadcast_tensors(*masks))
                 missing = [1] * (like.dim() + 1 - stacked.dim())
-                shares = shares * stacked.view(len(masks), *missing, *stacked.shape[1:])
-            total = add_blocks([part.sum(0) for part in shares.split(BLOCK)])
-            self._known[key] = shares if masked or set(self.weights) != {1.0} else None, total
+                shares = stacked.view(len(masks), *missing, *stacked.shape[1:]) != 0
+            if weighted:
+                weights = torch.tensor(self.weights, dtype=like.dtype, device=like.device)
+                shares = weights.view(-1, *[1] * like.dim()) * shares
+            total = add_blocks([part.sum(0, dtype=like.dtype) for part in shares.split(BLOCK)])
+            self._known[key] = shares if masked or weighted else None, total
         return self._known[key]
 
 

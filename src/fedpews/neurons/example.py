@@ -91,3 +91,45 @@ def batches(model: nn.Module, example: Any) -> Batches:
         buffer.copy_(value)
     model.train(training)
     return Batches([few], able)
+
+
+def main_output(value: Any) -> Tensor:
+    """The one tensor that a loss is taken of: ``logits`` (or ``out``, as torchvision says), else the first tensor.
+
+    >>> import torch
+    >>> main_output({"aux": torch.ones(1), "logits": torch.zeros(1)}), main_output((torch.ones(2), None))
+    (tensor([0.]), tensor([1., 1.]))
+    """
+    if isinstance(value, Tensor):
+        return value
+    logits = getattr(value, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    if isinstance(value, Mapping):
+        named = next((value[name] for name in ("logits", "out", "output") if name in value), None)
+        candidates = [*value.values()] if named is None else [named]
+    else:
+        candidates = [*value] if isinstance(value, tuple | list) else []
+    for found in candidates:
+        if isinstance(found, Tensor):
+            return found
+    raise TypeError(
+        f"the model returns a {type(value).__name__} in which there is no tensor; return a tensor, a tuple whose "
+        "first entry is one, a dict with 'logits', or an object with .logits"
+    )
+
+
+def made_up(example: Any, generator: torch.Generator) -> Any:
+    """Two made-up inputs like the example: random numbers, and the example's own tokens."""
+
+    def make(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf[:1].expand(2, *leaf.shape[1:])
+        return torch.rand(2, *leaf.shape[1:], generator=generator).to(leaf)
+
+    return tree_map_only(Tensor, make, example)
+
+
+def doubled(leaf: Tensor) -> Tensor:
+    """Numbers in double precision; tokens stay what they are."""
+    return leaf.double() if leaf.is_floating_point() else leaf

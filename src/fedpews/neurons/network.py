@@ -4,69 +4,30 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
+from fedpews.neurons.batch import Batch as Batch
+from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
-from fedpews.neurons.example import outputs_of
+from fedpews.neurons.differentiate import differentiate
+from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
 from fedpews.neurons.modules import batch_counters, materialised, total
 from fedpews.neurons.slicing import copy_module
-from fedpews.torch_private import is_transformed, tree_map_only
+from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree
 
 if TYPE_CHECKING:
     from fedpews.neurons.graph import NeuronGraph
-
-SampleLoss = Callable[[Tensor, Tensor], Tensor]
-Term = Callable[[Tensor, Tensor], Tensor]
-"""(features, outputs) -> one number per sample."""
-
-
-class Batch(NamedTuple):
-    """Samples of one step. ``weight`` is 0 for padding and 1 else; None when there is no padding."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor | None = None
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean of one value per sample, padding left out."""
-        if self.weight is None:
-            return values.mean()
-        return (values * self.weight).sum() / self.weight.sum().clamp_min(1)
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each sample."""
-    return F.cross_entropy(outputs, labels, reduction="none")
-
-
-def differentiate(function: Callable[[Any], tuple[Tensor, Any]], at: Any) -> tuple[Tensor, Any, Any]:
-    """Value, by-product and gradient of ``function(at) -> (value, by-product)``, for a tensor or a tree.
-
-    >>> differentiate(lambda t: (t["w"].pow(2).sum(), None), {"w": torch.tensor([3.0])})
-    (tensor(9.), None, {'w': tensor([6.])})
-    """
-    if is_transformed():
-        gradient, (value, aux) = grad_and_value(function, has_aux=True)(at)
-        return value, aux, gradient
-    # plain autograd gives the same numbers at half the overhead
-    one = isinstance(at, Tensor)
-    leaves = [leaf.detach().requires_grad_() for leaf in ([at] if one else at.values())]
-    value, aux = function(leaves[0] if one else dict(zip(at, leaves, strict=True)))
-    gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
-    detached = tree_map_only(Tensor, torch.Tensor.detach, aux)
-    return value.detach(), detached, gradients[0] if one else dict(zip(at, gradients, strict=True))
 
 
 class Network:
@@ -86,22 +47,25 @@ class Network:
     def __init__(
         self,
         module: nn.Module,
-        example: Tensor,
+        example: Any,
         *,
         sample_loss: SampleLoss = cross_entropy,
+        sample_weight: SampleWeight = lambda labels: None,
+        label: Tensor | None = None,
         graph: NeuronGraph | None = None,
     ) -> None:
         self._template = module = materialised(copy_module(module), example)
         self._own = threading.local()
-        self.sample_loss = sample_loss
+        self.sample_loss, self.sample_weight = sample_loss, sample_weight
         self._given_graph = graph
         self._gates: Tensor | None = None
         self.example = example
         # where the model and the data live: whatever is made on the way goes there too
-        self.device = example.device
+        self.device = tree_leaves(example)[0].device
         self._first: Network | None = None
         self._seeds: dict[int, Network] = {}
         counted = batch_counters(module)
+        self.label = torch.zeros(1, dtype=torch.int64) if label is None else label
         self.trainable = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         self.frozen = tuple(name for name, value in module.named_parameters() if not value.requires_grad)
         self.buffers = tuple(
@@ -112,11 +76,12 @@ class Network:
         self.shapes = {name: value.shape for name, value in self.initial().items()}
 
     @classmethod
-    def of_seeds(
-        cls, modules: Mapping[int, nn.Module], example: Tensor, *, graph: NeuronGraph | None = None
-    ) -> Network:
-        """The network of several runs at once: the first seed's, with every seed's own behind ``at``."""
-        nets = {seed: cls(module, example, graph=graph) for seed, module in modules.items()}
+    def of_seeds(cls, modules: Mapping[int, nn.Module], example: Any, **settings: Any) -> Network:
+        """The network of several runs at once: the first seed's, with every seed's own behind ``at``.
+
+        The settings are those of a single one.
+        """
+        nets = {seed: cls(module, example, **settings) for seed, module in modules.items()}
         first = next(iter(nets.values()))
         for net in nets.values():
             net._first = None if net is first else first
@@ -136,7 +101,11 @@ class Network:
             return self._first.graph
         from fedpews.neurons.trace import trace
 
-        return trace(self._module(training=False), self.example)
+        module = self._module(training=False)
+        if self.device.type != "cpu":
+            # neurons are the same everywhere, and the CPU has no limits of its own to trip over
+            module = copy.deepcopy(module).to("cpu")
+        return trace(module, self.example.cpu())
 
     @cached_property
     def classifier(self) -> str:
@@ -146,7 +115,7 @@ class Network:
             if any(True for _ in layer.parameters(recurse=False)):
                 layer.register_forward_hook(lambda *_, name=name: last.append(name))
         with torch.no_grad():
-            module(self.example)
+            run(module, self.example)
         return last[-1]
 
     @cached_property
@@ -168,7 +137,7 @@ class Network:
     def is_stochastic(self) -> bool:
         """Whether two training passes over the same input differ (dropout), which ties a run to torch's global seed."""
         params = self.initial()
-        batch = self.example.expand(2, *self.example.shape[1:])
+        batch = tree_map_only(Tensor, lambda leaf: leaf.expand(2, *leaf.shape[1:]), self.example)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             first, second = (outputs_of(self._call(params, batch, training=True)[0]) for _ in range(2))
         return not all(map(torch.equal, first, second))
@@ -184,7 +153,9 @@ class Network:
             return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
 
         params = {name: laid_out(value) for name, value in self.initial().items()}
-        batch = laid_out(self.example[:1].expand(2, *self.example.shape[1:]))
+        batch = tree_map_only(
+            Tensor, lambda leaf: laid_out(leaf[:1].expand(2, *leaf.shape[1:])), self.example
+        )
         try:
             with torch.random.fork_rng(devices=[]):
                 differentiate(
@@ -239,7 +210,11 @@ class Network:
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tree]:
         """The mean training loss and the buffers after this pass."""
         outputs, buffers = self._call(params, batch.x, training=True)
-        return batch.mean(self.sample_loss(outputs, batch.y)), buffers
+        return self.mean_loss(outputs, batch), buffers
+
+    def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of a batch, each sample weighing what the task says."""
+        return batch.mean(self.sample_loss(outputs, batch.y), self.sample_weight(batch.y))
 
     def gradients(
         self, params: Mapping[str, Tensor], batch: Batch, term: Term | None = None
@@ -256,23 +231,23 @@ class Network:
                 loss, buffers = self.loss(trainable | fixed, batch)
                 return loss, (loss, buffers)
             features, outputs, buffers = self.features(trainable | fixed, batch.x)
-            loss = batch.mean(self.sample_loss(outputs, batch.y))
+            loss = self.mean_loss(outputs, batch)
             return loss + batch.mean(term(features, outputs)), (loss, buffers)
 
         _, (loss, buffers), grads = differentiate(objective, trees.pick(params, self.trainable))
         return loss.detach(), grads, buffers
 
-    def predict(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def predict(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
         """Outputs in evaluation mode."""
         return self._call(params, x, training=False)[0]
 
-    def evaluate(self, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, params: Mapping[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs in evaluation mode, and each sample's loss."""
         outputs, _ = self._call(params, x, training=False)
         return outputs, self.sample_loss(outputs, y)
 
     def features(
-        self, params: Mapping[str, Tensor], x: Tensor, *, training: bool = True
+        self, params: Mapping[str, Tensor], x: Any, *, training: bool = True
     ) -> tuple[Tensor, Tensor, Tree]:
         """What the classifier reads of each sample, the outputs and the buffers, of one pass.
 
@@ -294,8 +269,12 @@ class Network:
     def flops(self) -> int:
         """Floating-point operations of one sample's forward pass."""
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            self.predict(self.initial(), self.example[:1])
+            self.predict(self.initial(), tree_map_only(Tensor, lambda leaf: leaf[:1], self.example))
         return int(counter.get_total_flops())
+
+    def blank_labels(self, samples: int) -> Tensor:
+        """Labels of the form the loss takes, all zero."""
+        return torch.zeros_like(self.label).expand(samples, *self.label.shape[1:])
 
     @cached_property
     def can_be_cut(self) -> bool:
@@ -305,8 +284,7 @@ class Network:
         """
         if self.graph.uncut:
             return False
-        generator = torch.Generator().manual_seed(0)
-        x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
+        x = made_up(self.example, torch.Generator().manual_seed(0))
         neurons = torch.zeros(self.graph.size, dtype=torch.bool, device=self.device)
         for layer in self.graph.layers:  # every other one, and never none
             neurons[layer.start : layer.start + layer.size : 2] = True
@@ -314,7 +292,7 @@ class Network:
         try:
             with torch.no_grad():
                 cut = self.predict(self.graph.slice(params, neurons), x)
-                gated = self.gated(neurons.to(x)).predict(params, x)
+                gated = self.gated(neurons.to(cut)).predict(params, x)
         except (RuntimeError, ValueError):
             return False
         return cut.shape == gated.shape and torch.allclose(cut, gated, rtol=1e-3, atol=1e-5)
@@ -335,15 +313,15 @@ class Network:
             and any(axis.reads for axis in self.graph.axes.get(f"{name}.weight", ()))
         }
         generator = torch.Generator().manual_seed(0)
-        x = torch.rand(2, *self.example.shape[1:], generator=generator).to(self.example)
+        x = made_up(self.example, generator)
         trial = copy.copy(self)
-        trial._gates = torch.rand(self.graph.size, generator=generator).to(self.example.device) + 0.5
+        trial._gates = torch.rand(self.graph.size, generator=generator).to(self.device) + 0.5
 
         def outputs(gated_at: dict[str, str], training: bool) -> list[Tensor]:
             trial.__dict__["_fed"] = gated_at
             # in training a norm over two samples would blow up the rounding of single precision
             params = {name: value.double() if training else value for name, value in self.initial().items()}
-            batch = x.double() if training and x.is_floating_point() else x
+            batch = tree_map_only(Tensor, doubled, x) if training else x
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 return outputs_of(trial._call(params, batch, training=training)[0])
@@ -384,7 +362,7 @@ class Network:
                 hooks.callback(hook.remove)
             yield
 
-    def _call(self, params: Mapping[str, Tensor], x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
+    def _call(self, params: Mapping[str, Tensor], x: Any, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)
         module = self._module(training=training)
         gating: AbstractContextManager[None] = nullcontext()
@@ -398,11 +376,12 @@ class Network:
         # BatchNorm writes its statistics and its counter in place: let it write into copies, so the call stays pure
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
         counters = {name: module.get_buffer(name).clone() for name in self._counters} if training else {}
+        args, kwargs = arguments(x)
         with gating:
             outputs = functional_call(
-                module, values | buffers | counters, (x,), tie_weights=self._ties_weights
+                module, values | buffers | counters, args, kwargs, tie_weights=self._ties_weights
             )
-        return outputs, buffers
+        return main_output(outputs), buffers
 
     @cached_property
     def least_batch(self) -> int:
@@ -410,7 +389,7 @@ class Network:
         params = self.initial()
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                self._call(params, self.example[:1], training=True)
+                self._call(params, tree_map_only(Tensor, lambda leaf: leaf[:1], self.example), training=True)
         except ValueError:
             return 2
         return 1

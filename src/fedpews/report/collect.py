@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from fedpews.report.colors import colors
-from fedpews.report.compare import COLUMNS, Comparison, compare, remarks, table
+from fedpews.report.compare import Comparison, columns, compare, goal_text, remarks, table
 from fedpews.report.runs import Run
 from fedpews.results import layout
 from fedpews.results.neurons import EACH_CLIENT_UP_TO, Ownership
-from fedpews.results.records import Record, evaluated
+from fedpews.results.records import Record, evaluated, value_of
 from fedpews.results.statistics import Difference
+from fedpews.tasks.names import is_share
 
 NUMBERS = 160_000
 """At most so many numbers make up all curves (four bytes each): 6 runs × 5 seeds × 500 rounds × 10 curves fit."""
@@ -46,7 +47,7 @@ CURVES = (
 
 def collect(runs: Sequence[Run]) -> dict[str, Any]:
     """The page's document. Curves are base64 of 32-bit floats; nan is no value."""
-    stride = _stride(runs)
+    stride, goal = _stride(runs), runs[0].goal
     compared = compare(runs)
     tints = colors([run.label for run in runs])
     budget = MASK_CHARACTERS // max(1, len(runs))
@@ -57,8 +58,11 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
         "title": ", ".join(run.label for run in runs),
         "headline": headline(runs, compared),
         "notes": notes,
-        "target": runs[0].target,
-        "columns": list(COLUMNS),
+        "target": goal.value,
+        "metric": goal.metric.replace("_", " "),
+        "key": goal.metric,
+        "percent": is_share(goal.metric),
+        "columns": list(columns(runs)),
         "table": [list(row) for row in table(runs)],
         "runs": [_run(run, stride, tints[run.label], budget) for run in runs],
         "comparisons": [_comparison(one, runs) for one in compared],
@@ -74,16 +78,23 @@ def headline(runs: Sequence[Run], compared: Sequence[Comparison]) -> list[str]:
         best = max(fair, key=lambda one: one.final.mean)
         return best.sentences
     run = runs[0]
-    final, reach = run.summary["final_accuracy"], run.summary["rounds_to_target"]
+    final, reach, goal = run.final, run.summary["rounds_to_target"], run.goal
+    if final["mean"] is None:
+        return [f"{run.label}: the {goal.metric} is undefined on this test data."]
+    digits, unit = (2, " %") if is_share(goal.metric) else (4, "")
     seeds = len(run.summary["seeds"])
     over = (
         "in one seed"
         if seeds == 1
-        else f"on average over {seeds} seeds ({100 * min(final['by_seed']):.2f} to {100 * max(final['by_seed']):.2f} %)"
+        else f"on average over {seeds} seeds ({min(final['by_seed']):.{digits}f} to "
+        f"{max(final['by_seed']):.{digits}f}{unit})"
     )
     verb = "ends" if run.finished else f"stands after round {run.rounds} of {run.planned}"
-    told = [f"{run.label} {verb} at {100 * final['mean']:.2f} % accuracy {over}."]
-    target = f"{100 * run.target:g} %"
+    words = goal.metric.replace("_", " ")
+    told = [f"{run.label} {verb} at {final['mean']:.{digits}f}{unit} {words} {over}."]
+    if goal.value is None:
+        return told + [sentence for one in compared for sentence in one.sentences]
+    target = goal_text(goal)
     if reach["reached"] == seeds:
         told.append(f"It reaches {target} after {reach['mean']:.0f} rounds.")
     elif reach["reached"]:
@@ -141,10 +152,11 @@ def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str,
         "warmup": max(warm, default=0),
         "seeds": seeds,
         "summary": run.summary,
+        "final": run.final,
         "rounds": [first[place]["round"] for place in places],
         "curves": {
             key: [_floats(values, places) for values in found]
-            for key in CURVES
+            for key in dict.fromkeys([*CURVES, run.goal.metric])
             if (found := _column(run, key)) is not None
         },
         "bytes": [_floats(_total(rows, _bytes), places) for rows in run.by_seed.values()],
@@ -158,7 +170,7 @@ def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str,
 def _column(run: Run, key: str) -> list[list[float]] | None:
     """Each seed's values; None where they say nothing."""
     found = [
-        [nan if (value := record.get(key)) is None else float(value) for record in rows]
+        [nan if (value := value_of(record, key)) is None else value for record in rows]
         for rows in run.by_seed.values()
     ]
     known = {value for values in found for value in values if isfinite(value)}

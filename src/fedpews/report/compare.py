@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpews.report.runs import Run, find_runs
-from fedpews.results.records import evaluated, rounds_to_target
+from fedpews.report.runs import Run, find_runs, scale
+from fedpews.results.records import evaluated, rounds_to_target, value_of
 from fedpews.results.statistics import (
     ENOUGH_SEEDS,
     Difference,
@@ -16,8 +17,24 @@ from fedpews.results.statistics import (
     paired_gains,
     restricted_rounds,
 )
+from fedpews.tasks.names import Goal, is_share
 
 __all__ = ["COLUMNS", "Comparison", "Run", "compare", "find_runs", "remarks", "table", "verdicts"]
+
+
+def columns(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The headers of a table of these runs."""
+    metric = runs[0].goal.metric
+    final = "final %" if metric == "accuracy" else f"final {metric}" + " %" * is_share(metric)
+    return (COLUMNS[0], final, *COLUMNS[2:])
+
+
+def goal_text(goal: Goal) -> str:
+    """What is to be reached, in words."""
+    if goal.metric == "accuracy" and goal.value is not None:
+        return f"{100 * goal.value:g} %"
+    return str(goal)
+
 
 COLUMNS = ("method", "final %", "rounds", "seeds", "MB up", "MB down", "min")
 
@@ -27,7 +44,7 @@ def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     return [
         (
             run.label if run.finished else f"{run.label} (round {run.rounds} of {run.planned})",
-            spread(run.summary["final_accuracy"], 100, 2),
+            spread(run.final, 1, 2 if is_share(run.goal.metric) else 4),
             spread(run.summary["rounds_to_target"], 1, 1) or "not all",
             f"{run.summary['rounds_to_target']['reached']}/{len(run.summary['seeds'])}",
             f"{run.summary['totals']['bytes_up'] / 1e6:.1f}",
@@ -59,11 +76,11 @@ class Comparison:
     other: Run
     base: Run
     round: int
-    final: Difference  # in points of accuracy
+    final: Difference  # in points of the metric that counts, positive where it is better
     gains: dict[int, float]  # of every seed, in points
     reach: Difference  # in rounds saved until the target; a seed that never arrives counts as all rounds
     arrived: tuple[int, int]  # seeds of the other and of the base that reach the target
-    adjusted: float  # p of the final accuracy, corrected for the number of comparisons (Holm)
+    adjusted: float  # p of the final metric, corrected for the number of comparisons (Holm)
     obstacle: str = ""  # why they cannot be compared; then the numbers say nothing
 
     @property
@@ -78,32 +95,36 @@ class Comparison:
             else f" at round {self.round}, the last both have"
         )
         final, seeds = self.final, f"over {self.final.seeds} paired seeds"
+        goal = self.base.goal
+        words, unit = goal.metric.replace("_", " "), " points" if is_share(goal.metric) else ""
+        digits = 2 if unit else 4
         if final.outcome == "not enough runs":
             only = "one seed" if final.seeds == 1 else f"{final.seeds} seeds"
-            way = "higher" if final.mean > 0 else "lower"
-            moved = (
-                "the same accuracy" if final.mean == 0 else f"{abs(final.mean):.2f} points {way} than {base}"
-            )
+            way = "higher" if (final.mean > 0) == goal.higher_is_better else "lower"
+            apart = f"{abs(final.mean):.{digits}f}{unit} {way} than {base}"
+            moved = f"the same {words}" if final.mean == 0 else apart
             told = [
                 f"Not enough runs to say which is better: with {only}, {other} ends at {moved}{early}; "
                 f"{ENOUGH_SEEDS} seeds are needed."
             ]
             return told + self._arrivals()
         if final.outcome == "no difference":
-            words = final.describe(2, " points")
+            apart = final.describe(digits, unit)
             return [
-                f"{other} and {base} cannot be told apart{early}: {words} (95 % interval {seeds}).",
+                f"{other} and {base} cannot be told apart{early}: {apart} (95 % interval {seeds}).",
                 *self._arrivals(),
             ]
-        by = final.describe(2, " points").partition(" by ")[2]
+        by = final.describe(digits, unit).partition(" by ")[2]
         told = [
-            f"{other} ends {final.outcome} than {base} by {by} of accuracy{early} (95 % interval {seeds})."
+            f"{other} ends {final.outcome} than {base} by {by} of {words}{early} (95 % interval {seeds})."
         ]
         return told + self._arrivals()
 
     def _arrivals(self) -> list[str]:
-        target, seeds = f"{100 * self.other.target:g} %", self.final.seeds
-        if self.other.target != self.base.target:
+        target, seeds = goal_text(self.other.goal), self.final.seeds
+        if self.other.goal.value is None:
+            return []
+        if self.other.goal != self.base.goal:
             return ["Their targets differ, so rounds to the target are not compared."]
         mine, its = self.arrived
         if not mine and not its:
@@ -129,22 +150,22 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _compare(other: Run, base: Run) -> Comparison:
-    last = min(other.rounds, base.rounds)
+    last, goal = min(other.rounds, base.rounds), base.goal
     finals, reached = [], []
     for run in (other, base):
         seen = {seed: evaluated(rows[:last]) for seed, rows in run.by_seed.items()}
-        finals.append({seed: 100 * rows[-1]["accuracy"] for seed, rows in seen.items() if rows})
-        reached.append(
-            {seed: rounds_to_target(rows[:last], run.target) for seed, rows in run.by_seed.items()}
-        )
+        values = {seed: value_of(rows[-1], goal.metric) for seed, rows in seen.items() if rows}
+        shown = {seed: scale(goal.metric, value) for seed, value in values.items()}
+        finals.append({seed: math.nan if value is None else value for seed, value in shown.items()})
+        reached.append({seed: rounds_to_target(rows[:last], run.goal) for seed, rows in run.by_seed.items()})
     seeds = sorted(finals[0].keys() & finals[1].keys())
     mine, its = (restricted_rounds({seed: found[seed] for seed in seeds}, last) for found in reached)
     return Comparison(
         other,
         base,
         last,
-        paired_difference(finals[0], finals[1]),
-        dict(zip(seeds, paired_gains(finals[0], finals[1]), strict=True)),
+        paired_difference(finals[0], finals[1], goal.higher_is_better),
+        dict(zip(seeds, paired_gains(finals[0], finals[1], goal.higher_is_better), strict=False)),
         paired_difference(mine, its, higher_is_better=False),
         (
             sum(reached[0][seed] is not None for seed in seeds),
@@ -161,6 +182,8 @@ def _obstacle(other: Run, base: Run, seeds: Sequence[int]) -> str:
         return "they were trained on different data" + (
             f" ({' and '.join(names)})" if len(set(names)) > 1 else ""
         )
+    if other.goal.metric != base.goal.metric:
+        return f"one counts {other.goal.metric}, the other {base.goal.metric}"
     return "" if seeds else "they have no seed in common"
 
 
@@ -173,7 +196,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     ]
     if not all(run.same_data(runs[0]) for run in runs):
         told.append("These runs were trained on different data; their numbers do not measure the same thing.")
-    if len({run.target for run in runs}) > 1:
+    if len({run.goal for run in runs}) > 1:
         told.append("Targets differ: each run's rounds are those to its own.")
     return told
 

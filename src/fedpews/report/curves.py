@@ -9,14 +9,14 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from fedpews.report.colors import colors
-from fedpews.results.records import Record, Rounds
+from fedpews.results.records import Record, Rounds, value_of
+from fedpews.tasks.names import METRICS, is_share
 
 LABELS = {
     "accuracy": "test accuracy of the global model (%)",
     "loss": "test loss of the global model",
     "train_loss": "mean training loss of the clients",
 }
-PERCENT = ("accuracy", "client_accuracy")
 
 
 def plot_curves(
@@ -38,7 +38,7 @@ def plot_curves(
         color = tints[label].light
         axes.plot(rounds, mean, color=color, label=plain(label), linewidth=1.4)
         # no accuracy is below 0 or above 100 %, whatever a standard deviation says
-        floor, ceiling = (0.0, 100.0) if key in PERCENT else (-math.inf, math.inf)
+        floor, ceiling = (0.0, 100.0) if _factor(key) == 100 else (-math.inf, math.inf)
         low = [max(floor, m - s) for m, s in zip(mean, spread, strict=True)]
         high = [min(ceiling, m + s) for m, s in zip(mean, spread, strict=True)]
         axes.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)
@@ -46,8 +46,8 @@ def plot_curves(
         if warmup:
             axes.axvline(max(warmup), color=color, linestyle=":", linewidth=1)
     if target is not None:
-        axes.axhline(100 * target, color="grey", linestyle="--", linewidth=1)
-    axes.set(xlabel="round", ylabel=LABELS.get(key, key.replace("_", " ")))
+        axes.axhline(_factor(key) * target, color="grey", linestyle="--", linewidth=1)
+    axes.set(xlabel="round", ylabel=LABELS.get(key, key.replace("_", " ") + " (%)" * (_factor(key) == 100)))
 
 
 def plot_over_time(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
@@ -56,23 +56,28 @@ def plot_over_time(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
     axes.set(xlabel="seconds", ylabel=LABELS["accuracy"])
 
 
-def plot_over_bytes(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
-    """Accuracy against what was sent and received so far, both means over seeds."""
-    _plot_over(axes, runs, lambda record: (record["bytes_up"] + record["bytes_down"]) / 1e6)
-    axes.set(xlabel="MB sent and received", ylabel=LABELS["accuracy"])
+def plot_over_bytes(axes: Any, runs: Mapping[str, Sequence[Record]], key: str = "accuracy") -> None:
+    """A metric against what was sent and received so far, both means over seeds."""
+    _plot_over(axes, runs, lambda record: (record["bytes_up"] + record["bytes_down"]) / 1e6, key)
+    axes.set(xlabel="MB sent and received", ylabel=LABELS.get(key, key.replace("_", " ")))
 
 
-def _plot_over(axes: Any, runs: Mapping[str, Sequence[Record]], cost: Callable[[Record], float]) -> None:
+def _plot_over(
+    axes: Any,
+    runs: Mapping[str, Sequence[Record]],
+    cost: Callable[[Record], float],
+    key: str = "accuracy",
+) -> None:
     tints = colors(list(runs))
     for label, records in runs.items():
         seeds = [Rounds(records).of_seed(seed) for seed in Rounds(records).seeds]
         so_far = zip(*(accumulate(map(cost, run)) for run in seeds), strict=False)
         costs = [fmean(column) for column in so_far]
         # rounds count from 1; those that were not evaluated cost something and show nothing
-        rounds, accuracy, _ = curve(records)
+        rounds, values, _ = curve(records, key)
         axes.plot(
             [costs[round - 1] for round in rounds],
-            accuracy,
+            values,
             color=tints[label].light,
             label=plain(label),
             linewidth=1.4,
@@ -82,15 +87,15 @@ def _plot_over(axes: Any, runs: Mapping[str, Sequence[Record]], cost: Callable[[
 def curve(
     records: Sequence[Record], key: str = "accuracy", client: int | None = None
 ) -> tuple[list[int], list[float], list[float]]:
-    """Rounds, mean over seeds and standard deviation; accuracies in percent.
+    """Rounds, mean over seeds and standard deviation; shares in percent.
 
     Only rounds that every seed has, and in which the key was measured.
     """
-    factor = 100 if key in PERCENT else 1
+    factor = _factor(key)
 
     def value(record: Record) -> float:
-        found = record[key] if client is None else record[key][client]
-        return factor * float(found)
+        found = value_of(record, key) if client is None else record[key][client]
+        return math.nan if found is None else factor * float(found)
 
     measured = Rounds([record for record in records if key in record])
     runs = [measured.of_seed(seed) for seed in measured.seeds]
@@ -106,6 +111,12 @@ def plain(text: str) -> str:
     '\\\\$5 or \\\\$6'
     """
     return text.replace("$", r"\$")
+
+
+def _factor(key: str) -> int:
+    """Metrics that are a part of a whole are shown in percent; what is no metric (density, seconds) as it is."""
+    known = key in METRICS or key == "client_accuracy"
+    return 100 if known and is_share(key) else 1
 
 
 def _smooth(values: list[float], window: int) -> list[float]:

@@ -14,9 +14,10 @@ from fedpews.report.collect import client_names, settings
 from fedpews.report.colors import colors
 from fedpews.report.curves import plain, plot_curves, plot_over_bytes
 from fedpews.report.heatmap import plot_heatmap
-from fedpews.report.runs import Run
+from fedpews.report.runs import Run, scale
 from fedpews.report.style import PAGE, new_figure, save, styled
-from fedpews.results.records import evaluated
+from fedpews.results.records import evaluated, value_of
+from fedpews.tasks.names import is_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +81,8 @@ def masks_of(run: Run) -> Masks | None:
 def _curves(runs: Sequence[Run]) -> Figure:
     figure = new_figure(PAGE, 3.6)
     axes = figure.subplots()
-    plot_curves(axes, {run.label: run.records for run in runs}, target=runs[0].target)
+    goal = runs[0].goal
+    plot_curves(axes, {run.label: run.records for run in runs}, goal.metric, target=goal.value)
     axes.legend(loc="best")
     return figure
 
@@ -88,7 +90,7 @@ def _curves(runs: Sequence[Run]) -> Figure:
 def _bytes(runs: Sequence[Run]) -> Figure:
     figure = new_figure(PAGE, 3.6)
     axes = figure.subplots()
-    plot_over_bytes(axes, {run.label: run.records for run in runs})
+    plot_over_bytes(axes, {run.label: run.records for run in runs}, runs[0].goal.metric)
     axes.legend(loc="best")
     return figure
 
@@ -155,16 +157,21 @@ def _heatmap(runs: Sequence[Run]) -> Figure:
         keys = ", ".join(key for key, _ in varied) or "nothing"
         raise ConfigError(f"a heat map needs runs that differ in one or two keys; these differ in {keys}")
     (across, columns), (down, rows) = varied[-1], (varied[0] if len(varied) == 2 else ("", [""] * len(runs)))
-    wide, tall = _ordered(columns), _ordered(rows)
+    wide, tall, metric = _ordered(columns), _ordered(rows), runs[0].goal.metric
     values = [[math.nan] * len(wide) for _ in tall]
     for run, row, column in zip(runs, rows, columns, strict=True):
-        ends = [evaluated(records)[-1]["accuracy"] for records in run.by_seed.values()]
-        values[tall.index(row)][wide.index(column)] = 100 * fmean(ends)
+        ends = [scale(metric, value_of(evaluated(records)[-1], metric)) for records in run.by_seed.values()]
+        known = [value for value in ends if value is not None]
+        values[tall.index(row)][wide.index(column)] = fmean(known) if known else math.nan
     figure = new_figure(min(PAGE, 2.2 + 0.8 * len(wide)), 1.2 + 0.4 * len(tall))
     axes = figure.subplots()
     plot_heatmap(axes, values, [plain(row) for row in tall], [plain(column) for column in wide])
     axes.grid(visible=False)
-    axes.set(xlabel=plain(across), ylabel=plain(down), title="final accuracy (%), mean over seeds")
+    axes.set(
+        xlabel=plain(across),
+        ylabel=plain(down),
+        title=f"final {metric}{' (%)' * is_share(metric)}, mean over seeds",
+    )
     return figure
 
 

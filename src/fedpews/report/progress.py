@@ -16,7 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedpews.results.records import Record, evaluated
+from fedpews.results.records import Record, evaluated, value_of
+from fedpews.tasks.names import show
 
 
 class ProgressBar:
@@ -24,7 +25,7 @@ class ProgressBar:
 
     def __init__(self, label: str, console: Console, quiet: bool) -> None:
         self._label = label
-        self._accuracy = ""  # of the last round that was evaluated
+        self._shown = ""  # of the last round that was evaluated
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -52,6 +53,9 @@ class ProgressBar:
     def round(self, records: Sequence[Record]) -> None:
         seen = evaluated(records)
         if seen:
-            self._accuracy = f"accuracy {100 * sum(record['accuracy'] for record in seen) / len(seen):5.1f} %"
-        status = f"{records[0]['phase']:6} {self._accuracy}"
+            metric = next(iter(seen[0].get("metrics", {"accuracy": None})))
+            known = [value for record in seen if (value := value_of(record, metric)) is not None]
+            shown = show(metric, sum(known) / len(known) if known else None)
+            self._shown = f"{metric} {shown:>7}"
+        status = f"{records[0]['phase']:6} {self._shown}"
         self._bar.update(self._task, completed=records[0]["round"], status=status)

@@ -14,6 +14,7 @@ from fedpews.errors import ConfigError
 from fedpews.results import layout
 from fedpews.results.neurons import Ownership, read_federation, read_neurons
 from fedpews.results.records import Record, read_rounds, summarize
+from fedpews.tasks.names import FIRST, Goal, is_share, short
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,20 @@ class Run:
         return int(self.config["rounds"])
 
     @property
-    def target(self) -> float:
-        return float(self.summary["target_accuracy"])
+    def goal(self) -> Goal:
+        """The metric that has a target, and the target; a run of an older version has only the accuracy."""
+        value = self.summary.get("target", self.summary.get("target_accuracy"))
+        return Goal(self.summary.get("target_metric", "accuracy"), value)
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The goal's metric after the last round, over seeds; shares in percent."""
+        metric = self.goal.metric
+        found = self.summary["final"][metric] if "final" in self.summary else self.summary["final_accuracy"]
+        return {
+            key: [scale(metric, one) for one in value] if key == "by_seed" else scale(metric, value)
+            for key, value in found.items()
+        }
 
     def same_data(self, other: Run) -> bool:
         """Whether both trained on the same samples, dealt alike."""
@@ -124,5 +137,18 @@ def read_run(path: Path) -> Run | None:
         return None
     file = path / layout.SUMMARY
     done = json.loads(file.read_text()) if file.exists() else None
-    summary = done or summarize(records, config["method"]["name"], config["target_accuracy"])
+    summary = done or summarize(records, config["method"]["name"], _goal(config))
     return Run(summary["method"], path, records, summary, config, done is not None)
+
+
+def _goal(config: dict[str, Any]) -> Goal:
+    """What an unfinished run is to reach; of a finished one the summary says so."""
+    task = config.get("task", {})
+    first = (task.get("metrics") or [FIRST.get(task.get("name", ""), "accuracy")])[0]
+    metric = config.get("target_metric", short(first))
+    return Goal(metric, config.get("target", config["target_accuracy"] if metric == "accuracy" else None))
+
+
+def scale(metric: str, value: float | None) -> float | None:
+    """A metric as it is shown: a part of a whole in percent."""
+    return value if value is None or not is_share(metric) else 100 * value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
 from fedpews.results import layout
+from fedpews.tasks.names import Goal, higher_is_better
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,35 +61,56 @@ class Rounds(Sequence[Record]):
 
 
 def evaluated(records: Sequence[Record]) -> list[Record]:
-    """The records of rounds after which the global model was evaluated; others say nothing about accuracy.
+    """The records of rounds after which the global model was evaluated; others say nothing about it.
 
     >>> [record["round"] for record in evaluated([{"round": 1}, {"round": 2, "accuracy": 0.5}])]
     [2]
     """
-    return [record for record in records if "accuracy" in record]
+    return [record for record in records if "metrics" in record or "accuracy" in record]
 
 
-def rounds_to_target(records: Sequence[Record], target: float) -> int | None:
-    """The first evaluated round whose accuracy reaches the target, or None."""
-    return next((record["round"] for record in evaluated(records) if record["accuracy"] >= target), None)
+def value_of(record: Record, metric: str) -> float | None:
+    """A metric of the global model on test data, wherever a record has it; None where it is undefined.
+
+    >>> value_of({"accuracy": 0.5, "metrics": {"accuracy": 0.5, "auroc": 0.7}}, "auroc")
+    0.7
+    """
+    found = record.get("metrics", {}).get(metric, record.get(metric))
+    return None if found is None else float(found)
 
 
-def summarize(records: Sequence[Record], method: str, target: float) -> dict[str, Any]:
-    """A run in a few numbers: final accuracy, rounds to the target, totals."""
+def rounds_to_target(records: Sequence[Record], goal: Goal) -> int | None:
+    """The first round whose metric reaches the goal, or None."""
+    return next((r["round"] for r in records if goal.is_reached(value_of(r, goal.metric))), None)
+
+
+def summarize(
+    records: Sequence[Record], method: str, goal: Goal, client_names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A run in a few numbers: the last round's metrics, rounds to the target, totals.
+
+    Every number says on which data it was measured. What is best is chosen on validation data, or not at all.
+    """
     rounds = Rounds(records)
-    runs = [evaluated(rounds.of_seed(seed)) for seed in rounds.seeds]
+    every = [evaluated(rounds.of_seed(seed)) for seed in rounds.seeds]
     # a run that is still going on, or was stopped, may not have been evaluated yet
-    finals = [run[-1]["accuracy"] for run in runs if run]
-    reached = [rounds_to_target(run, target) for run in runs]
+    runs = [run for run in every if run]
+    finals = {metric: [value_of(run[-1], metric) for run in runs] for metric in _metrics(records, goal)}
+    reached = [rounds_to_target(run, goal) for run in every]
     known = [value for value in reached if value is not None]
     everybody = len(known) == len(runs)
+    accuracy = {"target_accuracy": goal.value, "final_accuracy": _over_seeds(finals[goal.metric])}
     return {
         "method": method,
         "seeds": rounds.seeds,
         "rounds": max((record["round"] for record in records), default=0),
-        "target_accuracy": target,
-        "final_accuracy": {"mean": _mean(finals), "std": _std(finals), "by_seed": finals},
-        "best_accuracy": _mean([max(record["accuracy"] for record in run) for run in runs if run]),
+        "target_metric": goal.metric,
+        "target": goal.value,
+        "higher_is_better": goal.higher_is_better,
+        **(accuracy if goal.metric == "accuracy" else {}),
+        "final": {metric: _over_seeds(values) for metric, values in finals.items()},
+        **_by_client(runs, client_names),
+        **_chosen(runs, goal),
         # a mean over only those seeds that got there would flatter, so it is null unless all did
         "rounds_to_target": {
             "mean": _mean(known) if everybody else None,
@@ -96,11 +118,88 @@ def summarize(records: Sequence[Record], method: str, target: float) -> dict[str
             "by_seed": reached,
             "reached": len(known),
         },
+        "measured_on": _measured_on(records),
         "totals": {
             "bytes_up": sum(record["bytes_up"] for record in records),
             "bytes_down": sum(record["bytes_down"] for record in records),
             "seconds": sum(record["seconds"] for record in records),
         },
+    }
+
+
+def _metrics(records: Sequence[Record], goal: Goal) -> list[str]:
+    """Those that were measured; a run of an earlier version has only the accuracy."""
+    seen = evaluated(records)
+    return list(dict.fromkeys([goal.metric, *(seen[-1].get("metrics", {}) if seen else ())]))
+
+
+def _by_client(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> dict[str, Any]:
+    """Each client's metrics on its own test data after the last round, the worst, and how far they are apart."""
+    lasts = [run[-1].get("client_metrics") for run in runs]
+    if not lasts or any(last is None for last in lasts):
+        return {}
+    found: dict[str, Any] = {}
+    for metric in lasts[0] or {}:
+        columns = list(zip(*((last or {})[metric] for last in lasts), strict=True))
+        means = [_mean([value for value in column if value is not None]) for column in columns]
+        known = {
+            (names[client] if names else str(client)): value
+            for client, value in enumerate(means)
+            if value is not None
+        }
+        if known:
+            worst = (min if higher_is_better(metric) else max)(known, key=lambda name: known[name])
+            values = list(known.values())
+            found[metric] = {
+                "by_client": known,
+                "worst": known[worst],
+                "worst_client": worst,
+                "std": statistics.pstdev(values),
+                "gap": max(values) - min(values),
+            }
+    return {"clients": found}
+
+
+def _chosen(runs: Sequence[Sequence[Record]], goal: Goal) -> dict[str, Any]:
+    """The round that is best on validation data, and what the test data says of it."""
+    chosen = []
+    for run in runs:
+        seen = [(record["validation"].get(goal.metric), record) for record in run if "validation" in record]
+        known = [(value, record) for value, record in seen if value is not None]
+        if not known:
+            return {}
+        value, best = (max if goal.higher_is_better else min)(known, key=lambda pair: pair[0])
+        chosen.append({"round": best["round"], "validation": value, "test": value_of(best, goal.metric)})
+    return {
+        "best_on_validation": {
+            "metric": goal.metric,
+            "by_seed": chosen,
+            "test": _over_seeds([one["test"] for one in chosen]),
+        }
+    }
+
+
+def _measured_on(records: Sequence[Record]) -> dict[str, str]:
+    last = (evaluated(records) or [{}])[-1]
+    own = "client_metrics" in last
+    test = "the clients' own test data together" if own else "the common test data"
+    said = {"final": test, "rounds_to_target": test}
+    if own:
+        said["clients"] = "each client's own test data"
+    elif "client_accuracy" in last:
+        said["client_accuracy"] = "the common test data, weighted by each client's classes"
+    if "validation" in last:
+        said["best_on_validation"] = "the round is chosen on validation data, its test value is " + test
+    return said
+
+
+def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
+    known = [value for value in values if value is not None]
+    everybody = len(known) == len(values)
+    return {
+        "mean": _mean(known) if everybody else None,
+        "std": _std(known) if everybody else None,
+        "by_seed": list(values),
     }
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fedpews.errors import ConfigError
-from fedpews.results.records import Record
+from fedpews.results.records import Record, value_of
+from fedpews.tasks.names import Goal
 
 Where = Literal["validation", "test"]
+ACCURACY = Goal()
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class StopRule:
     min_delta: float = 0.0
     on: Where = "validation"
     keeps_best: bool = False
+    goal: Goal = ACCURACY
 
     @property
     def judges(self) -> bool:
@@ -42,7 +46,7 @@ class StopRule:
 
     def best(self, records: Sequence[Record]) -> int:
         """The position of the last record that was better than the best before it."""
-        values = series(records, self.on)
+        values = series(records, self.on, self.goal)
         best = 0
         for i, value in enumerate(values):
             if value > values[best] + self.min_delta:
@@ -50,18 +54,23 @@ class StopRule:
         return best
 
 
-def series(records: Sequence[Record], on: Where) -> list[float]:
-    """The numbers that choose, one for each record; more is better.
+def series(records: Sequence[Record], on: Where, goal: Goal = ACCURACY) -> list[float]:
+    """The numbers that choose, one for each record; more is better, so a metric that is to fall is turned round.
 
-    The test data are for judging what was chosen, so they choose only where a user says so.
+    The test data are for judging what was chosen, so they choose only where a user says so. A value that is undefined
+    is worse than any.
     """
-    key = "accuracy" if on == "test" else "validation_accuracy"
-    if any(key not in record for record in records):
+    if any("validation" not in record for record in records) and on == "validation":
         raise ConfigError(NO_VALIDATION)
-    return [float(record[key]) for record in records]
+    values = [
+        value_of(record, goal.metric) if on == "test" else record["validation"].get(goal.metric)
+        for record in records
+    ]
+    sign = 1 if goal.higher_is_better else -1
+    return [-math.inf if value is None else sign * float(value) for value in values]
 
 
 NO_VALIDATION = (
     "to stop early or to keep the best model takes validation data, and there are none; set stop.on to 'test' if the "
-    "test data may choose (the accuracy on them is then no longer an honest estimate)"
+    "test data may choose (the metric on them is then no longer an honest estimate)"
 )

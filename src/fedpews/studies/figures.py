@@ -17,6 +17,7 @@ from fedpews.studies.cells import Found
 from fedpews.studies.measures import MEASURES, printed
 from fedpews.studies.paper_curves import plot_paper
 from fedpews.studies.study import Study
+from fedpews.tasks.names import Goal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,8 +79,8 @@ def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _target(table: Table, column: str) -> float:
-    return next(found.cell.experiment.target_accuracy for (_, c), found in table.items() if c == column)
+def _target(table: Table, column: str) -> float | None:
+    return next(found.cell.experiment.goal.value for (_, c), found in table.items() if c == column)
 
 
 def _time(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
@@ -98,7 +99,7 @@ def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     measure = MEASURES[options.get("measure", "final")]
     means = [
         [
-            fmean([measure.read(run, 1.0) for run in table[row, c].runs.values()])
+            fmean([measure.read(run, Goal()) for run in table[row, c].runs.values()])
             if (row, c) in table and table[row, c].runs
             else math.nan
             for c in study.columns
@@ -127,7 +128,7 @@ def _bars(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     for axes, column in zip(places, columns, strict=False):
         rows = [row for row in study.rows if column in study.columns_of(row)]
         for i, row in enumerate(rows):
-            values = [measure.read(run, 1.0) for run in table[row, column].runs.values()]
+            values = [measure.read(run, Goal()) for run in table[row, column].runs.values()]
             if values:
                 deviation = stdev(values) if len(values) > 1 else 0
                 axes.barh(i - 0.2, fmean(values), 0.38, xerr=deviation, color="C0", label="" if i else "here")

@@ -45,10 +45,10 @@ def conclude(study: Study, scale: Scale, found: Sequence[Found]) -> Outcome:
     finite: dict[tuple[str, str, str], dict[int, float]] = {}
     for name in names:
         for (row, column), one in table.items():
-            target = one.cell.experiment.target_accuracy
+            goal = one.cell.experiment.goal
             measure = MEASURES[name]
             for kept, read in ((readings, measure.read), (finite, measure.restricted)):
-                values = {seed: read(run, target) for seed, run in one.runs.items()}
+                values = {seed: read(run, goal) for seed, run in one.runs.items()}
                 kept[name, row, column] = {seed: value for seed, value in values.items() if value == value}
     return Outcome(study, scale, table, readings, judge(study, finite))
 

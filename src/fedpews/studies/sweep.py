@@ -49,6 +49,11 @@ def make_sweep(config: str, grid: Grid, seeds: Sequence[int] | None = None) -> S
     }
     columns = {f"{across} = {value}": Line(set={across: value}) for value in grid[across]}
     base = Experiment.load(config)
+    metric = base.goal.metric
+    # a sweep chooses, so it looks at validation data where there is any
+    chosen = f"validation:{metric}" if base.data.validation else "final"
+    if chosen == "final" and metric != "accuracy":
+        chosen = f"final:{metric}"
     name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
     return Study(
         name=f"sweep-{name}",
@@ -56,10 +61,10 @@ def make_sweep(config: str, grid: Grid, seeds: Sequence[int] | None = None) -> S
         title=f"{' × '.join(grid)} on {name}",
         base=config,
         seeds=list(seeds) if seeds else base.seeds,
-        measures=["final", "rounds"],
+        measures=[chosen, "rounds"],
         rows=rows,
         columns=columns,
-        figures=[Figure(kind="heatmap")],
+        figures=[Figure(kind="heatmap", options={"measure": chosen})],
         command=_command(config, grid, seeds),
     )
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedpews.methods.contract import ClientHalf, Download, Upload, Work
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
-from fedpews.neurons.network import Batch, Network, differentiate
+from fedpews.neurons.differentiate import differentiate
+from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
 

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
+from fedpews.data.inputs import Lazy
 from fedpews.engines.client_round import ClientRound, finish, start
 from fedpews.engines.compiled.native import Native, load
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, check_padding, trace_step
 from fedpews.engines.engine import Done, Engine, Job, Schedule
-from fedpews.engines.evaluate import Score, score_models
+from fedpews.engines.evaluate import Part, Score, score_models
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Network
+from fedpews.torch_private import tree_leaves
 from fedpews.trees import Layout, Tree, flatten, unflatten
 
 
@@ -65,8 +67,14 @@ class CompiledEngine(Engine):
         lanes: int = 2,
         instead: Engine | None = None,
     ) -> None:
-        if data.x.device.type != "cpu":
-            raise CannotCompile(f"the data are on {data.x.device}, and compiled steps run on the CPU")
+        if data.device.type != "cpu":
+            raise CannotCompile(f"the data are on {data.device}, and compiled steps run on the CPU")
+        if isinstance(data.x, Lazy):
+            raise CannotCompile(
+                "inputs are read from a Dataset batch by batch, and compiled steps read memory"
+            )
+        if schedule.augment is not None:
+            raise CannotCompile("batches are augmented, and compiled steps draw no numbers")
         if net.least_batch > 1:
             raise CannotCompile("the model cannot be trained on a single sample (BatchNorm)")
         if net.is_stochastic:
@@ -100,8 +108,14 @@ class CompiledEngine(Engine):
             done |= zip(members, finished, strict=True)
         return [done[i] for i in range(len(jobs))]
 
-    def evaluate(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
-        return score_models(self.net, models, seeds, self.data, self._pool)
+    def evaluate(
+        self,
+        models: Sequence[Tree],
+        seeds: Sequence[int],
+        part: Part = "test",
+        owners: Sequence[int | None] | None = None,
+    ) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool, part, owners)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -148,7 +162,7 @@ class CompiledEngine(Engine):
             if same and known.net is net:
                 return known
         first = client.order[: client.sizes[0]]
-        check_padding(net, half, client.local, data.x[first], data.y[first], client.noise[0], client.job.lr)
+        check_padding(net, half, client.local, *data.batch(first), client.noise[0], client.job.lr)
         program = trace_step(net, half, client.local, self.lanes, size, data.x, data.y)
         sheet = Sheet.blank(1, self.lanes, size, client.noise.shape[1])
         stacked = [torch.stack([leaf] * self.lanes) for leaf in lane.leaves]
@@ -170,7 +184,7 @@ class CompiledEngine(Engine):
         filled += filled[-1:] * (self.lanes - len(lanes))
         state = [torch.stack(leaves) for leaves in zip(*filled, strict=True)]
         compiled.native.run(
-            max(lengths), sheet, [self.data.x, self.data.y, *state, *compiled.program.constants]
+            max(lengths), sheet, [*tree_leaves(self.data.x), self.data.y, *state, *compiled.program.constants]
         )
         # one call a tensor gives every client's own
         after = zip(*(leaf.unbind() for leaf in state), strict=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.errors import first_line
-from fedpews.torch_private import compile_step, compiler_command, library_path, tensor_handles
+from fedpews.torch_private import compile_step, compiler_command, library_path, tensor_handles, tree_leaves
 
 LOOP = """
 /* Takes many steps in one call: the interpreter's lock is free meanwhile, so groups run side by side. */
@@ -118,7 +118,7 @@ def _handles(library: ctypes.CDLL, tensors: list[Tensor]) -> Iterator[Any]:
 
 
 def load(
-    program: Program, example: Sheet, x: Tensor, y: Tensor, state: Sequence[Tensor], runners: int
+    program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor], runners: int
 ) -> Native:
     """The program from the cache on disk, compiled first when it is not there or does not load.
 
@@ -241,13 +241,20 @@ def _compile_loop(compiler: str, scratch: Path) -> Path:
 
 
 def _compile(
-    program: Program, example: Sheet, x: Tensor, y: Tensor, state: Sequence[Tensor], scratch: Path
+    program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor], scratch: Path
 ) -> Path:
     """The shared object of a program."""
     samples = {0: torch.export.Dim("samples", min=2)}
-    shapes = (*[None] * 5, samples, samples, [None] * len(state), [None] * len(program.constants))
+    inputs = tree_leaves(x)
+    shapes = (
+        *[None] * 5,
+        [samples] * len(inputs),
+        samples,
+        [None] * len(state),
+        [None] * len(program.constants),
+    )
     sheet = [tensor.clone() for tensor in example.at(0)]
-    arguments = (*sheet, x, y, [leaf.clone() for leaf in state], [*program.constants])
+    arguments = (*sheet, inputs, y, [leaf.clone() for leaf in state], [*program.constants])
     # torch warns about its own internals while it compiles
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedpews.data.inputs import prepare
 from fedpews.errors import first_line
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Batch, Network
-from fedpews.torch_private import merge_common
+from fedpews.torch_private import merge_common, tree_leaves, tree_map_only
 from fedpews.trees import Layout, Nest, flatten, unflatten
 
 
@@ -55,7 +57,7 @@ class Sheet:
 class Program:
     """A step of ``lanes`` clients in one graph. It changes the stacked state and the sheet in place."""
 
-    graph: fx.GraphModule  # (rows, weight, noise, lr, x, y, *state, *constants) -> (*changed state, loss)
+    graph: fx.GraphModule  # (rows, weight, noise, lr, *x, y, *state, *constants) -> (*changed state, loss)
     constants: tuple[Tensor, ...]  # frozen parameters, integer buffers, index tables
     changes: tuple[bool, ...]  # which leaves of the state a step changes
     layout: Layout  # how the leaves make up the local state
@@ -89,12 +91,12 @@ class Step(nn.Module):
         noise: Tensor,
         losses: Tensor,
         lr: Tensor,
-        x: Tensor,
+        x: Sequence[Tensor],
         y: Tensor,
         state: Sequence[Tensor],
         constants: Sequence[Tensor],
     ) -> tuple[()]:
-        *moved, loss = self.graph(rows, weight, noise, lr, x, y, *state, *constants)
+        *moved, loss = self.graph(rows, weight, noise, lr, *x, y, *state, *constants)
         changed = [leaf for leaf, changes in zip(state, self.changes, strict=True) if changes]
         for leaf, value in zip(changed, moved, strict=True):
             leaf.copy_(value)
@@ -103,17 +105,26 @@ class Step(nn.Module):
 
 
 def trace_step(
-    net: Network, half: ClientHalf, local: Nest, lanes: int, batch_size: int, x: Tensor, y: Tensor
+    net: Network, half: ClientHalf, local: Nest, lanes: int, batch_size: int, x: Any, y: Tensor
 ) -> Program:
     """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
     leaves, layout = flatten(local)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise CannotCompile("its local state holds something else than tensors")
 
+    inputs, form = tree_leaves(x), x
+
     def step(
-        rows: Tensor, weight: Tensor, noise: Tensor, lr: Tensor, x: Tensor, y: Tensor, state: list[Tensor]
+        rows: Tensor,
+        weight: Tensor,
+        noise: Tensor,
+        lr: Tensor,
+        x: list[Tensor],
+        y: Tensor,
+        state: list[Tensor],
     ) -> Any:
-        batch = Batch(x[rows], y[rows], weight)
+        taken = iter([leaf[rows] for leaf in x])
+        batch = Batch(prepare(tree_map_only(Tensor, lambda _: next(taken), form)), y[rows], weight)
         moved, loss = half.step(net, unflatten(iter(state), layout), batch, noise, lr)
         after, after_layout = flatten(moved)
         if after_layout != layout:
@@ -124,7 +135,8 @@ def trace_step(
         return kept, loss
 
     def all_lanes(*tensors: Tensor) -> list[Tensor]:
-        rows, weight, noise, lr, x, y, *state = tensors
+        rows, weight, noise, lr, *rest = tensors
+        x, y, state = rest[: len(inputs)], rest[len(inputs)], rest[len(inputs) + 1 :]
         every = torch.vmap(step, in_dims=(0, 0, 0, 0, None, None, 0))
         moved, loss = every(rows, weight, noise, lr, x, y, state)
         return [*moved, loss]
@@ -132,7 +144,9 @@ def trace_step(
     rows, weight, noise, _, lr = Sheet.blank(1, lanes, batch_size, half.noise_size(net)).at(0)
     stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
     try:
-        graph = make_fx(all_lanes)(rows, weight, noise.zero_(), lr, x[:2], y[:2], *stacked)
+        graph = make_fx(all_lanes)(
+            rows, weight, noise.zero_(), lr, *(leaf[:2] for leaf in inputs), y[:2], *stacked
+        )
     except CannotCompile:
         raise
     except Exception as error:  # whatever stops a foreign module or method from being traced
@@ -145,20 +159,27 @@ def trace_step(
 
 
 def check_padding(
-    net: Network, half: ClientHalf, local: Nest, x: Tensor, y: Tensor, noise: Tensor, lr: float
+    net: Network, half: ClientHalf, local: Nest, x: Any, y: Tensor, noise: Tensor, lr: float
 ) -> None:
     """Refuse a step in which padding is not harmless: BatchNorm, or any mixing of the samples of a batch."""
     size = min(4, len(y))
     real = torch.cat([torch.ones(size), torch.zeros(size)])
     outcomes = []
     for scale in (1.0, -3.0):
-        batch = Batch(torch.cat([x[:size], scale * x[:size]]), torch.cat([y[:size]] * 2), real)
+        padded = tree_map_only(Tensor, partial(_pad, size=size, scale=scale), x)
+        batch = Batch(padded, torch.cat([y[:size]] * 2), real)
         moved, loss = half.step(net, local, batch, noise, lr)
         outcomes.append([loss, *flatten(moved)[0]])
     if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(*outcomes, strict=True)):
         raise CannotCompile(
             "samples of a batch influence each other (BatchNorm?), so batches cannot be padded"
         )
+
+
+def _pad(x: Tensor, size: int, scale: float) -> Tensor:
+    """Some samples and as many that count for nothing: scaled, or where they are no quantities in another order."""
+    real = x[:size]
+    return torch.cat([real, scale * real if x.is_floating_point() else real if scale > 0 else real.flip(0)])
 
 
 def _drop_unchanged(graph: fx.GraphModule, leaves: int) -> tuple[bool, ...]:

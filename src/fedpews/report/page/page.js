@@ -6,7 +6,7 @@ function drawVerdict() {
   byId("notes").replaceChildren(...doc.now.notes.map((text) => el("p", { class: "note" }, text)),
     ...doc.now.comparisons.filter((one) => one.sentence !== doc.now.headline.join(" ")).map((one) => el("p", { class: "say" }, one.sentence)));
   const numbers = doc.now.table.map((row, i) => [el("span", { class: "run" }, chip(doc.now.runs[i]), row[0]), ...row.slice(1)]);
-  byId("numbers").replaceChildren(table(doc.now.columns.map((name) => ({ rounds: `rounds to ${number(100 * doc.now.target, 0)} %`, seeds: "seeds there", min: "minutes" }[name] || name)), numbers, "Runs side by side, mean ± standard deviation over seeds"));
+  byId("numbers").replaceChildren(table(doc.now.columns.map((name) => ({ rounds: doc.now.target === null ? "rounds" : `rounds to ${doc.now.percent ? number(100 * doc.now.target, 0) + " %" : doc.now.target}`, seeds: "seeds there", min: "minutes" }[name] || name)), numbers, "Runs side by side, mean ± standard deviation over seeds"));
 }
 
 function picture() {
@@ -15,13 +15,13 @@ function picture() {
   const rows = () => isPaired
     ? compared().map((one) => ({ run: doc.now.runs[one.other], values: one.gains.map(([, gain]) => gain), mean: one.final.mean, low: one.final.seeds > 1 ? one.final.low : null, high: one.final.high,
       text: one.final.seeds > 1 ? `${signed(one.final.mean)} [${signed(one.final.low)}, ${signed(one.final.high)}]` : signed(one.final.mean) }))
-    : doc.now.runs.map((run) => ({ run, values: run.summary.final_accuracy.by_seed.map((v) => 100 * v), mean: 100 * run.summary.final_accuracy.mean, low: null, high: null, text: number(100 * run.summary.final_accuracy.mean) + " %" }));
+    : doc.now.runs.map((run) => ({ run, values: run.final.by_seed, mean: run.final.mean, low: null, high: null, text: number(run.final.mean) + (doc.now.percent ? " %" : "") }));
   const base = isPaired ? doc.now.runs[compared()[0].base].label : "";
-  const say = isPaired ? `Points of final accuracy above ${base}, seed by seed: dots are seeds, the diamond their mean, the bar its 95 % interval. A bar that does not touch zero is a difference.` : "Final accuracy: dots are seeds, the diamond their mean.";
-  const head = isPaired ? ["run", "mean gain", "from", "to", "seeds", "p (sign flips)", "p (Holm)"] : ["run", "final accuracy, seed by seed"];
+  const say = isPaired ? `${doc.now.percent ? "Points" : "Gain"} of final ${doc.now.metric} ${doc.now.percent ? "above" : "over"} ${base}, seed by seed: dots are seeds, the diamond their mean, the bar its 95 % interval. A bar that does not touch zero is a difference.` : `Final ${doc.now.metric}: dots are seeds, the diamond their mean.`;
+  const head = isPaired ? ["run", "mean gain", "from", "to", "seeds", "p (sign flips)", "p (Holm)"] : ["run", `final ${doc.now.metric}, seed by seed`];
   const numbers = () => table(head, isPaired ? compared().map((one) => [doc.now.runs[one.other].label, signed(one.final.mean, 3), one.final.low === null ? "–" : signed(one.final.low, 3), one.final.high === null ? "–" : signed(one.final.high, 3), String(one.final.seeds), number(one.final.p, 4), number(one.adjusted, 4)])
-    : doc.now.runs.map((run) => [run.label, run.summary.final_accuracy.by_seed.map((v) => number(100 * v)).join(", ")]), say);
-  byId("picture").replaceChildren(dotRows(rows, { zero: isPaired, axis: isPaired ? `points above ${base}` : "final accuracy (%)", label: say + " " + rows().map((row) => `${row.run.label}: ${row.text}`).join("; ") }), el("figcaption", {}, say), behind("the picture at the top", numbers));
+    : doc.now.runs.map((run) => [run.label, run.final.by_seed.map((v) => number(v)).join(", ")]), say);
+  byId("picture").replaceChildren(dotRows(rows, { zero: isPaired, axis: isPaired ? `points above ${base}` : `final ${doc.now.metric}${doc.now.percent ? " (%)" : ""}`, label: say + " " + rows().map((row) => `${row.run.label}: ${row.text}`).join("; ") }), el("figcaption", {}, say), behind("the picture at the top", numbers));
 }
 
 function toolbar() {
@@ -42,7 +42,7 @@ function toolbar() {
 
 function curves() {
   const has = (key) => doc.now.runs.some((run) => run.curves[key]);
-  const made = [lineChart({ title: "Accuracy", wide: true, percent: true, target: doc.now.target, lines: curveLines("accuracy"), say: "The global model on the common test set. Hover or use the arrow keys for values; drag to zoom, double-click to show all." })];
+  const made = [lineChart({ title: doc.now.metric[0].toUpperCase() + doc.now.metric.slice(1), wide: true, percent: doc.now.percent, target: doc.now.target === null ? undefined : doc.now.target, lines: curveLines(doc.now.key), say: "The global model on the test data. Hover or use the arrow keys for values; drag to zoom, double-click to show all." })];
   if (has("personal_accuracy")) made.push(lineChart({ title: "Accuracy of the clients' own models", percent: true, lines: curveLines("personal_accuracy"), say: "Each client's personal model on the classes it holds." }));
   made.push(lineChart({ title: "Test loss", lines: curveLines("loss"), say: "The global model on the common test set." }));
   made.push(lineChart({ title: "Training loss", lines: curveLines("train_loss"), say: "Mean over the clients of the round, on their own data." }));

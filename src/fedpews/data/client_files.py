@@ -1,0 +1,95 @@
+"""The files of a client's folder: images, and tables in CSV or Parquet."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpews.errors import ConfigError, nearest
+
+LABELS = ("label", "target", "y", "class")
+"""Columns that are taken for the label when none is named."""
+
+
+def read_table(path: Path, label: str | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The numbers of a table and its column of labels; text labels stay text.
+
+    The label is the column that is named, or one called label, target, y or class. Every other column is an input
+    and must hold numbers without gaps.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ConfigError(
+            "tables need pandas, which is not installed: pip install 'fedpews[pandas]'"
+        ) from None
+    try:
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{path}: cannot be read as a table ({error}).") from error
+    columns = [str(column) for column in table.columns]
+    table.columns = columns
+    chosen = label or next((column for column in columns if column.lower() in LABELS), None)
+    if chosen not in columns:
+        what = f"no column {label!r}; {nearest(label, columns)}" if label else "no column called label"
+        raise ConfigError(f"{path}: has {what}. Say which holds the label: data.label = ...")
+    y = table.pop(chosen)
+    for column in table.columns:
+        if not pd.api.types.is_numeric_dtype(table[column]):
+            raise ConfigError(
+                f"{path}: column {column!r} holds text, for instance {table[column].iloc[0]!r:.40}; "
+                "turn it into numbers (pandas.get_dummies), or leave it out."
+            )
+        gaps = int(table[column].isna().sum())
+        if gaps:
+            raise ConfigError(f"{path}: column {column!r} has {gaps} gaps; fill or drop them.")
+    if bool(y.isna().any()):
+        raise ConfigError(
+            f"{path}: column {chosen!r} has {int(y.isna().sum())} gaps; every row needs a label."
+        )
+    if table.shape[1] == 0:
+        raise ConfigError(f"{path}: has no column beside the label.")
+    labels = y.to_numpy() if pd.api.types.is_numeric_dtype(y) else y.astype(str).to_numpy(dtype=str)
+    return table.to_numpy(dtype=np.float32), labels
+
+
+def read_image(path: Path, size: int | None = None) -> NDArray[np.uint8]:
+    """(height, width, 1 or 3) bytes.
+
+    With ``size`` the shorter side is brought to it (bilinear) and the middle square is kept, so nothing is
+    stretched.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise ConfigError(
+            "image folders need Pillow, which is not installed; install pillow, or use npz files."
+        ) from None
+    try:
+        with Image.open(path) as image:
+            if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"):
+                raise ConfigError(f"{path}: pixels of kind {image.mode!r}; save it as 8-bit grey or RGB.")
+            plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            if size is not None:
+                plain = ImageOps.fit(plain, (size, size), Image.Resampling.BILINEAR)
+            pixels = np.asarray(plain)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{path}: cannot be read as an image ({error}).") from None
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def listed(folder: Path) -> list[Path]:
+    """What is in a folder, in the order that people expect."""
+    return sorted(
+        (path for path in folder.iterdir() if not path.name.startswith(".")),
+        key=lambda path: natural(path.name),
+    )
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """So that site-10 comes after site-9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

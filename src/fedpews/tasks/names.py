@@ -1,0 +1,97 @@
+"""The names of tasks and metrics, without torch: a configuration is checked and a run compared before it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TASKS: dict[str, str] = {
+    "classification": "fedpews.tasks.classification:Classification",
+    "multilabel": "fedpews.tasks.multilabel:Multilabel",
+    "regression": "fedpews.tasks.regression:Regression",
+    "segmentation": "fedpews.tasks.segmentation:Segmentation",
+    "tokens": "fedpews.tasks.tokens:Tokens",
+}
+"""Name -> where its class is; nothing is imported before it is asked for."""
+
+FIRST = {
+    "classification": "accuracy",
+    "multilabel": "auroc",
+    "regression": "mae",
+    "segmentation": "dice",
+    "tokens": "accuracy",
+}
+"""The metric of each task that counts when none is named."""
+
+METRICS = {
+    "accuracy", "auprc", "auroc", "balanced_accuracy", "calibration_error", "dice", "exact_match", "iou", "macro_f1",
+    "mae", "mse", "perplexity", "r2", "rmse", "sensitivity", "specificity",
+}  # fmt: skip
+"""Those of the tasks that are shipped."""
+
+LOWER_IS_BETTER = {"calibration_error", "loss", "mae", "mse", "perplexity", "rmse", "train_loss"}
+
+UNBOUNDED = {"loss", "mae", "mse", "perplexity", "r2", "rmse", "train_loss"}
+"""Metrics that are no part of a whole, so no percentage."""
+
+
+def higher_is_better(metric: str) -> bool:
+    """Which way a metric is better, by its name; one of your own says so by ending in ``_loss`` or ``_error``.
+
+    >>> higher_is_better("auroc"), higher_is_better("mae"), higher_is_better("pinball_loss")
+    (True, False, False)
+    """
+    return metric not in LOWER_IS_BETTER and not metric.endswith(("_loss", "_error"))
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1 and is shown in percent."""
+    return metric not in UNBOUNDED and not metric.endswith("_loss")
+
+
+def show(metric: str, value: float | None) -> str:
+    """A value as people read it.
+
+    >>> show("accuracy", 0.5), show("mae", 1.23456), show("auroc", None)
+    ('50.0 %', '1.235', 'undefined')
+    """
+    if value is None:
+        return "undefined"
+    return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+
+
+def short(metric: str) -> str:
+    """What a metric is called in a record.
+
+    >>> short("accuracy"), short("torchmetrics.functional.classification:binary_cohen_kappa")
+    ('accuracy', 'binary_cohen_kappa')
+    """
+    return metric.rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a run is to reach: a metric, and a value of it if one was named."""
+
+    metric: str = "accuracy"
+    value: float | None = None
+
+    @property
+    def higher_is_better(self) -> bool:
+        return higher_is_better(self.metric)
+
+    def is_reached(self, value: float | None) -> bool:
+        """Whether a value is as good as the goal.
+
+        >>> Goal("mae", 0.5).is_reached(0.4), Goal("accuracy", 0.5).is_reached(0.4), Goal("mae").is_reached(0)
+        (True, False, False)
+        """
+        if value is None or self.value is None:
+            return False
+        return value >= self.value if self.higher_is_better else value <= self.value
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether a value is better than another."""
+        return value > other if self.higher_is_better else value < other
+
+    def __str__(self) -> str:
+        return f"{self.metric} {show(self.metric, self.value)}" if self.value is not None else self.metric
