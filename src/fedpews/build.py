@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,8 +16,9 @@ from torch import nn
 
 from fedpews import compose, data, models
 from fedpews.configs import OPTIONS_OF_METHODS, override
+from fedpews.data.digest import digest
 from fedpews.data.federation import Federation, Samples, from_clients, hold_out
-from fedpews.data.inputs import Lazy, take
+from fedpews.data.inputs import take
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
@@ -27,7 +26,7 @@ from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
-from fedpews.methods.private import epsilon, with_dp
+from fedpews.methods.private import with_dp
 from fedpews.methods.robust import Aggregate
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
@@ -82,22 +81,6 @@ class Setup:
             train.lr_min,
             aggregate=Aggregate(train.aggregate, train.trim, train.byzantine),
         )
-
-
-def _leaves(x: Any) -> list[torch.Tensor]:
-    """The tensors of inputs; of those that are read batch by batch, a few samples stand for all."""
-    return list(tree_leaves(take(x, slice(0, 2)) if isinstance(x, Lazy) else x))
-
-
-def digest(held: Federation) -> str:
-    """A digest of all samples and of who holds which."""
-    found = hashlib.blake2b(digest_size=8)
-    owned = [torch.cat(rows) for rows in (held.clients, held.test_clients, held.validation) if rows]
-    for tensor in (*_leaves(held.x), held.y, *_leaves(held.test_x), held.test_y, *owned):
-        found.update(str(tuple(tensor.shape)).encode())
-        found.update(tensor.cpu().contiguous().numpy().data)
-    found.update(str([len(rows) for rows in held.clients]).encode())
-    return found.hexdigest()
 
 
 def build(
@@ -366,16 +349,6 @@ def build_method(experiment: Experiment) -> Method:
     )
     privacy = experiment.privacy.model_dump(exclude={"delta"})
     return method if privacy["clip"] is None else with_dp(method, **privacy)
-
-
-def privacy_spent(experiment: Experiment, clients: int) -> dict[str, Any] | None:
-    """What a run's privacy costs, known before it begins; None without differential privacy."""
-    table = experiment.privacy
-    if table.clip is None:
-        return None
-    cohort = cohort_size(clients, experiment.participation)
-    spent = epsilon(table.noise, experiment.rounds, table.delta, clients, cohort, table.place)
-    return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}
 
 
 def _warmup(experiment: Experiment) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,7 +19,6 @@ from fedpews.build import (
     build_engine,
     build_task,
     describe_object,
-    privacy_spent,
     resolve,
     settings_of,
 )
@@ -31,6 +28,7 @@ from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
 from fedpews.methods.contract import Method
+from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.observe import describe_federation
@@ -40,6 +38,7 @@ from fedpews.results.run_folder import Checkpoint, RunFolder
 from fedpews.results.stopping import NO_VALIDATION, StopRule
 from fedpews.resuming import about, reopen
 from fedpews.server import Server
+from fedpews.stopping import stop_signal
 from fedpews.tasks import Task
 from fedpews.trees import Tree, place_like
 
@@ -277,7 +276,7 @@ def _loop(
     )
     watcher.begin(experiment, done, f"{server.engine.name} engine" + (f", {why}" if why else ""))
     active = [seed for seed in experiment.seeds if not rule.is_over(so_far.of_seed(seed))]
-    with _stop_signal(watcher.stopping) as stop:
+    with stop_signal(watcher.stopping) as stop:
         for round in range(done + 1, experiment.rounds + 1):
             if not active:
                 break
@@ -393,25 +392,3 @@ def _with_bar(label: str, watcher: Watcher) -> Iterator[Watcher]:
             return watcher.round(records)
 
         yield replace(watcher, begin=begin, round=round)
-
-
-@contextmanager
-def _stop_signal(heard: Callable[[], None]) -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C (or SIGTERM), so that the round is finished and saved; a second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        heard()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

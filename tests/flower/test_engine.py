@@ -13,12 +13,13 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from memory_grid import MemoryGrid, site_handler
 
 from fedpews.errors import CheckpointError
-from fedpews.experiment import Experiment, FlowerTable
+from fedpews.experiment import Experiment
 from fedpews.flower.app import serve
 from fedpews.flower.engine import FlowerEngine, TooFewSites, is_enough
 from fedpews.flower.messages import pack
 from fedpews.results.records import read_rounds
 from fedpews.running import run
+from fedpews.tables import FlowerTable
 
 METHODS = [
     "fedavg",

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from fedpews.compose import method as make
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import RunFailed
-from fedpews.experiment import FlowerTable
 from fedpews.flower.messages import read_scores, score_records
 from fedpews.flower.norms import NormRule, norms
 from fedpews.flower.uploads import UploadCheck, sample_upload
@@ -29,6 +28,7 @@ from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.wire import LOSS, BadMessage, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.server import check_update
+from fedpews.tables import FlowerTable
 from fedpews.warmup import Fixed, Learned, with_warmup
 
 NET = Network(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 3))

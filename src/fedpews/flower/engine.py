@@ -13,7 +13,6 @@ from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part as EvaluatedPart
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
-from fedpews.experiment import FlowerTable
 from fedpews.flower.memory import AcceptedRounds
 from fedpews.flower.messages import (
     Counts,
@@ -32,6 +31,7 @@ from fedpews.flower.uploads import FLOWER_SLACK, UploadCheck
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
 from fedpews.neurons.network import Network
+from fedpews.tables import FlowerTable
 from fedpews.trees import Tree
 
 Key = tuple[int, int]

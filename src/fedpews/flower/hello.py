@@ -124,7 +124,7 @@ def site_facts(config: str, site: int, data: Federation, own: bool, state: Path)
         own: whether the data is the site's alone; its digest is then keyed, so that nobody can guess at it.
         state: the site's own folder, where the key is kept.
     """
-    from fedpews.build import digest
+    from fedpews.data.digest import digest
 
     key = _salt(state / f"site-{site}" / "digest-key") if own else b""
     return Facts(
@@ -141,7 +141,7 @@ def site_facts(config: str, site: int, data: Federation, own: bool, state: Path)
 
 def expected_of(config: str, data: Federation, named: bool) -> Expected:
     """What the server insists on."""
-    from fedpews.build import digest
+    from fedpews.data.digest import digest
 
     found = hashlib.blake2b(digest(data).encode(), digest_size=8).hexdigest() if named else None
     return Expected(len(data), version("fedpews"), config, shape_in_words(data), data.classes, found)

@@ -11,11 +11,11 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.engines.batches import count_steps
 from fedpews.engines.engine import Job, Schedule
-from fedpews.experiment import FlowerTable
 from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, upload_size
 from fedpews.neurons.network import Batch, Network
+from fedpews.tables import FlowerTable
 from fedpews.torch_private import tree_map_only
 
 SLACK = 4096

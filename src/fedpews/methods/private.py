@@ -252,6 +252,16 @@ def epsilon(
     return float(accountant.get_epsilon(delta))
 
 
+def privacy_spent(experiment: Any, clients: int) -> dict[str, Any] | None:
+    """What the privacy of an experiment costs, known before it begins; None without differential privacy."""
+    table = experiment.privacy
+    if table.clip is None:
+        return None
+    cohort = max(1, math.floor(experiment.participation * clients + 0.5))
+    spent = epsilon(table.noise, experiment.rounds, table.delta, clients, cohort, table.place)
+    return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}
+
+
 def gaussian(shape: tuple[int, ...] | torch.Size, deviation: float, seed: int | None) -> Tensor:
     """Normal noise; without a seed from the operating system's entropy."""
     generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
