@@ -261,3 +261,11 @@ def test_a_mixture_of_devices_is_found(mistake: Callable[[Tensor, Tensor], objec
         assert not device.is_there(there.cpu())
         with pytest.raises(DeviceMixed):
             mistake(there, here)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg+fedper", "fedavg+fedrep", "fedavg+ditto", "fedavg+local", "fedavg+pews-random"]
+)
+def test_models_of_clients_own_and_random_masks_stay_on_their_device(name: str) -> None:
+    warmup = {"rounds": 2} if "pews" in name else None
+    assert_same_there(lambda: make(name, warmup=warmup))

@@ -94,14 +94,14 @@ def test_an_unfinished_run_is_compared_at_the_last_round_both_have() -> None:
 def test_runs_without_a_common_seed_are_not_compared() -> None:
     base, other = made("a", [0.5]), made("b", [0.6])
     moved = [record | {"seed": 7} for record in other.records]
-    other = Run("b", None, moved, summarize(moved, "b", 0.9), other.config)
+    other = Run("b", None, moved, summarize(moved, "b", Goal(value=0.9)), other.config)
 
     assert verdicts([base, other]) == ["b and a are not compared: they have no seed in common."]
 
 
 def test_one_seed_has_no_deviation() -> None:
     assert spread({"mean": 0.5, "std": 0.0, "by_seed": [0.5]}, 100, 2) == "50.00"
-    assert summarize(made("a", [0.5]).records, "a", 0.9)["final_accuracy"]["std"] is None
+    assert summarize(made("a", [0.5]).records, "a", Goal(value=0.9))["final_accuracy"]["std"] is None
 
 
 def test_several_comparisons_are_corrected_together() -> None:

@@ -213,7 +213,7 @@ class RepClient(LocalClient):
     head_steps: int
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        return super().start(net, download, memory) | {"taken": {"steps": torch.tensor(0)}}
+        return super().start(net, download, memory) | {"taken": {"steps": torch.tensor(0, device=net.device)}}
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
 from fedpews.neurons.differentiate import differentiate
 from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
-from fedpews.neurons.modules import batch_counters, materialised, total
+from fedpews.neurons.modules import batch_counters, materialised, ties_weights, total
 from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree
@@ -128,10 +127,7 @@ class Network:
     @cached_property
     def _ties_weights(self) -> bool:
         """Whether one tensor has two names in the module. To look for them at every call slows small steps."""
-        parameters = self._template.named_parameters(remove_duplicate=False)
-        buffers = self._template.named_buffers(remove_duplicate=False)
-        names = [id(tensor) for _, tensor in chain(parameters, buffers)]
-        return len(set(names)) < len(names)
+        return ties_weights(self._template)
 
     @cached_property
     def is_stochastic(self) -> bool:

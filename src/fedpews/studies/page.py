@@ -125,7 +125,7 @@ def write_index(folder: Path) -> Path:
             f"[{fact['title']}]({fact['name']}.md)",
             fact["cells"],
             str(fact["seeds"]),
-            "; ".join(fact["scale"]) or "as in the paper",
+            "; ".join(fact["scale"]) or "not scaled down",
         ]
         for fact in facts
     ]
