@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,8 +16,9 @@ from torch import nn
 
 from fedpews import compose, data, models
 from fedpews.configs import OPTIONS_OF_METHODS, override
+from fedpews.data.digest import digest
 from fedpews.data.federation import Federation, Samples, from_clients, hold_out
-from fedpews.data.inputs import Lazy, take
+from fedpews.data.inputs import take
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
@@ -26,6 +26,8 @@ from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
+from fedpews.methods.private import with_dp
+from fedpews.methods.robust import Aggregate
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.seeds import fold
@@ -55,14 +57,7 @@ class Setup:
     @cached_property
     def data_hash(self) -> str:
         """A digest of all samples and of who holds which."""
-        digest = hashlib.blake2b(digest_size=8)
-        held = self.data
-        owned = [torch.cat(rows) for rows in (held.clients, held.test_clients, held.validation) if rows]
-        for tensor in (*_leaves(held.x), held.y, *_leaves(held.test_x), held.test_y, *owned):
-            digest.update(str(tuple(tensor.shape)).encode())
-            digest.update(tensor.cpu().contiguous().numpy().data)
-        digest.update(str([len(rows) for rows in held.clients]).encode())
-        return digest.hexdigest()
+        return digest(self.data)
 
     @property
     def has_validation(self) -> bool:
@@ -84,12 +79,8 @@ class Setup:
             train.lr_warmup,
             self.experiment.rounds if train.lr_schedule == "cosine" else None,
             train.lr_min,
+            aggregate=Aggregate(train.aggregate, train.trim, train.byzantine),
         )
-
-
-def _leaves(x: Any) -> list[torch.Tensor]:
-    """The tensors of inputs; of those that are read batch by batch, a few samples stand for all."""
-    return list(tree_leaves(take(x, slice(0, 2)) if isinstance(x, Lazy) else x))
 
 
 def build(
@@ -348,7 +339,7 @@ def build_method(experiment: Experiment) -> Method:
         local["name"] = train.optimizer
         if "momentum" in given:
             local["momentum"] = given.pop("momentum")
-    return compose.method(
+    method = compose.method(
         name,
         warmup=_warmup(experiment),
         server=rate | experiment.server,
@@ -356,6 +347,8 @@ def build_method(experiment: Experiment) -> Method:
         **options,
         **given,
     )
+    privacy = experiment.privacy.model_dump(exclude={"delta"})
+    return method if privacy["clip"] is None else with_dp(method, **privacy)
 
 
 def _warmup(experiment: Experiment) -> dict[str, Any]:

@@ -18,18 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedpews.compose import Kind, MethodName
 from fedpews.configs import fit_method, override, read_config, renamed
 from fedpews.errors import ConfigError, explain
+from fedpews.tables import Count, FlowerTable, NotNegative, Positive, PrivacyTable, RuntimeTable, Table
 from fedpews.tasks.names import FIRST, Goal, short
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, strict=True)]
 
-
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataTable(_Table):
+class DataTable(Table):
     name: str = Field(
         "synthetic-32k", description="a data set, several joined by +, folder:PATH, or module:function"
     )
@@ -85,7 +78,7 @@ class ModelTable(BaseModel):
     )
 
 
-class TrainTable(_Table):
+class TrainTable(Table):
     lr: Positive = Field(0.01, description="local learning rate")
     batch_size: Count = Field(32)
     epochs: Count | None = Field(
@@ -120,6 +113,15 @@ class TrainTable(_Table):
     weighting: Literal["uniform", "samples"] = Field(
         "uniform", description="a client's weight in the average"
     )
+    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = Field(
+        "mean", description="how uploads become one; all but mean stand a few bad clients"
+    )
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.2, description="of the trimmed mean: the part left out at each end"
+    )
+    byzantine: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="of krum: how many clients may be bad; by default as many as it stands"
+    )
 
     @model_validator(mode="after")
     def _one_measure(self) -> Self:
@@ -140,7 +142,7 @@ class MethodTable(BaseModel):
     )
 
 
-class WarmupTable(_Table):
+class WarmupTable(Table):
     kind: Kind | None = Field(None, description="by default what the method's name says")
     rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(None, description="W")
     fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
@@ -180,7 +182,7 @@ class WarmupTable(_Table):
         return self
 
 
-class StopTable(_Table):
+class StopTable(Table):
     patience: Count | None = Field(
         None, description="end a seed after so many rounds without improvement; warmup rounds do not count"
     )
@@ -189,51 +191,14 @@ class StopTable(_Table):
     best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
 
 
-class FinetuneTable(_Table):
+class FinetuneTable(Table):
     epochs: Count | None = Field(
         None, description="after the last round every client trains the global model so long on its own data"
     )
     lr: Positive | None = Field(None, description="for that; by default the last round's")
 
 
-class RuntimeTable(_Table):
-    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="who trains the clients")
-    workers: Count | None = Field(
-        None, description="clients trained at once; by default as many as there are cores"
-    )
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
-        "cpu", description="where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
-    )
-    checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
-    evaluate_every: Count = Field(
-        1, description="rounds between two evaluations of the global model; the last round always has one"
-    )
-
-
-class FlowerTable(_Table):
-    min_sites: Count = Field(2, description="good uploads that a round needs; a smaller cohort needs all")
-    max_failures: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        None,
-        description="more failed sites than this in a round, and they are asked again; by default any number",
-    )
-    attempts: Count = Field(3, description="how often a round is tried before the run stops")
-    round_seconds: Positive = Field(3600.0, description="time limit of a round")
-    join_seconds: NotNegative = Field(120.0, description="at the start, how long to wait for all sites")
-    wait_seconds: NotNegative = Field(
-        600.0, description="how long to wait for min_sites before the run stops"
-    )
-    max_norm: Positive | None = Field(None, description="refuse an upload whose change is larger than this")
-    max_samples: Count = Field(10**9, description="refuse an upload that claims more samples")
-    lost_memory: Literal["refuse", "restart"] = Field(
-        "refuse", description="what a site does that lost its private memory"
-    )
-    input_shape: list[Count] | None = Field(
-        None, description="of one sample, when data.name is 'sites' and the server has no test set"
-    )
-    classes: Count | None = Field(None, description="how many, when data.name is 'sites'")
-
-
-class Experiment(_Table):
+class Experiment(Table):
     """Everything that decides a run. Make one from a recipe, a file, or in Python.
 
     >>> Experiment(rounds=200, warmup={"fraction": 0.125}).warmup_rounds
@@ -270,6 +235,7 @@ class Experiment(_Table):
     warmup: WarmupTable = WarmupTable()
     stop: StopTable = StopTable()
     finetune: FinetuneTable = FinetuneTable()
+    privacy: PrivacyTable = PrivacyTable()
     runtime: RuntimeTable = RuntimeTable()
     flower: FlowerTable = FlowerTable()
 
@@ -288,6 +254,13 @@ class Experiment(_Table):
             raise ValueError(
                 f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
                 "leave one of them out"
+            )
+        if self.privacy.clip is not None and (self.train.weighting, self.train.aggregate) != (
+            "uniform",
+            "mean",
+        ):
+            raise ValueError(
+                "with privacy.clip, train.weighting must be 'uniform' and train.aggregate 'mean'"
             )
         if self.warmup_kind != "none" and self.warmup_rounds > self.rounds:
             raise ValueError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -30,6 +28,7 @@ from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
 from fedpews.methods.contract import Method
+from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.observe import describe_federation
@@ -39,6 +38,7 @@ from fedpews.results.run_folder import Checkpoint, RunFolder
 from fedpews.results.stopping import NO_VALIDATION, StopRule
 from fedpews.resuming import about, reopen
 from fedpews.server import Server
+from fedpews.stopping import stop_signal
 from fedpews.tasks import Task
 from fedpews.trees import Tree, place_like
 
@@ -215,11 +215,15 @@ def train(
         checkpoint = None if folder is None else reopen(folder, setup, resume, make_engine)
         device = setup.net.device
         store = memories or (MemoryStore(None, device) if folder is None else folder.memory_store(device))
+        # before anything is trained: without an accountant there is no such run
+        spent = privacy_spent(setup.experiment, len(setup.data))
         engine, why = make_engine(setup)
         with closing(engine):
             server = _server(setup, engine, store, checkpoint)
             done = _loop(setup, server, folder, checkpoint, watcher or Watcher(), why)
         result = _result(setup, server, done, folder)
+        if spent is not None:
+            result.summary["privacy"] = spent
         if folder is not None:
             constants = {seed: setup.net.at(seed).constants() for seed in result.params}
             whole, best = (
@@ -239,7 +243,9 @@ def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoin
             for seed, state in checkpoint.states.items()
         }
     memories.restore({} if checkpoint is None else checkpoint.memories)
-    return Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
+    server = Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
+    server.pending = [] if checkpoint is None else list(checkpoint.about.get("pending", []))
+    return server
 
 
 @dataclass
@@ -270,11 +276,12 @@ def _loop(
     )
     watcher.begin(experiment, done, f"{server.engine.name} engine" + (f", {why}" if why else ""))
     active = [seed for seed in experiment.seeds if not rule.is_over(so_far.of_seed(seed))]
-    with _stop_signal(watcher.stopping) as stop:
+    with stop_signal(watcher.stopping) as stop:
         for round in range(done + 1, experiment.rounds + 1):
             if not active:
                 break
-            new = server.run(round, active)
+            # whoever judges by a round's record needs it at once
+            new = server.run(round, active, last=round == experiment.rounds or rule.judges)
             so_far.records += new
             if rule.judges:
                 _keep_best(rule, so_far, server, active)
@@ -287,17 +294,27 @@ def _loop(
                 folder.describe(partial(_federation, setup, bool(server.observed)))
                 folder.append(new, server.observed)
                 if is_saved:
-                    folder.save_checkpoint(round, server.states, server.memories, about(setup), so_far.best)
-            if watcher.round(new) is True:
+                    _save(folder, round, server, setup, so_far)
+            if new and watcher.round(new) is True:
                 if folder is not None and not is_saved:
-                    folder.save_checkpoint(round, server.states, server.memories, about(setup), so_far.best)
+                    _save(folder, round, server, setup, so_far)
                 break
             if stop.is_set():
                 kept = "nothing was saved"
                 if folder is not None:
                     kept = f"go on with the same command and --resume ({folder.path})"
                 raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {kept}")
+    # of a run that its watcher ended: the last record may still wait for its evaluation
+    rest = server.settle()
+    so_far.records += rest
+    if folder is not None and rest:
+        folder.append(rest, [])
     return so_far
+
+
+def _save(folder: RunFolder, round: int, server: Server, setup: Setup, so_far: Progress) -> None:
+    told = about(setup) | {"pending": server.pending}
+    folder.save_checkpoint(round, server.states, server.memories, told, so_far.best)
 
 
 def _keep_best(rule: StopRule, so_far: Progress, server: Server, seeds: Sequence[int]) -> None:
@@ -375,25 +392,3 @@ def _with_bar(label: str, watcher: Watcher) -> Iterator[Watcher]:
             return watcher.round(records)
 
         yield replace(watcher, begin=begin, round=round)
-
-
-@contextmanager
-def _stop_signal(heard: Callable[[], None]) -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C (or SIGTERM), so that the round is finished and saved; a second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        heard()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,17 @@ from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
+from fedpews.methods.robust import Aggregate
 from fedpews.methods.wire import download_size, upload_size
 from fedpews.neurons.network import Network
 from fedpews.observe import observe_neurons, update_cosine
 from fedpews.results.memories import Store
+from fedpews.results.nests import leaves
 from fedpews.results.neurons import Ownership
 from fedpews.seeds import fold
 from fedpews.tasks.names import short
 from fedpews.tasks.sums import accuracy
-from fedpews.trees import Nest, Tree
+from fedpews.trees import Nest, Tree, norm
 
 SHOWN_CLIENTS = 100
 """Up to so many clients, a record lists every client's accuracy."""
@@ -45,6 +47,7 @@ class Rules:
     rises: int = 0  # rounds until lr is reached
     falls_until: int | None = None  # the round at which a cosine ends, at least
     least: float = 0.0
+    aggregate: Aggregate = field(default_factory=Aggregate)
 
     def lr_at(self, round: int) -> float:
         """The local learning rate: multiplied by ``decay`` after every milestone passed.
@@ -106,6 +109,21 @@ def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Avera
     return Average(weights, tuple(dict(zip(masks, row, strict=True)) for row in rows))
 
 
+def check_update(old: Nest, new: Nest, uploads: Sequence[Upload]) -> None:
+    """Refuse to go on with a state that is broken, before anything of it is saved, and say whose upload was largest."""
+    before = dict(leaves(old))
+    for name, value in leaves(new):
+        if not value.is_floating_point() or bool(torch.isfinite(value).all()):
+            continue
+        if name in before and not bool(torch.isfinite(before[name]).all()):
+            continue
+        largest = max(uploads, key=lambda upload: float(norm(upload.params)))
+        raise RunFailed(
+            f"the aggregate of round {uploads[0].round} is not finite any more ({name}); the largest upload is that "
+            f"of client {largest.client}. Nothing of this round is saved; lower train.lr or train.server_lr."
+        )
+
+
 class Server:
     """Runs rounds for all seeds side by side. ``states`` is all there is to save, with the memories."""
 
@@ -121,6 +139,8 @@ class Server:
     ) -> None:
         self.net, self.method, self.data, self.engine = net, method, data, engine
         self.memories, self.rules, self.states = memories, rules, dict(states)
+        # records of the last round that wait for its evaluation
+        self.pending: list[dict[str, Any]] = []
         # of the last round, where clients own neurons
         self.observed: list[Ownership] = []
         self.total = len(data)
@@ -128,10 +148,15 @@ class Server:
         mixes = len(data.y) > 0 and len(data) <= SHOWN_CLIENTS and data.test_owner is None
         self._counts = data.counts() if mixes and data.task.classes_of(data.y) is not None else None
 
-    def run(self, round: int, seeds: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[dict[str, Any]]:
         """One round of all seeds, or of those given; a record for each.
 
-        Without an evaluation it says nothing about accuracy.
+        Without an evaluation it says nothing about accuracy. Among sites the model is evaluated where the next round
+        trains it, so that a round is one message and not two; its record then comes with the next round's, and
+        ``pending`` is what is known of it until then.
+
+        Args:
+            last: whether the records must be complete now, because no round follows or somebody judges by them.
         """
         began = time.perf_counter()
         parts: dict[int, Part] = {}
@@ -147,9 +172,12 @@ class Server:
             half, parts[seed] = self.method.client(part.phase), part
             for client, download in zip(cohort.clients, part.downloads, strict=True):
                 jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
+        on_the_way = self.engine.scores_on_the_way(jobs)
+        settled = [] if on_the_way else self.settle()
         for done in self.engine.train(jobs):
             self.memories.put(done.seed, done.client, done.memory)
             parts[done.seed].uploads.append(done.upload)
+        settled += self._settle(self.engine.scores_found)
         is_evaluated = self.rules.is_evaluated(round)
         cosines: dict[int, float | None] = {}
         self.observed = []
@@ -157,25 +185,47 @@ class Server:
             average = average_of(self.net, part.uploads, self.rules.weighting)
             if is_evaluated:
                 cosines[seed] = update_cosine(self.net, part.uploads, part.downloads, average.masks)
-            self.states[seed] = self.method.update(self.net, self.states[seed], part.uploads, average)
+            average = self.rules.aggregate.of(average, part.uploads)
+            before = self.states[seed]
+            self.states[seed] = self.method.update(self.net, before, part.uploads, average)
+            check_update(before, self.states[seed], part.uploads)
             seen = observe_neurons(self.net, seed, round, part.uploads, self.total)
             self.observed += [] if seen is None else [seen]
         scores: Sequence[Score | None] = [None] * len(parts)
         held: Sequence[Score | None] = [None] * len(parts)
-        if is_evaluated:
-            models = [self.method.params(self.states[seed]) for seed in parts]
-            scores = self.engine.evaluate(models, [*parts])
+        waits = is_evaluated and on_the_way and not last
+        if is_evaluated and not waits:
+            scores = self._evaluate([*parts])
             if self.data.validation:
+                models = [self.method.params(self.states[seed]) for seed in parts]
                 held = self.engine.evaluate(models, [*parts], "validation")
         records = []
         for (seed, part), score, validation in zip(parts.items(), scores, held, strict=True):
             record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)
             record |= self._validate(validation)
-            if score is not None and self.method.personalised:
+            if is_evaluated and self.method.personalised:
                 record |= self._evaluate_personal(seed, part.cohort)
             records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))
         seconds = (time.perf_counter() - began) / len(records)
-        return [record | {"seconds": seconds} for record in records]
+        records = [record | {"seconds": seconds} for record in records]
+        if waits:
+            self.pending = records
+            return settled
+        return settled + records
+
+    def settle(self) -> list[dict[str, Any]]:
+        """The records that wait for their evaluation, evaluated now."""
+        return self._settle(self._evaluate)
+
+    def _settle(self, evaluate: Callable[[Sequence[int]], Sequence[Score]]) -> list[dict[str, Any]]:
+        waiting, self.pending = self.pending, []
+        if not waiting:
+            return []
+        scores = evaluate([record["seed"] for record in waiting])
+        return [record | self._measure_score(score) for record, score in zip(waiting, scores, strict=True)]
+
+    def _evaluate(self, seeds: Sequence[int]) -> Sequence[Score]:
+        return self.engine.evaluate([self.method.params(self.states[seed]) for seed in seeds], seeds)
 
     def models(self) -> dict[int, Tree]:
         """Each seed's global model."""
@@ -184,10 +234,8 @@ class Server:
     def _measure(self, part: Part, score: Score | None) -> dict[str, Any]:
         """How good the global model is (if it was evaluated), what travelled, and who owned what."""
         uploads, downloads = part.uploads, part.downloads
-        record = {} if score is None else self._metrics(score)
+        record = {} if score is None else self._measure_score(score)
         record["train_loss"] = sum(upload.loss for upload in uploads) / len(uploads)
-        if score is not None and not score.clients and self._counts is not None:
-            record["client_accuracy"] = score.client_accuracy(self._counts)
         # most methods send one download to everybody
         shared = {id(download): download for download in downloads}
         sizes = {key: download_size(self.net, download) for key, download in shared.items()}
@@ -216,6 +264,19 @@ class Server:
                 record["client_accuracy"] = [
                     None if sums is None else accuracy(sums["correct"], sums["seen"]) for sums in own
                 ]
+        return record
+
+    def _measure_score(self, score: Score) -> dict[str, Any]:
+        """The metrics, with what each client or site finds."""
+        record = self._metrics(score)
+        if not score.clients and self._counts is not None:
+            record["client_accuracy"] = score.client_accuracy(self._counts)
+        if score.sites:
+            record["sites"] = {
+                name: {"accuracy": right / seen, "loss": loss / seen, "samples": seen}
+                for name, (right, seen, loss) in score.sites.items()
+                if seen
+            }
         return record
 
     def _validate(self, score: Score | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -30,6 +31,7 @@ class MemoryGrid:
 
     def __init__(self) -> None:
         self.nodes: dict[int, Handler] = {}
+        self.keys: dict[int, bytes] = {}
         self.sent: list[Message] = []
         self.answered: list[Message] = []
         self._replies: dict[str, Message] = {}
@@ -37,6 +39,10 @@ class MemoryGrid:
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[Any]:
+        """As Flower tells them: with the public key that each has registered with, if it has."""
+        return [SimpleNamespace(node_id=n, public_key=self.keys.get(n, b"")) for n in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []

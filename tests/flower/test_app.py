@@ -21,6 +21,7 @@ from fedpews.flower.deploy.loopback import up
 from fedpews.flower.deploy.processes import Processes, descendants
 from fedpews.flower.deploy.template import new_app, starter
 from fedpews.flower.handlers import site_number
+from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.memory import MemoryLost, SiteMemory
 
 RUN = "0123456789abcdef" * 2
@@ -38,12 +39,12 @@ def test_a_new_app_is_thin_and_complete(tmp_path: Path) -> None:
     Experiment.load(files["experiment.toml"])
     readme = files["README.md"].read_text()
     for word in (
-        "--enable-supernode-auth",
-        "--ssl-certfile",
+        "fedpews flower serve",
+        "fedpews flower approve",
+        "fedpews site",
         "ssh-keygen",
-        "state-dir",
-        "resume=true",
-        "site=0",
+        "--state-dir",
+        "--resume",
     ):
         assert word in readme
 
@@ -147,7 +148,8 @@ def test_a_node_that_does_not_say_its_site_is_not_asked_all_the_time(grid: Memor
         asked.append(message)
 
     grid.nodes = {1: silent}
-    found = roster.Roster(grid, 2, lambda text: None)  # type: ignore[arg-type]
+    expected = Expected(2, "1", "a", "5", 4, None)
+    found = roster.Roster(grid, expected, None, Seen(None), lambda text: None)  # type: ignore[arg-type]
     for _ in range(3):
         assert found.online() == {}
     assert len(asked) == 1

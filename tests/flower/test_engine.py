@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from memory_grid import MemoryGrid, site_handler
 
 from fedpews.errors import CheckpointError
-from fedpews.experiment import Experiment, FlowerTable
+from fedpews.experiment import Experiment
 from fedpews.flower.app import serve
-from fedpews.flower.engine import TooFewSites, is_enough
+from fedpews.flower.engine import FlowerEngine, TooFewSites, is_enough
 from fedpews.flower.messages import pack
 from fedpews.results.records import read_rounds
 from fedpews.running import run
+from fedpews.tables import FlowerTable
 
 METHODS = [
     "fedavg",
@@ -330,6 +332,95 @@ def test_sites_with_their_own_data_train_and_evaluate_without_showing_it(
     assert [record["round"] for record in records] == [1, 2, 3]
     assert all("client_accuracy" not in record for record in records)
     assert all(0 <= record["accuracy"] <= 1 for record in records)
+
+
+def own_data(tmp_path: Path, method: str = "fedavg+pews", **changes: Any) -> tuple[Path, dict[int, Any]]:
+    """Two sites, each with its own data and test samples; the server has none."""
+    nothing = {"partition": None, "train_per_class": None, "test_per_class": None}
+    made = experiment(
+        data={"name": "sites", "clients": 2, **nothing},
+        flower={"input_shape": [5], "classes": 4, **changes},
+        method={"name": method},
+        warmup={"rounds": 1} if "pews" in method else {},
+        rounds=4,
+    )
+    config = write(tmp_path / "experiment.toml", made)
+    for site in (0, 1):
+        (tmp_path / f"clinic{site}.py").write_text(
+            "import torch\n"
+            "def load():\n"
+            f"    x = torch.randn(20, 5, generator=torch.Generator().manual_seed({site}))\n"
+            f"    y = torch.arange(20) % 2 + {2 * site}\n"
+            f"    return [(x, y)], (x[:{10 + site}], y[:{10 + site}])\n"
+        )
+    handlers = {
+        i: site_handler(config, tmp_path / "state", i, data=f"{tmp_path}/clinic{i}.py:load") for i in (0, 1)
+    }
+    return config, handlers
+
+
+def test_sites_evaluate_in_the_message_that_trains_and_say_what_each_found(
+    tmp_path: Path, grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, grid.nodes = own_data(tmp_path)
+    serve(config, grid, {"out": str(tmp_path / "one")})
+    kinds = [message.metadata.message_type for message in grid.sent]
+    assert kinds.count(MessageType.TRAIN) == 8
+    assert kinds.count(MessageType.EVALUATE) == 2  # after the last round only
+    records = read_rounds(tmp_path / "one")
+    assert [record["round"] for record in records] == [1, 2, 3, 4]
+    for record in records:
+        assert {name: found["samples"] for name, found in record["sites"].items()} == {
+            "site-0": 10,
+            "site-1": 11,
+        }
+        mean = sum(found["accuracy"] * found["samples"] for found in record["sites"].values()) / 21
+        assert record["accuracy"] == pytest.approx(mean)
+    # the numbers are those of an evaluation of its own after every round
+    again = MemoryGrid()
+    config, again.nodes = own_data(tmp_path)
+    monkeypatch.setattr(FlowerEngine, "scores_on_the_way", lambda self, jobs: False)
+    serve(config, again, {"out": str(tmp_path / "two")})
+    assert without_seconds(tmp_path / "one") == without_seconds(tmp_path / "two")
+
+
+def test_a_record_that_waits_for_its_evaluation_outlives_the_server(tmp_path: Path, grid: MemoryGrid) -> None:
+    config, honest = own_data(tmp_path)
+    trains = 0
+
+    def dies_in_round_3(message: Message) -> Message:
+        nonlocal trains
+        trains += message.metadata.message_type == MessageType.TRAIN
+        if trains == 3:
+            raise KeyboardInterrupt
+        answer: Message = honest[1](message)
+        return answer
+
+    grid.nodes = {0: honest[0], 1: dies_in_round_3}
+    with pytest.raises(KeyboardInterrupt):
+        serve(config, grid, {"out": str(tmp_path / "sites")})
+    assert len(read_rounds(tmp_path / "sites")) == 1  # round 2 is done, and its evaluation comes with round 3
+    again = MemoryGrid()
+    again.nodes = honest
+    serve(config, again, {"out": str(tmp_path / "sites"), "resume": True})
+    whole = MemoryGrid()
+    config, whole.nodes = own_data(tmp_path)
+    serve(config, whole, {"out": str(tmp_path / "whole")})
+    assert without_seconds(tmp_path / "sites") == without_seconds(tmp_path / "whole")
+
+
+def test_each_site_gets_the_final_and_the_best_model(tmp_path: Path, grid: MemoryGrid) -> None:
+    from safetensors.torch import load_file
+
+    config, grid.nodes = own_data(tmp_path)
+    serve(config, grid, {"out": str(tmp_path / "sites")})
+    final = load_file(tmp_path / "sites" / "model-0.safetensors")
+    for site in (0, 1):
+        (kept,) = (tmp_path / "state" / f"site-{site}").rglob("final-model-0.safetensors")
+        found = load_file(kept)
+        assert found.keys() == final.keys()
+        assert all(torch.equal(found[name], value) for name, value in final.items())
+        assert kept.with_name("best-model-0.safetensors").exists()
 
 
 def test_warmup_rounds_send_less_over_the_wire(tmp_path: Path, grid: MemoryGrid) -> None:

@@ -12,18 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedpews.compose import method as make
-from fedpews.engines.engine import Job
-from fedpews.experiment import FlowerTable
+from fedpews.engines.engine import Job, Schedule
+from fedpews.errors import RunFailed
+from fedpews.flower.messages import read_scores, score_records
+from fedpews.flower.norms import NormRule, norms
 from fedpews.flower.uploads import UploadCheck, sample_upload
 from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.wire import LOSS, BadMessage, encode_upload
 from fedpews.neurons.network import Network
+from fedpews.server import check_update
+from fedpews.tables import FlowerTable
 from fedpews.warmup import Fixed, Learned, with_warmup
 
 NET = Network(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 3))
@@ -57,7 +62,12 @@ def scene(name: str) -> tuple[UploadCheck, Job, Upload, bytes]:
     download = method.downloads(NET, state, cohort)[1]
     job = Job(0, CLIENT, method.client(method.phase(state, ROUND)), download, None, lr=0.1)
     honest = sample_upload(NET, job)
-    return UploadCheck(NET, FlowerTable(max_samples=1000)), job, honest, encode_upload(NET, honest)
+    return (
+        UploadCheck(NET, FlowerTable(max_samples=1000), Schedule(batch_size=2)),
+        job,
+        honest,
+        encode_upload(NET, honest),
+    )
 
 
 def refused(name: str, data: bytes) -> bool:
@@ -266,3 +276,91 @@ def test_a_change_above_the_norm_bound_is_refused_and_one_below_is_not() -> None
     UploadCheck(NET, FlowerTable(max_norm=7.4)).read(job, data)
     with pytest.raises(BadMessage, match=r"norm 7\.34"):
         UploadCheck(NET, FlowerTable(max_norm=7.3)).read(job, data)
+
+
+def changed(honest: Upload, job: Job, factor: float) -> Upload:
+    """The honest upload with its change multiplied."""
+    old = job.download.params
+    return replace(honest, params={n: old[n] + factor * (v - old[n]) for n, v in honest.params.items()})
+
+
+def a_round(factor: float, part: str = "params", method: str = "scaffold+pews") -> dict[int, str]:
+    """Three honest clients and one whose upload is multiplied: who is refused."""
+    _, job, honest, _ = scene(method)
+    honest = replace(honest, neurons=None)
+    bad = changed(honest, job, factor)
+    if part != "params":
+        control = {n: factor * v for n, v in honest.extra[part].items()}
+        bad = replace(honest, extra={**honest.extra, part: control})
+    found = {client: (norms(NET, up, job.download), 1) for client, up in enumerate([honest] * 3 + [bad])}
+    return NormRule(5.0).judge(found)
+
+
+@pytest.mark.parametrize("part", ["params", "control"])
+@pytest.mark.parametrize("factor", [1e30, 1e15, -10.0, 10.0])
+def test_an_upload_far_above_the_rounds_median_is_refused_whatever_part_of_it_is(
+    part: str, factor: float
+) -> None:
+    bad = a_round(factor, part)
+    assert list(bad) == [3]
+    assert f"its {part} has norm" in bad[3]
+
+
+def test_an_upload_near_the_rounds_median_is_accepted() -> None:
+    assert a_round(3.0) == {}
+    assert a_round(-1.0) == {}
+
+
+def test_of_two_the_smaller_is_the_median_and_the_run_so_far_is_remembered() -> None:
+    rule = NormRule(5.0)
+    assert list(rule.judge({0: ({"params": 1.0}, 1), 1: ({"params": 6.0}, 1)})) == [1]
+    for _ in range(3):
+        rule.accept({"params": 2.0}, 1)
+    # the other hardly moves any more: 6 is below 5 times the run's median of 2
+    assert rule.judge({0: ({"params": 0.01}, 1), 1: ({"params": 6.0}, 1)}) == {}
+
+
+def test_a_site_with_much_more_data_may_move_more() -> None:
+    # 100 times the steps: a change of up to 5·100 times the other's is what steps can explain
+    assert NormRule(5.0).judge({0: ({"params": 1.0}, 10), 1: ({"params": 90.0}, 1000)}) == {}
+    assert NormRule(5.0).judge({0: ({"params": 1.0}, 10), 1: ({"params": 1.0}, 1)}) == {}
+
+
+def test_the_norm_bound_covers_what_a_method_adds() -> None:
+    _, job, honest, _ = scene("scaffold+pews")
+    control = {n: torch.full_like(v, 1e30) for n, v in honest.extra["control"].items()}
+    data = encode_upload(NET, replace(honest, extra={**honest.extra, "control": control}))
+    with pytest.raises(BadMessage, match="its control has norm"):
+        UploadCheck(NET, FlowerTable(max_norm=1.0)).read(job, data)
+
+
+def test_samples_must_be_those_declared_and_steps_those_that_follow() -> None:
+    check, job, honest, data = scene("fedavg")
+    check.read(job, data, samples=2)
+    with pytest.raises(BadMessage, match="samples is 2, and the site declared 3"):
+        check.read(job, data, samples=3)
+    with pytest.raises(BadMessage, match="with 2 samples it must be 1"):
+        check.read(job, encode_upload(NET, replace(honest, steps=2)))
+    with pytest.raises(BadMessage, match="training loss is -"):
+        check.read(job, encode_upload(NET, replace(honest, loss=-0.5)))
+
+
+@pytest.mark.parametrize(
+    ("right", "seen", "loss"),
+    [(10**18, 10**18, 1.0), (2**62, 2**62, 1.0), (21, 20, 1.0), (-1, 20, 1.0), (1, 20, 1e30), (1, 19, 1.0)],
+)
+def test_evaluation_counts_are_bounded_by_what_the_site_declared(right: int, seen: int, loss: float) -> None:
+    read_scores(RecordDict(score_records({0: (7, 20, 1.0)})), [0], declared=20)
+    with pytest.raises(BadMessage):
+        read_scores(RecordDict(score_records({0: (right, seen, loss)})), [0], declared=20)
+
+
+def test_a_broken_aggregate_is_not_kept_and_the_largest_upload_is_named() -> None:
+    honest = scene("fedavg")[2]
+    large = replace(honest, client=7, params={n: v + 1e30 for n, v in honest.params.items()})
+    good, bad = {"params": {"w": torch.zeros(2)}}, {"params": {"w": torch.tensor([0.0, math.inf])}}
+    check_update(good, good, [honest, large])
+    with pytest.raises(RunFailed, match="of client 7"):
+        check_update(good, bad, [honest, large])
+    # what was not finite before is no upload's fault: the first loss of a warmup
+    check_update({"loss": torch.tensor(math.nan)}, {"loss": torch.tensor(math.nan)}, [honest])

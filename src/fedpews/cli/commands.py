@@ -15,7 +15,7 @@ from rich.table import Table
 from fedpews.cli.complete import lists
 from fedpews.cli.console import err, out
 from fedpews.cli.data import data
-from fedpews.cli.flower import flower
+from fedpews.cli.flower import flower, run_site
 from fedpews.cli.options import Config, DataDir, Log, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
 from fedpews.cli.pages import PAGES, write_joint_page
 from fedpews.cli.recipes import RECIPES
@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data)
 app.add_typer(flower)
+app.command("site")(run_site)
 
 
 def _version(asked: bool) -> None:

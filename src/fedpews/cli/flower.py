@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from fedpews.cli.console import err, out
 from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, Interrupted
 
 flower = typer.Typer(
     name="flower",
@@ -99,6 +100,173 @@ def up(
     places = [place for _, place in runs]
     show_runs(places)
     write_joint_page(places, folder, runs[0][0].method_label)
+
+
+@flower.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")],
+    name: Annotated[str, typer.Option(help="The host's name or address, as sites call it.")],
+    certificate: Annotated[
+        Path | None, typer.Option(help="For that name; without one a trial authority is made in DIR.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's private key.")] = None,
+    listen: Annotated[str, typer.Option(help="Port, or address:port, where sites come in.")] = "8443",
+    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")] = False,
+) -> None:
+    """Start a coordinator, closed by default: a SuperLink on 127.0.0.1 and a proxy that passes only what sites need.
+
+    Sites are let in with `fedpews flower approve`, runs started with `fedpews flower start`, both on this machine only.
+    """
+    from fedpews.flower.deploy.coordinator import Coordinator
+    from fedpews.flower.deploy.coordinator import serve as run_coordinator
+    from fedpews.flower.deploy.keys import make_server_keys
+    from fedpews.flower.deploy.proxy import Door
+    from fedpews.flower.deploy.units import coordinator_unit
+
+    _check_installed()
+    folder = folder.resolve()
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key belong together")
+    if unit:
+        out.print(
+            coordinator_unit(folder, name, listen, certificate, key),
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+        return
+    if certificate is None or key is None:
+        trial = folder / "certificates"
+        if not (trial / "ca.crt").exists():
+            make_server_keys(trial, name)
+        certificate, key = trial / "server.pem", trial / "server.key"
+        err.print(f"a trial authority of 30 days; give sites {trial}/ca.crt", soft_wrap=True, markup=False)
+    door = Door(name, listen, certificate.resolve(), key.resolve())
+    _until_stopped(lambda: run_coordinator(Coordinator(folder, door), _say))
+
+
+@flower.command()
+def approve(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")],
+    public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="What the site sent.")],
+    site: Annotated[int, typer.Option(help="The site's number, from 0; its own for ever.")],
+    name: Annotated[str, typer.Option(help="What you call it.")],
+    fingerprint: Annotated[
+        str | None, typer.Option(help="What the site read out (ssh-keygen -lf); else you are asked.")
+    ] = None,
+) -> None:
+    """Let a site in: its key and its number belong together from now on (DIR/roster.toml)."""
+    from fedpews.flower.deploy.coordinator import CONNECTION, flwr
+    from fedpews.flower.deploy.keys import fingerprint as fingerprint_of
+    from fedpews.flower.known_sites import KnownSite, KnownSites
+    from fedpews.results.layout import ROSTER
+
+    _check_installed()
+    found = fingerprint_of(public_key.read_bytes())
+    if fingerprint is not None and fingerprint != found:
+        raise ConfigError(f"{public_key} has the fingerprint {found}, and the site read out {fingerprint}")
+    if fingerprint is None and not typer.confirm(f"Did {name} read out this fingerprint: {found}?"):
+        raise ConfigError(f"{name} is not approved")
+    path = folder.resolve() / ROSTER
+    known = KnownSites.read(path) if path.exists() else KnownSites()
+    known = known.adding(KnownSite(site, name, found))
+    flwr(folder.resolve(), "supernode", "register", str(public_key), CONNECTION)
+    known.write(path)
+    out.print(f"site {site}, {name}: {found}", soft_wrap=True, markup=False)
+
+
+@flower.command()
+def start(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")],
+    app: Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")],
+    place: Annotated[Path, typer.Option("--out", help="Run folder.")],
+    test: Annotated[Path | None, typer.Option(help="The server's own test set, an .npz file.")] = None,
+    data_dir: DataDir = None,
+    resume: Resume = False,
+) -> None:
+    """Run an app with the approved sites, from the coordinator's machine, and follow it."""
+    import subprocess
+
+    from fedpews.flower.deploy.coordinator import run_command
+    from fedpews.flower.deploy.pin import app_hash
+    from fedpews.flower.deploy.programs import environment
+    from fedpews.results.layout import ROSTER
+
+    _check_installed()
+    folder, settings = folder.resolve(), {"out": str(place.resolve()), "resume": resume}
+    settings["roster"] = str(folder / ROSTER)
+    settings |= {} if test is None else {"test": str(test.resolve())}
+    settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
+    _say(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
+    done = subprocess.run(run_command(app.resolve(), settings), env=environment(folder / "home"), check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+
+
+@flower.command("hash")
+def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder.")]) -> None:
+    """The hash of an app, which sites and the coordinator compare."""
+    from fedpews.flower.deploy.pin import app_hash
+
+    _check_installed()
+    out.print(app_hash(app), soft_wrap=True)
+
+
+def run_site(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="The app that you have read; no other is run.")],
+    number: Annotated[int, typer.Option("--site", help="This site's number, from 0; its own for ever.")],
+    superlink: Annotated[str, typer.Option(help="The coordinator's host:port.")],
+    ca: Annotated[Path, typer.Option(help="The certificate authority that vouches for it.")],
+    key: Annotated[Path, typer.Option(help="This site's private key (ssh-keygen -t ecdsa -b 384).")],
+    state_dir: Annotated[Path, typer.Option(help="Its private memory and its models; back it up.")] = Path(
+        "~/.fedpews/sites"
+    ),
+    folder: Annotated[Path | None, typer.Option(help="Flower's own files and logs of this site.")] = None,
+    data: Annotated[str | None, typer.Option(help="Its own data: folder:PATH or FILE.py:function.")] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="Where it trains, as torch names it: cpu, cuda:0.")] = "cpu",
+    workers: Annotated[int, typer.Option(help="Seeds trained at once.")] = 1,
+    threads: Annotated[
+        int, typer.Option(help="Cores for each; with 1 the numbers are those of one process.")
+    ] = 1,
+    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")] = False,
+) -> None:
+    """Take part as a site: a SuperNode and a warm executor that run one app only, started again when they end."""
+    from fedpews.flower.deploy.pin import Pin
+    from fedpews.flower.deploy.site_process import SiteOptions
+    from fedpews.flower.deploy.site_process import run_site as run
+    from fedpews.flower.deploy.units import site_unit
+
+    _check_installed()
+    state = state_dir.expanduser().resolve()
+    settings = {"site": number, "state-dir": str(state), "device": device}
+    settings |= {"workers": workers, "threads": threads}
+    settings |= {} if data is None else {"data": data}
+    settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
+    place = state / f"flower-{number}" if folder is None else folder.resolve()
+    options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), place, settings)
+    if unit:
+        out.print(site_unit(options), soft_wrap=True, markup=False, highlight=False)
+        return
+    _until_stopped(lambda: run(options, _say))
+
+
+def _say(text: str) -> None:
+    err.print(text, soft_wrap=True, markup=False)
+
+
+def _until_stopped(work: Callable[[], None]) -> None:
+    """Until Ctrl-C or SIGTERM, which both end everything that was started."""
+    import signal
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        work()
+    except KeyboardInterrupt:
+        raise Interrupted("stopped") from None
 
 
 def _check_installed() -> None:

@@ -26,11 +26,22 @@ def draw_order(samples: int, schedule: Schedule, seed: int, least: int = 1) -> t
     epoch = [schedule.batch_size] * full + [rest] * (rest > 0)
     if len(epoch) > 1 and epoch[-1] < least:
         epoch[-2:] = [sum(epoch[-2:])]
-    wanted = schedule.steps or (schedule.epochs or 1) * len(epoch)
+    wanted = count_steps(samples, schedule, least)
     epochs = -(-wanted // len(epoch))
     sizes = (epoch * epochs)[:wanted]
     order = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])
     return order[: sum(sizes)], sizes
+
+
+def count_steps(samples: int, schedule: Schedule, least: int = 1) -> int:
+    """How many steps a client with so many samples takes in a round; ``least`` as in ``draw_order``.
+
+    >>> count_steps(5, Schedule(batch_size=2, epochs=2)), count_steps(5, Schedule(batch_size=2), least=2)
+    (6, 2)
+    """
+    full, rest = divmod(samples, schedule.batch_size)
+    joined = full > 0 and 0 < rest < least
+    return schedule.steps or (schedule.epochs or 1) * (full + (rest > 0) - joined)
 
 
 def draw_noise(rows: int, size: int, seed: int) -> Tensor:

@@ -22,21 +22,23 @@ from fedpews.trees import Tree, map_leaves
 class EagerEngine(Engine):
     """Clients over threads; torch's kernels leave the interpreter free while they run.
 
-    Every client runs on one core: kernels split over a varying number of cores would add in another order, and
-    the numbers would depend on the machine. A network with dropout draws from torch's one global generator,
+    Every client runs on one core by default: kernels split over a varying number of cores would add in another
+    order, and the numbers would depend on the machine. A network with dropout draws from torch's one global generator,
     so its clients run one after the other.
     """
 
     name = "eager"
 
-    def __init__(self, net: Network, data: Federation, schedule: Schedule, workers: int) -> None:
+    def __init__(
+        self, net: Network, data: Federation, schedule: Schedule, workers: int, threads: int = 1
+    ) -> None:
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
         self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
         if self._channels_last:
             keep_freed_memory()
         self._pool = ThreadPoolExecutor(
-            self.workers, "client", initializer=torch.set_num_threads, initargs=(1,)
+            self.workers, "client", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:

@@ -43,6 +43,8 @@ class Score:
 
     sums: Sums
     clients: Mapping[int, Sums] = field(default_factory=dict)
+    # by the site's name, what it found on its own test samples: right, seen and loss
+    sites: Mapping[str, tuple[int, int, float]] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of_counts(cls, correct: int, seen: int, loss: float) -> Score:

@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fedpews.build import Setup
     from fedpews.data import Federation
     from fedpews.engines.engine import Engine
+    from fedpews.flower.engine import FlowerEngine
     from fedpews.flower.memory import AcceptedRounds
     from fedpews.flower.site import Site
     from fedpews.tasks import Task
@@ -44,17 +46,29 @@ def client_app(beside: str | Path) -> Any:
     from fedpews.flower.handlers import make_client_app
 
     config = Path(beside).with_name(CONFIG)
-    return make_client_app(lambda number, settings: build_site(config, number, settings))
+    return make_client_app(lambda number, settings: warm_site(config, number, settings))
+
+
+def warm_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
+    """The site, built once in a process, and so in a warm executor once for all messages."""
+    return _warm_site(config.resolve(), config.read_text(), number, tuple(sorted(settings.items())))
+
+
+@cache
+def _warm_site(config: Path, text: str, number: int, settings: tuple[tuple[str, Any], ...]) -> Site:
+    # the text is there so that an experiment that was changed is another one
+    return build_site(config, number, dict(settings))
 
 
 def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
     """A site from the experiment and the site's own ``--node-config``."""
     from fedpews.build import build_method, build_network, schedule
+    from fedpews.flower.hello import site_facts
     from fedpews.flower.memory import SiteMemory
     from fedpews.flower.site import Site
 
     experiment = Experiment.load(config)
-    data = _site_data(experiment, number, settings)
+    data = _site_data(experiment, number, settings).to(str(settings.get("device", "cpu")))
     if number >= len(data):
         raise ConfigError(f"this is site {number}, but the experiment has sites 0 to {len(data) - 1}")
     net, _ = build_network(experiment, data)
@@ -66,15 +80,20 @@ def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
         data,
         schedule(experiment),
         lambda run: SiteMemory(place, number, run),
+        lambda: site_facts(experiment.fingerprint(), number, data, "data" in settings, place),
         experiment.flower.lost_memory == "restart",
+        int(settings.get("workers", 1)),
+        int(settings.get("threads", 1)),
     )
 
 
 def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
     """Run the experiment with its clients at the sites; the run's folder is as in one process."""
     from fedpews.build import build
+    from fedpews.flower.delivery import BEST, FINAL, Best, send_models
     from fedpews.flower.memory import AcceptedRounds
-    from fedpews.running import train
+    from fedpews.flower.site_log import log_line
+    from fedpews.running import Watcher, train
 
     experiment = Experiment.load(config)
     # a round among sites takes seconds at least, so saving each one costs nothing
@@ -84,9 +103,15 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
     out = Path(str(settings.get("out") or f"runs/flower-{experiment.method_label}")).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     (out / layout.SITES_ERROR).unlink(missing_ok=True)
-    accepted = AcceptedRounds()
+    accepted, best = AcceptedRounds(), Best(log_line)
+    engines: list[FlowerEngine] = []
+
+    def make_engine(setup: Setup) -> tuple[Engine, str]:
+        engines.append(_engine(setup, grid, out, accepted, settings))
+        return engines[0], ""
+
     try:
-        train(
+        result = train(
             build(
                 experiment,
                 clients=_server_data(experiment, settings),
@@ -94,9 +119,16 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
             ),
             out=out,
             resume=bool(settings.get("resume", False)),
-            make_engine=lambda setup: (_engine(setup, grid, out, accepted), ""),
+            watcher=Watcher(round=best.judge, models=best.keep),
+            make_engine=make_engine,
             memories=accepted,
         )
+        for engine in engines:
+            for kind, models in ((FINAL, result.params), (BEST, best.models)):
+                given = send_models(
+                    grid, engine.net, engine.roster, engine.run, kind, models, engine.limits.round_seconds
+                )
+                log_line(f"the {kind} model is at {', '.join(given) or 'no site'}")
     except Exception as error:
         known = isinstance(error, FedpewsError)
         message = str(error) if known else f"the server failed: {first_line(error)}"
@@ -105,23 +137,35 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
         raise
 
 
-def _engine(setup: Setup, grid: Any, out: Path, accepted: AcceptedRounds) -> Engine:
+def _engine(
+    setup: Setup, grid: Any, out: Path, accepted: AcceptedRounds, settings: Mapping[str, Any]
+) -> FlowerEngine:
     """The engine whose clients are the sites."""
     from fedpews.build import schedule
     from fedpews.engines.eager import EagerEngine
-    from fedpews.flower.engine import FlowerEngine, SiteLog, log_line
+    from fedpews.flower.engine import FlowerEngine
+    from fedpews.flower.hello import Seen, expected_of
+    from fedpews.flower.known_sites import KnownSites
+    from fedpews.flower.roster import Roster
+    from fedpews.flower.site_log import SiteLog, log_line
     from fedpews.flower.uploads import UploadCheck
 
-    net, data, limits = setup.net, setup.data, setup.experiment.flower
+    experiment, net, data = setup.experiment, setup.net, setup.data
+    run = _run_id(out)
+    given = str(settings.get("roster") or "")
+    known = KnownSites.read(Path(given).expanduser()) if given else None
+    expected = expected_of(experiment.fingerprint(), data, named=experiment.data.name != AT_SITES)
+    roster = Roster(grid, expected, known, Seen(out / layout.SITES_SEEN), log_line)
     has_test = len(data.test_y) > 0
-    local = EagerEngine(net, data, schedule(setup.experiment), workers=1) if has_test else None
+    local = EagerEngine(net, data, schedule(experiment), workers=1) if has_test else None
     if local is None and (data.task.name != "classification" or data.task.metrics != ("accuracy",)):
         raise ConfigError(
             "sites send three numbers about their own test samples: right answers, samples and loss. For other "
             "tasks and metrics give the server a test set (test=FILE.npz)"
         )
-    check, site_log = UploadCheck(net, limits), SiteLog(out / layout.SITES, log_line)
-    return FlowerEngine(grid, net, len(data), _run_id(out), accepted, site_log, limits, check, local)
+    check = UploadCheck(net, experiment.flower, schedule(experiment))
+    site_log = SiteLog(out / layout.SITES, log_line)
+    return FlowerEngine(grid, net, roster, run, accepted, site_log, experiment.flower, check, local)
 
 
 def _run_id(out: Path) -> str:
@@ -129,6 +173,7 @@ def _run_id(out: Path) -> str:
     path = out / layout.SITES_RUN
     if not path.exists() or not (out / layout.CHECKPOINT).exists():
         path.write_text(uuid.uuid4().hex)
+        (out / layout.SITES_SEEN).unlink(missing_ok=True)
     return path.read_text()
 
 

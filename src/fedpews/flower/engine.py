@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from logging import INFO
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part as EvaluatedPart
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
-from fedpews.experiment import FlowerTable
 from fedpews.flower.memory import AcceptedRounds
-from fedpews.flower.messages import Part, Task, deliver, read_reply, size_on_wire, task_content
+from fedpews.flower.messages import (
+    Counts,
+    Part,
+    Task,
+    deliver,
+    read_reply,
+    read_scores,
+    size_on_wire,
+    task_content,
+)
+from fedpews.flower.norms import NormRule, norms
 from fedpews.flower.roster import Roster
-from fedpews.flower.uploads import UploadCheck
+from fedpews.flower.site_log import Answer, Attempt, SiteLog
+from fedpews.flower.uploads import FLOWER_SLACK, UploadCheck
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
 from fedpews.neurons.network import Network
+from fedpews.tables import FlowerTable
 from fedpews.trees import Tree
 
 Key = tuple[int, int]
@@ -33,65 +40,6 @@ Key = tuple[int, int]
 
 class TooFewSites(RunFailed):
     """Not enough sites are connected, or not enough of them answered."""
-
-
-@dataclass
-class Answer:
-    """What came of asking one site."""
-
-    outcome: str = "no answer"  # accepted, refused, failed, absent or no answer
-    why: str = ""
-    seconds: float = 0.0
-    bytes_down: int = 0  # on the wire, as Flower's objects
-    bytes_up: int = 0
-
-
-@dataclass
-class Attempt:
-    """One attempt at a round."""
-
-    round: int
-    attempt: int
-    phase: str
-    sites: dict[int, Answer] = field(default_factory=dict)
-
-    def describe(self) -> str:
-        """The attempt in one line.
-
-        >>> Attempt(3, 1, "warmup", {0: Answer("accepted"), 1: Answer("failed", "it raised")}).describe()
-        'round 3 (warmup): 0 answered; 1 failed: it raised'
-        """
-        good = [str(site) for site, answer in sorted(self.sites.items()) if answer.outcome == "accepted"]
-        bad = [
-            f"{site} {answer.outcome}: {answer.why}".removesuffix(": ")
-            for site, answer in sorted(self.sites.items())
-            if answer.outcome != "accepted"
-        ]
-        again = f", attempt {self.attempt}" if self.attempt > 1 else ""
-        head = f"round {self.round} ({self.phase}){again}: {', '.join(good) or 'nobody'} answered"
-        return "; ".join([head, *bad])
-
-
-class SiteLog:
-    """Who took part in each round, who did not, and why: a line per attempt in ``sites.jsonl``."""
-
-    def __init__(self, path: Path | None, say: Callable[[str], None]) -> None:
-        self._path, self.say = path, say
-        self.refused: dict[int, int] = {}
-
-    def add(self, attempt: Attempt) -> None:
-        for site, answer in attempt.sites.items():
-            if answer.outcome == "refused":
-                self.refused[site] = self.refused.get(site, 0) + 1
-        self.say(attempt.describe())
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps({**asdict(attempt), "refused_so_far": self.refused}) + "\n")
-
-
-def log_line(text: str) -> None:
-    """A line in Flower's log, which ``flwr run --stream`` shows."""
-    log(INFO, "%s", text)
 
 
 class FlowerEngine(Engine):
@@ -107,7 +55,7 @@ class FlowerEngine(Engine):
         self,
         grid: Grid,
         net: Network,
-        total: int,
+        roster: Roster,
         run: str,
         accepted: AcceptedRounds,
         site_log: SiteLog,
@@ -115,20 +63,24 @@ class FlowerEngine(Engine):
         check: UploadCheck,
         local: Engine | None,
     ) -> None:
-        self.grid, self.net, self.total, self.run = grid, net, total, run
+        self.grid, self.net, self.roster, self.run = grid, net, roster, run
         self.accepted, self.site_log, self.limits = accepted, site_log, limits
         self.check, self.local = check, local
-        self.roster = Roster(grid, total, site_log.say)
+        self._rules: dict[int, NormRule] = {}  # by seed
+        self._found: dict[int, dict[int, Counts]] = {}  # by seed and site: how good the downloaded model was
+        self._jobs: Sequence[Job] = ()
         self._started = False
         self._round = 0
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         self._round = jobs[0].download.round
+        self._jobs, self._found = jobs, {job.seed: {} for job in jobs}
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
             attempt = Attempt(self._round, number, jobs[0].download.phase)
             done |= self._ask(missing, attempt)
+            self._refuse_large(jobs, done, attempt)
             self.site_log.add(attempt)
             if self._enough(jobs, done):
                 break
@@ -139,9 +91,12 @@ class FlowerEngine(Engine):
                 f"flower.max_failures = {self.limits.max_failures}); {attempt.describe()}. "
                 "The rounds before are saved: go on with --resume."
             )
-        for seed, client in done:
-            self.accepted.accept(seed, client, self._round)
-        return [done[job.seed, job.client] for job in jobs if (job.seed, job.client) in done]
+        good = [job for job in jobs if (job.seed, job.client) in done]
+        for job in good:
+            upload = done[job.seed, job.client].upload
+            self._rules[job.seed].accept(norms(self.net, upload, job.download), upload.steps)
+            self.accepted.accept(job.seed, job.client, self._round)
+        return [done[job.seed, job.client] for job in good]
 
     def evaluate(
         self,
@@ -153,6 +108,14 @@ class FlowerEngine(Engine):
         if self.local is not None:
             return self.local.evaluate(models, seeds, part, owners)
         return self._evaluate_at_sites(models, seeds)
+
+    def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
+        """Whether the sites can say how good the model is while they train: all are asked, and all get all of it."""
+        sites = {job.client for job in jobs}
+        return self.local is None and len(sites) == self.roster.total and all(map(self._is_whole, jobs))
+
+    def scores_found(self, seeds: Sequence[int]) -> list[Score]:
+        return [self._total(self._found[seed]) for seed in seeds]
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         return tuple(client for client in clients if self.accepted.accepted(seed, client))
@@ -203,7 +166,8 @@ class FlowerEngine(Engine):
             attempt.sites[site] = Answer("no answer", f"none within {self.limits.round_seconds:g} s")
             attempt.sites[site].bytes_down = size_on_wire(message)
         began = time.monotonic()
-        answers = deliver(self.grid, messages, self.limits.round_seconds)
+        most = self.check.most_bytes(by_site[min(by_site)])
+        answers = deliver(self.grid, messages, self.limits.round_seconds, most)
         done: dict[Key, Done] = {}
         for site, reply in answers.items():
             answer = attempt.sites[site]
@@ -212,7 +176,15 @@ class FlowerEngine(Engine):
                 answer.outcome, answer.why = "failed", reply
             else:
                 answer.bytes_up = size_on_wire(reply)
+                if answer.bytes_up > most:
+                    answer.outcome, answer.why = (
+                        "refused",
+                        f"it has {answer.bytes_up} bytes, at most {most} are possible",
+                    )
+                    continue
                 done |= self._read(by_site[site], reply, answer)
+                if self.scores_on_the_way(self._jobs):
+                    self._read_scores(site, reply, self._found)
         return done
 
     def _read(self, jobs: Sequence[Job], reply: Message, answer: Answer) -> dict[Key, Done]:
@@ -225,7 +197,7 @@ class FlowerEngine(Engine):
             try:
                 if isinstance(data, BadMessage):
                     raise data
-                upload = self.check.read(job, data)
+                upload = self.check.read(job, data, self.roster.facts[job.client].samples)
                 done[seed, job.client] = Done(seed, job.client, {}, upload)
             except BadMessage as error:
                 answer.outcome, answer.why = "refused", f"seed {seed}: {error}"
@@ -239,7 +211,7 @@ class FlowerEngine(Engine):
                 encoded[key] = encode_download(self.net, job.download)
             accepted = self.accepted.accepted(job.seed, job.client)
             parts.append(Part(job.seed, encoded[key], accepted, self.accepted.kept(job.seed, job.client)))
-        task = Task(self.run, self._round, jobs[0].lr, tuple(parts))
+        task = Task(self.run, self._round, jobs[0].lr, tuple(parts), self.scores_on_the_way(self._jobs))
         return Message(task_content(task), node, MessageType.TRAIN, ttl=self.limits.round_seconds)
 
     def _gather(self, sites: Sequence[int]) -> dict[int, int]:
@@ -264,7 +236,7 @@ class FlowerEngine(Engine):
 
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
         """Sum what the sites found on their own test samples; only three numbers leave a site."""
-        downloads = [Download(self._round, "evaluate", self.total, model) for model in models]
+        downloads = [Download(self._round, "evaluate", self.roster.total, model) for model in models]
         parts = tuple(
             Part(seed, encode_download(self.net, d)) for seed, d in zip(seeds, downloads, strict=True)
         )
@@ -273,22 +245,52 @@ class FlowerEngine(Engine):
             site: Message(content, node, MessageType.EVALUATE, ttl=self.limits.round_seconds)
             for site, node in self.roster.online().items()
         }
-        totals = [[0, 0, 0.0] for _ in models]
-        for site, reply in deliver(self.grid, messages, self.limits.round_seconds).items():
-            try:
-                if isinstance(reply, str):
-                    raise BadMessage(reply)
-                for total, found in zip(totals, read_scores(reply, len(models)), strict=True):
-                    for place, value in enumerate(found):
-                        total[place] += value
-            except BadMessage as error:
-                self.site_log.say(f"round {self._round}: site {site} did not evaluate: {error}")
-        if any(seen == 0 for _, seen, _ in totals):
+        found: dict[int, dict[int, Counts]] = {seed: {} for seed in seeds}
+        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK).items():
+            if isinstance(reply, str):
+                self.site_log.say(f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}")
+            else:
+                self._read_scores(site, reply, found)
+        return [self._total(found[seed]) for seed in seeds]
+
+    def _read_scores(self, site: int, reply: Message, into: dict[int, dict[int, Counts]]) -> None:
+        try:
+            declared = self.roster.facts[site].test_samples
+            for key, counts in read_scores(reply.content, into, declared).items():
+                into[key][site] = counts
+        except BadMessage as error:
+            self.site_log.say(
+                f"round {self._round}: the score of {self.roster.name(site)} is refused: {error}"
+            )
+
+    def _total(self, found: Mapping[int, Counts]) -> Score:
+        """The sum of what the sites found on their own test samples; only three numbers leave a site."""
+        right, seen, loss = (sum(counts[place] for counts in found.values()) for place in range(3))
+        if not seen:
             raise RunFailed(
                 "no site has test samples and the server has none either; give the server a test set "
                 "(test=FILE in its run config) or the sites theirs (test_x, test_y)"
             )
-        return [Score.of_counts(int(right), int(seen), loss) for right, seen, loss in totals]
+        named = {self.roster.name(site): counts for site, counts in sorted(found.items())}
+        return replace(Score.of_counts(int(right), int(seen), float(loss)), sites=named)
+
+    def _is_whole(self, job: Job) -> bool:
+        download = job.download
+        return download.neurons is None and download.params.keys() == self.net.shapes.keys()
+
+    def _refuse_large(self, jobs: Sequence[Job], done: dict[Key, Done], attempt: Attempt) -> None:
+        """Take out uploads that are far larger than the others."""
+        for seed in {job.seed for job in jobs}:
+            rule = self._rules.setdefault(seed, NormRule(self.limits.norm_multiple))
+            here = [job for job in jobs if job.seed == seed and (seed, job.client) in done]
+            sizes = {}
+            for job in here:
+                upload = done[seed, job.client].upload
+                sizes[job.client] = norms(self.net, upload, job.download), upload.steps
+            for client, why in rule.judge(sizes).items():
+                del done[seed, client]
+                answer = attempt.sites.setdefault(client, Answer())
+                answer.outcome, answer.why = "refused", f"seed {seed}: {why}"
 
 
 def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:
@@ -296,20 +298,3 @@ def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:
     if good < min(limits.min_sites, asked):
         return False
     return limits.max_failures is None or asked - good <= limits.max_failures
-
-
-def read_scores(reply: Message, models: int) -> list[tuple[int, int, float]]:
-    """A site's counts for each model, checked."""
-    scores = []
-    for place in range(models):
-        record = reply.content.get(f"score-{place}")
-        if not isinstance(record, ConfigRecord):
-            raise BadMessage(f"it has no score for model {place}")
-        right, seen, loss = (record.get(name) for name in ("correct", "seen", "loss"))
-        whole = isinstance(right, int) and isinstance(seen, int) and isinstance(loss, float)
-        if not whole or not 0 <= right <= seen or not 0 <= loss < float("inf"):
-            raise BadMessage(
-                f"its score for model {place} makes no sense: {right!r} of {seen!r}, loss {loss!r}"
-            )
-        scores.append((right, seen, loss))
-    return scores

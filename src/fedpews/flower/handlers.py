@@ -28,28 +28,40 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
 
     @app.query()  # type: ignore[untyped-decorator]
     def hello(message: Message, context: Context) -> Message:
-        about = ConfigRecord({"site": site_number(context.node_config)})
-        return Message(RecordDict({"hello": about}), reply_to=message)
+        from fedpews.flower.hello import hello_content
+
+        site = build(site_number(context.node_config), context.node_config)
+        return Message(hello_content(site.facts()), reply_to=message)
+
+    def keep(kind: str) -> None:
+        @app.query(kind)  # type: ignore[untyped-decorator]
+        def models(message: Message, context: Context) -> Message:
+            from fedpews.flower.messages import read_task
+
+            build(site_number(context.node_config), context.node_config).keep(
+                kind, read_task(message.content)
+            )
+            return Message(RecordDict({"kept": ConfigRecord({"kept": True})}), reply_to=message)
+
+    for kind in ("final", "best"):
+        keep(kind)
 
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         from fedpews.flower.messages import read_task, reply_content
 
         site = build(site_number(context.node_config), context.node_config)
-        return Message(reply_content(site.train(read_task(message.content))), reply_to=message)
+        task = read_task(message.content)
+        # the model as it was sent, before anything is trained
+        scores = site.evaluate(task) if task.evaluate else {}
+        return Message(reply_content(site.train(task), scores), reply_to=message)
 
     @app.evaluate()  # type: ignore[untyped-decorator]
     def evaluate(message: Message, context: Context) -> Message:
-        from fedpews.flower.messages import read_task
+        from fedpews.flower.messages import read_task, score_records
 
         site = build(site_number(context.node_config), context.node_config)
-        names = ("correct", "seen", "loss")
-        scores = site.evaluate(read_task(message.content))
-        records = {
-            f"score-{place}": ConfigRecord(dict(zip(names, score, strict=True)))
-            for place, score in enumerate(scores)
-        }
-        return Message(RecordDict(records), reply_to=message)
+        return Message(RecordDict(score_records(site.evaluate(read_task(message.content)))), reply_to=message)
 
     @app.evaluate("personal")  # type: ignore[untyped-decorator]
     def evaluate_personal(message: Message, context: Context) -> Message:

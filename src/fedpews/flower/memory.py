@@ -31,7 +31,7 @@ class SiteMemory:
     def __init__(self, folder: Path, site: int, run: str) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", run):  # it comes from the network and becomes a folder's name
             raise ConfigError(f"the server's name of its run is not one: {run!r:.50}")
-        self._folder = folder / f"site-{site}" / run
+        self.folder = folder / f"site-{site}" / run
 
     def read(self, seed: int, accepted: int) -> Nest | None:
         """The memory after the round that the server accepted last; None if there was none, or nothing in it."""
@@ -48,14 +48,14 @@ class SiteMemory:
 
     def write(self, seed: int, round: int, memory: Nest, kept: int) -> None:
         """Keep the memory after a round, and drop what is older than ``kept``."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_nest(self._path(seed, round), memory, {"round": round})
-        for path in self._folder.glob(f"seed-{seed}-round-*.safetensors"):
+        for path in self.folder.glob(f"seed-{seed}-round-*.safetensors"):
             if int(path.stem.rpartition("-")[2]) < kept:
                 path.unlink(missing_ok=True)
 
     def _path(self, seed: int, round: int) -> Path:
-        return self._folder / f"seed-{seed}-round-{round}.safetensors"
+        return self.folder / f"seed-{seed}-round-{round}.safetensors"
 
 
 class AcceptedRounds:

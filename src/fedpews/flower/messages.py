@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +17,12 @@ from fedpews.methods.wire import BadMessage
 TASK, PAYLOAD, FORMAT = "task", "payload", "fedpews.wire"
 POLL_SECONDS = 0.3
 
+LARGEST_LOSS = 1e6
+"""Of one sample, that a site may report; honest ones are below a hundred."""
+
 Key = TypeVar("Key", bound=Hashable)
+Counts = tuple[int, int, float]
+"""Right answers, samples, and the loss summed over them."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Task:
     round: int
     lr: float
     parts: tuple[Part, ...]
+    evaluate: bool = False  # also say how good the downloaded models are, before training
 
 
 def task_content(task: Task) -> RecordDict:
@@ -49,6 +56,7 @@ def task_content(task: Task) -> RecordDict:
             "seeds": [part.seed for part in task.parts],
             "accepted": [part.accepted for part in task.parts],
             "kept": [part.kept for part in task.parts],
+            "evaluate": task.evaluate,
         }
     )
     return RecordDict({TASK: about, **{_key(part.seed): pack(part.data) for part in task.parts}})
@@ -59,12 +67,39 @@ def read_task(content: RecordDict) -> Task:
     about: Mapping[str, Any] = content[TASK]
     columns = zip(about["seeds"], about["accepted"], about["kept"], strict=True)
     parts = tuple(Part(seed, unpack(content, _key(seed)), *rounds) for seed, *rounds in columns)
-    return Task(str(about["run"]), int(about["round"]), float(about["lr"]), parts)
+    return Task(str(about["run"]), int(about["round"]), float(about["lr"]), parts, bool(about["evaluate"]))
 
 
-def reply_content(uploads: Mapping[int, bytes]) -> RecordDict:
-    """A site's answer: an encoded upload for each seed."""
-    return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()})
+def reply_content(uploads: Mapping[int, bytes], scores: Mapping[int, Counts]) -> RecordDict:
+    """A site's answer: an encoded upload for each seed, and how good each seed's model was, if that was asked."""
+    return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()} | score_records(scores))
+
+
+def score_records(scores: Mapping[int, Counts]) -> dict[str, Any]:
+    """Counts on a site's own test samples, by seed or place."""
+    names = ("correct", "seen", "loss")
+    return {
+        f"score-{key}": ConfigRecord(dict(zip(names, score, strict=True))) for key, score in scores.items()
+    }
+
+
+def read_scores(content: RecordDict, keys: Iterable[int], declared: int) -> dict[int, Counts]:
+    """A site's counts for each model, checked: of so many test samples as it declared, no more and no fewer."""
+    scores = {}
+    for key in keys:
+        record = content.get(f"score-{key}")
+        if not isinstance(record, ConfigRecord):
+            raise BadMessage(f"it has no score for model {key}")
+        right, seen, loss = (record.get(name) for name in ("correct", "seen", "loss"))
+        whole = type(right) is int and type(seen) is int and isinstance(loss, float)
+        if not whole or not 0 <= right <= seen or not 0 <= loss <= LARGEST_LOSS * max(seen, 1):
+            raise BadMessage(
+                f"its score for model {key} makes no sense: {right!r} of {seen!r}, loss {loss!r}"
+            )
+        if seen != declared:
+            raise BadMessage(f"its score is over {seen} test samples, and it declared {declared}")
+        scores[key] = (right, seen, loss)
+    return scores
 
 
 def read_reply(content: RecordDict, seeds: Sequence[int]) -> Iterator[tuple[int, bytes | BadMessage]]:
@@ -99,8 +134,14 @@ def size_on_wire(message: Message) -> int:
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
 
 
-def deliver(grid: Grid, messages: Mapping[Key, Message], seconds: float) -> dict[Key, Message | str]:
-    """Each message's reply, or in words why there is none. A key without an entry did not answer in time."""
+def deliver(
+    grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int | None = None
+) -> dict[Key, Message | str]:
+    """Each message's reply, or in words why there is none. A key without an entry did not answer in time.
+
+    Args:
+        most_bytes: of one reply; a larger one is not fetched any further.
+    """
     keys = list(messages)
     ids = list(grid.push_messages([messages[key] for key in keys]))
     waiting = {message_id: key for key, message_id in zip(keys, ids, strict=False) if message_id}
@@ -110,7 +151,7 @@ def deliver(grid: Grid, messages: Mapping[Key, Message], seconds: float) -> dict
     until = time.monotonic() + seconds
     while waiting and time.monotonic() < until:
         for message_id, key in list(waiting.items()):
-            answer = _collect(grid, message_id)
+            answer = _collect(grid, message_id, most_bytes)
             if answer is not None:
                 answers[key] = answer
                 del waiting[message_id]
@@ -119,12 +160,15 @@ def deliver(grid: Grid, messages: Mapping[Key, Message], seconds: float) -> dict
     return answers
 
 
-def _collect(grid: Grid, message_id: str) -> Message | str | None:
+def _collect(grid: Grid, message_id: str, most_bytes: int | None) -> Message | str | None:
     """One by one, so that an answer that cannot even be unpacked harms nobody else's."""
     try:
-        replies = list(grid.pull_messages([message_id]))
+        with _metered(grid, most_bytes):
+            replies = list(grid.pull_messages([message_id]))
     except httpx.HTTPError:
         raise  # the SuperLink itself is out of reach
+    except BadMessage as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001 - whatever a foreign message brings about
         return f"its answer cannot be unpacked: {type(error).__name__}: {error!s:.200}"
     if not replies:
@@ -133,6 +177,34 @@ def _collect(grid: Grid, message_id: str) -> Message | str | None:
     if reply.has_error():
         return f"{reply.error.reason or 'unknown error'} (code {reply.error.code})"
     return reply if reply.has_content() else "its answer is empty"
+
+
+@contextmanager
+def _metered(grid: Grid, most_bytes: int | None) -> Iterator[None]:
+    """Stop fetching the pieces of a reply when they come to more than an honest one has.
+
+    Flower fetches a reply piece by piece (5 MB each) and knows no limit; its client is the only place to count at.
+    """
+    client = getattr(grid, "_runtime_client", None)
+    if client is None or most_bytes is None:
+        yield
+        return
+    pull: Callable[[Any], Any] = client.PullObject
+    fetched = 0
+
+    def count(request: Any) -> Any:
+        nonlocal fetched
+        if fetched > most_bytes:
+            raise BadMessage(f"its answer has more than {most_bytes} bytes, the most that is possible")
+        answer = pull(request)
+        fetched += len(answer.object_content)
+        return answer
+
+    client.PullObject = count
+    try:
+        yield
+    finally:
+        del client.PullObject
 
 
 def _key(seed: int) -> str:

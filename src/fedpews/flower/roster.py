@@ -1,19 +1,21 @@
-"""Which Flower node is which site. A node's number changes when it restarts, a site's does not."""
+"""Which Flower node is which site. A node's number changes when it restarts; a site's key and number do not."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedpews.flower.deploy.keys import fingerprint
+from fedpews.flower.hello import HELLO, Expected, Facts, Seen, read_hello
+from fedpews.flower.known_sites import KnownSites
 from fedpews.flower.messages import deliver
+from fedpews.methods.wire import BadMessage
 
-HELLO = "hello"
 ASK_SECONDS = 120.0
-"""How long a node may take to say which site it is; it starts a process for it."""
+"""How long a node may take to say which site it is; it may have to load its data first."""
 
 AGAIN_SECONDS = 60.0
 """A node that did not say which site it is gets asked again after this time."""
@@ -22,30 +24,52 @@ POLL_SECONDS = 1.0
 
 
 class Roster:
-    """Sites by number, found by asking every node that has not been asked yet."""
+    """Sites by number, found by asking every node that has not been asked yet.
 
-    def __init__(self, grid: Grid, total: int, say: Callable[[str], None]) -> None:
-        self._grid, self._total, self._say = grid, total, say
+    Args:
+        expected: what every site must agree with the server on.
+        known: the operator's roster; a key that is not in it is nobody. None takes a key for a site's at first
+            contact, and no other from then on.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        expected: Expected,
+        known: KnownSites | None,
+        seen: Seen,
+        say: Callable[[str], None],
+    ) -> None:
+        self._grid, self._expected, self._known, self._seen, self._say = grid, expected, known, seen, say
+        self.facts: dict[int, Facts] = {}  # by site
         self._site: dict[int, int | None] = {}  # node -> site; None is a node that is of no use
         self._again: dict[int, float] = {}  # node -> when to ask it again
+        self._told: set[int] = set()  # nodes that were said to come second
+
+    @property
+    def total(self) -> int:
+        """How many sites there are."""
+        return self._expected.sites
+
+    def name(self, site: int) -> str:
+        """What the operator calls a site."""
+        return (self._known.names if self._known else {}).get(site, f"site-{site}")
 
     def online(self) -> dict[int, int]:
         """The node of every site that is connected now."""
-        nodes = sorted(self._grid.get_node_ids())
+        keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
         now = time.monotonic()
-        self._ask([node for node in nodes if node not in self._site and self._again.get(node, now) <= now])
+        self._ask({n: k for n, k in keys.items() if n not in self._site and self._again.get(n, now) <= now})
         found: dict[int, int] = {}
-        for node in nodes:
-            site = self._site.get(node)
-            if site is None:
+        # in the order in which they were met: whoever comes later takes nobody's place
+        for node, site in self._site.items():
+            if site is None or node not in keys:
                 continue
-            if site in found:
+            if found.setdefault(site, node) != node and node not in self._told:
+                self._told.add(node)
                 self._say(
                     f"nodes {found[site]} and {node} both say they are site {site}; the second is ignored"
                 )
-                self._site[node] = None
-            else:
-                found[site] = node
         return found
 
     def wait_for(self, sites: Iterable[int], seconds: float) -> dict[int, int]:
@@ -56,28 +80,46 @@ class Roster:
             if len(here) == len(wanted) or time.monotonic() >= until:
                 return here
             if not told:
-                missing = ", ".join(str(site) for site in sorted(wanted - here.keys()))
+                missing = ", ".join(self.name(site) for site in sorted(wanted - here.keys()))
                 self._say(f"{len(here)} of {len(wanted)} sites are here; waiting for {missing}")
                 told = True
             time.sleep(POLL_SECONDS)
 
-    def _ask(self, nodes: list[int]) -> None:
-        content = RecordDict({HELLO: ConfigRecord({"sites": self._total})})
-        questions = {node: Message(content, node, MessageType.QUERY, ttl=ASK_SECONDS) for node in nodes}
+    def _ask(self, keys: dict[int, bytes]) -> None:
+        short = {node: fingerprint(key) if key else "" for node, key in keys.items()}
+        for node, key in short.items():
+            if self._known is not None and key not in self._known.by_key:
+                self._site[node] = None
+                self._say(
+                    f"node {node} is nobody: its key {key or 'is missing and'} is not in the roster; if it is a "
+                    "site of yours, approve it (fedpews flower approve) and start the run again"
+                )
+        asked = [node for node in keys if node not in self._site]
+        content = RecordDict({HELLO: ConfigRecord({"sites": self._expected.sites})})
+        questions = {node: Message(content, node, MessageType.QUERY, ttl=ASK_SECONDS) for node in asked}
         answers = deliver(self._grid, questions, ASK_SECONDS) if questions else {}
-        for node in nodes:
+        for node in asked:
             reply = answers.get(node)
             if isinstance(reply, Message):
-                self._site[node] = self._read(node, reply)
+                self._site[node] = self._read(node, short[node], reply)
             else:
                 self._again[node] = time.monotonic() + AGAIN_SECONDS
                 self._say(f"node {node} does not say which site it is: {reply or 'no answer'}")
 
-    def _read(self, node: int, reply: Message) -> int | None:
-        record: Any = reply.content.get(HELLO)
-        site = record.get("site") if isinstance(record, ConfigRecord) else None
-        if not isinstance(site, int) or isinstance(site, bool) or not 0 <= site < self._total:
-            self._say(f"node {node} says it is site {site!r:.40}; there are sites 0 to {self._total - 1}")
+    def _read(self, node: int, key: str, reply: Message) -> int | None:
+        try:
+            facts = read_hello(reply.content)
+            self._expected.check(facts)
+            if self._known is not None and self._known.by_key[key].number != facts.site:
+                entry = self._known.by_key[key]
+                raise BadMessage(
+                    f"it says it is site {facts.site}, but its key is that of site {entry.number}, {entry.name}"
+                )
+            self._seen.check(facts, key if self._known is None else None)
+        except BadMessage as error:
+            self._say(f"node {node} ({key or 'no key'}) is refused: {error}")
             return None
-        self._say(f"site {site} is here (node {node})")
-        return site
+        self.facts[facts.site] = facts
+        shown = f", key {key}" if key else ""
+        self._say(f"{self.name(facts.site)} is here: site {facts.site}, {facts.samples} samples{shown}")
+        return facts.site

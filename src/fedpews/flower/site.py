@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job, Schedule
+from fedpews.flower.delivery import keep_models
+from fedpews.flower.hello import Facts
 from fedpews.flower.memory import MemoryLost, SiteMemory
-from fedpews.flower.messages import Task
-from fedpews.methods.contract import Method
+from fedpews.flower.messages import Counts, Part, Task
+from fedpews.flower.uploads import sample_upload
+from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
+from fedpews.trees import Nest
+
+LATE = 10**9
+"""A round after every warmup."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +36,17 @@ class Site:
     data: Federation  # of all clients only this site's rows are used
     schedule: Schedule
     memory: Callable[[str], SiteMemory]  # by the name of the run
+    facts: Callable[[], Facts]  # what it says of itself when it is met
     restart_lost: bool = False  # begin anew when the memory is gone
+    workers: int = 1  # seeds trained at once
+    threads: int = 1  # cores for each; the numbers are those of one process with 1 only
 
     def train(self, task: Task) -> dict[int, bytes]:
         """The encoded upload for each seed. The memory is on disk before any of them is sent."""
         memory = self.memory(task.run)
         jobs = []
         for part in task.parts:
-            download = decode_download(self.net, part.data)
+            download = self._receive(part)
             try:
                 kept = memory.read(part.seed, part.accepted)
             except MemoryLost:
@@ -40,39 +54,85 @@ class Site:
                     raise
                 kept = None
             half = self.method.client(download.phase)
+            kept = None if kept is None else self._here(kept, self._device)
             jobs.append(Job(part.seed, self.number, half, download, kept, task.lr))
-        engine = EagerEngine(self.net, self.data, self.schedule, workers=1)
-        try:
+        with closing(self._engine()) as engine:
             finished = engine.train(jobs)
-        finally:
-            engine.close()
         for part, done in zip(task.parts, finished, strict=True):
-            memory.write(part.seed, task.round, done.memory, part.kept)
-        return {done.seed: encode_upload(self.net, done.upload) for done in finished}
+            memory.write(part.seed, task.round, self._here(done.memory, "cpu"), part.kept)
+        return {done.seed: encode_upload(self.net, self._send(done.upload)) for done in finished}
 
-    def evaluate(self, task: Task) -> list[tuple[int, int, float]]:
-        """For each model: right answers, samples and summed loss on the site's own test samples."""
+    def rehearse(self) -> None:
+        """A step of every kind of round on two empty samples, and none of it kept."""
+        state = self.method.init(self.net, self.net.initial(), len(self.data))
+        for round in (1, LATE):
+            phase = self.method.phase(state, round)
+            cohort = Cohort(round, (self.number,), len(self.data), 0)
+            (download,) = self.method.downloads(self.net, state, cohort)
+            sample_upload(self.net, Job(0, self.number, self.method.client(phase), download, None, 0.1))
+
+    def keep(self, kind: str, task: Task) -> None:
+        """Put the models that the server hands out at the end into this site's folder."""
+        keep_models(self.memory(task.run).folder, kind, {p.seed: self._receive(p).params for p in task.parts})
+
+    def evaluate(self, task: Task) -> dict[int, Counts]:
+        """For each seed's model: right answers, samples and summed loss on the site's own test samples."""
         if not len(self.data.test_y):
-            return [(0, 0, 0.0)] * len(task.parts)
-        models = [decode_download(self.net, part.data).params for part in task.parts]
-        engine = EagerEngine(self.net, self.data, self.schedule, workers=1)
-        try:
+            return {part.seed: (0, 0, 0.0) for part in task.parts}
+        models = [self._receive(part).params for part in task.parts]
+        with closing(self._engine()) as engine:
             scores = engine.evaluate(models, [part.seed for part in task.parts])
-        finally:
-            engine.close()
-        return [score.counts() for score in scores]
+        return {part.seed: score.counts() for part, score in zip(task.parts, scores, strict=True)}
 
     def evaluate_personal(self, task: Task) -> float:
         """The accuracy of this site's own model on its own test samples, or on the classes it has."""
         (part,) = task.parts
-        download = decode_download(self.net, part.data)
+        download = self._receive(part)
         memory = self.memory(task.run).read(part.seed, part.accepted)
         if memory is None:
             raise MemoryLost(f"site {self.number} has no memory to make its own model of")
+        memory = self._here(memory, self._device)
         model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
-        engine = EagerEngine(self.net, self.data, self.schedule, workers=1)
-        try:
+        with closing(self._engine()) as engine:
             (score,) = engine.evaluate([model], [part.seed])
-        finally:
-            engine.close()
         return score.client_accuracy(self.data.counts())[self.number]
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = self.net.device
+        return device
+
+    def _engine(self) -> EagerEngine:
+        return EagerEngine(self.net, self.data, self.schedule, self.workers, self.threads)
+
+    def _receive(self, part: Part) -> Download:
+        """A download, on the device where this site trains."""
+        download = decode_download(self.net, part.data)
+        if self._device.type == "cpu":
+            return download
+        return replace(
+            download,
+            params=self._here(download.params, self._device),
+            neurons=None if download.neurons is None else download.neurons.to(self._device),
+            extra=self._here(dict(download.extra), self._device),
+        )
+
+    def _send(self, upload: Upload) -> Upload:
+        if self._device.type == "cpu":
+            return upload
+        return replace(
+            upload,
+            params=self._here(upload.params, "cpu"),
+            neurons=None if upload.neurons is None else upload.neurons.cpu(),
+            mask=None if upload.mask is None else self._here(upload.mask, "cpu"),
+            extra=self._here(dict(upload.extra), "cpu"),
+        )
+
+    def _here(self, nest: Nest, device: torch.device | str) -> Nest:
+        """Every tensor of a nest on a device."""
+        if self._device.type == "cpu":
+            return nest
+        return {
+            key: value.to(device) if isinstance(value, Tensor) else self._here(value, device)
+            for key, value in nest.items()
+        }

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.engines.engine import Job
-from fedpews.experiment import FlowerTable
+from fedpews.engines.batches import count_steps
+from fedpews.engines.engine import Job, Schedule
+from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, upload_size
 from fedpews.neurons.network import Batch, Network
+from fedpews.tables import FlowerTable
 from fedpews.torch_private import tree_map_only
 
 SLACK = 4096
 """Bytes that an upload's header may take beyond the expected: numbers have more or fewer digits."""
 
 
-MAX_STEPS = 10**9
-"""Local steps that an upload may claim."""
+FLOWER_SLACK = 65536
+"""Bytes that Flower's own objects around the uploads of a message may take."""
+
+
+LARGEST_LOSS = 1e6
+"""A mean training loss that an upload may report; honest ones are below a hundred."""
 
 
 class UploadCheck:
@@ -32,37 +37,46 @@ class UploadCheck:
     shapes and types of what it then sends are what every upload must have.
     """
 
-    def __init__(self, net: Network, limits: FlowerTable | None = None) -> None:
-        self.net, self.limits = net, limits or FlowerTable()
+    def __init__(
+        self, net: Network, limits: FlowerTable | None = None, schedule: Schedule | None = None
+    ) -> None:
+        self.net, self.limits, self.schedule = net, limits or FlowerTable(), schedule
         self._samples: dict[tuple[str, str], tuple[Upload, int]] = {}
 
-    def read(self, job: Job, data: bytes) -> Upload:
-        """The upload that answers a job, or a BadMessage that says why it is refused."""
+    def most_bytes(self, jobs: Sequence[Job]) -> int:
+        """The most that an honest answer to these jobs can have, as Flower sends it."""
+        return sum(self._sample(job)[1] for job in jobs) + FLOWER_SLACK
+
+    def read(self, job: Job, data: bytes, samples: int | None = None) -> Upload:
+        """The upload that answers a job, or a BadMessage that says why it is refused.
+
+        Args:
+            samples: how many the site declared when it was met.
+        """
         try:
             sample, size = self._sample(job)
             if len(data) > size:
                 raise BadMessage(f"it has {len(data)} bytes where at most {size} are possible")
             upload = decode_upload(self.net, data)
-            self._check(upload, job, sample)
+            self._check(upload, job, sample, samples)
         except BadMessage:
             raise
         except Exception as error:  # whatever foreign bytes bring about, the round goes on
             raise BadMessage(f"it cannot be read: {type(error).__name__}: {error!s:.200}") from error
         return upload
 
-    def _check(self, upload: Upload, job: Job, sample: Upload) -> None:
+    def _check(self, upload: Upload, job: Job, sample: Upload, declared: int | None) -> None:
         limits = self.limits
         if upload.client != job.client:
             raise BadMessage(f"it says it is from client {upload.client}, not {job.client}")
         if upload.round != job.download.round:
             raise BadMessage(f"it is of round {upload.round}, not {job.download.round}")
-        for name, value, top in (
-            ("samples", upload.samples, limits.max_samples),
-            ("steps", upload.steps, MAX_STEPS),
-        ):
-            if not 1 <= value <= top:
-                raise BadMessage(f"{name} is {value}; it must be 1 to {top}")
-        if not math.isfinite(upload.loss):
+        if not 1 <= upload.samples <= limits.max_samples:
+            raise BadMessage(f"samples is {upload.samples}; it must be 1 to {limits.max_samples}")
+        if declared is not None and upload.samples != declared:
+            raise BadMessage(f"samples is {upload.samples}, and the site declared {declared}")
+        self._check_steps(upload)
+        if not 0 <= upload.loss <= LARGEST_LOSS:
             raise BadMessage(f"its training loss is {upload.loss}")
         _same_layout("params", upload.params, sample.params)
         if upload.extra.keys() != sample.extra.keys():
@@ -72,7 +86,23 @@ class UploadCheck:
         self._check_ownership(upload, job.download, sample)
         _check_values(upload)
         if limits.max_norm is not None:
-            self._check_norm(upload, job.download.params, limits.max_norm)
+            for part, size in norms(self.net, upload, job.download).items():
+                if not size <= limits.max_norm:
+                    raise BadMessage(
+                        f"its {part} has norm {size:.6g}, above flower.max_norm = {limits.max_norm:g}"
+                    )
+
+    def _check_steps(self, upload: Upload) -> None:
+        """The steps follow from the samples: nobody can claim more work than it had."""
+        expected = (
+            None
+            if self.schedule is None
+            else count_steps(upload.samples, self.schedule, self.net.least_batch)
+        )
+        if upload.steps < 1 or (expected is not None and upload.steps != expected):
+            raise BadMessage(
+                f"steps is {upload.steps}; with {upload.samples} samples it must be {expected or 'at least 1'}"
+            )
 
     def _check_ownership(self, upload: Upload, download: Download, sample: Upload) -> None:
         if (upload.neurons is None) != (sample.neurons is None):
@@ -88,19 +118,6 @@ class UploadCheck:
             assigned = download.neurons.to(torch.bool)
             if not torch.equal(upload.neurons, assigned):
                 raise BadMessage("it owns other neurons than the server assigned")
-
-    def _check_norm(self, upload: Upload, old: Mapping[str, Tensor], bound: float) -> None:
-        owned = upload.ownership(self.net) or {}
-        change = {
-            name: torch.where(owned[name].bool(), value - old[name], 0.0)
-            if name in owned
-            else value - old[name]
-            for name, value in upload.params.items()
-            if name in old and value.is_floating_point()
-        }
-        norm = float(trees.norm(change)) if change else 0.0
-        if not norm <= bound:
-            raise BadMessage(f"its change has norm {norm:.6g}, above flower.max_norm = {bound:g}")
 
     def _sample(self, job: Job) -> tuple[Upload, int]:
         """What an upload of this phase looks like, and the most bytes it can have."""
@@ -153,9 +170,10 @@ def _check_values(upload: Upload) -> None:
     for key, tree in {"params": upload.params, **upload.extra}.items():
         if not trees.is_finite(tree):
             raise BadMessage(f"{key} holds values that are not finite")
-    for name, theta in upload.extra.get("theta", {}).items():
-        if not bool(((theta >= 0) & (theta <= 1)).all()):
-            raise BadMessage(f"theta.{name} holds values outside [0, 1]")
+    for key in BOUNDED:
+        for name, value in upload.extra.get(key, {}).items():
+            if not bool(((value >= 0) & (value <= 1)).all()):
+                raise BadMessage(f"{key}.{name} holds values outside [0, 1]")
 
 
 def _no_zeros(value: Tensor) -> Tensor:

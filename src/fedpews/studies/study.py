@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpews.configs import STUDIES, flatten, override, read_config, shipped
 from fedpews.errors import ConfigError
-from fedpews.experiment import Experiment, RuntimeTable, WarmupTable
+from fedpews.experiment import Experiment, WarmupTable
 from fedpews.results.layout import legal_name
+from fedpews.tables import RuntimeTable
 
 
 class _Table(BaseModel):

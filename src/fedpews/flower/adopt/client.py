@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -15,7 +19,9 @@ from fedpews.flower.adopt.owned import pack_sides, select
 from fedpews.flower.adopt.strategy import ABOUT, HIDDEN, NEURONS, OTHERS, OWNED, THETA
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.trace import trace
+from fedpews.results.nests import write_atomically
 from fedpews.seeds import fold
+from fedpews.warmup.masks import contiguous
 
 SCORES = "fedpews-scores"
 
@@ -34,12 +40,13 @@ class LocalWarmup:
             warmup.step(optimizer)                            # instead of optimizer.step()
         return warmup.reply({"num-examples": len(dataset)})   # instead of building the message
 
-    After the warmup it does nothing but call the model and the optimiser. The scores are kept in
-    ``context.state``, so a site that loses it begins anew, at the start it drew before.
+    After the warmup it does nothing but call the model and the optimiser. The scores are kept in ``context.state``,
+    which a restart of the SuperNode empties, and in ``keep``, which it does not.
 
     Args:
         example: a batch of one input, to find the model's neurons with.
         graph: the neurons of a model that cannot be traced.
+        keep: a file of this site's own for the scores; by default in the ``state-dir`` of its ``--node-config``.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class LocalWarmup:
         model: nn.Module,
         example: Tensor,
         graph: NeuronGraph | None = None,
+        keep: Path | None = None,
     ) -> None:
         self.model, self._message, self._context = model, message, context
         about: Any = message.content.get(ABOUT)
@@ -56,25 +64,35 @@ class LocalWarmup:
         if not self.active:
             return
         self._diversity, self._rate = float(about["diversity"]), float(about["mask-lr"])
-        self._graph = graph or trace(model, example)
+        self._device = next(model.parameters()).device
+        self._graph = graph or trace(copy.deepcopy(model).cpu(), example.detach().cpu())
         self._open_only = about["gradient"] == "open"
         self._thresholded = about["upload-mask"] == "thresholded"
-        self._others = _read(message.content, OTHERS, NEURONS)
-        kept = _read(context.state, SCORES, HIDDEN)
         site = int(context.node_config.get("partition-id", context.node_id))
-        self.scores = self._start(about, site) if kept is None else kept
+        self._keep = keep or _default_place(context.node_config, site)
+        kept = _read(context.state, SCORES, HIDDEN)
+        if kept is None and self._keep is not None and self._keep.exists():
+            kept = torch.from_numpy(np.load(self._keep, allow_pickle=False))
+        self.scores = (self._start(about, site) if kept is None else kept).to(self._device)
+        others = _read(message.content, OTHERS, NEURONS)
+        self._others = None if others is None else others.to(self._device)
+        self._fixed: Tensor | None = None
+        if "place" in about:
+            place, total = int(about["place"]), int(about["total"])
+            self._fixed = contiguous(self._graph, place, total).to(self._device)
+        # the numbers are drawn on the CPU, the same wherever the model is
         self._random = torch.Generator().manual_seed(fold(site, int(about["round"]), "gates"))
-        self._gates = torch.ones(self._graph.size)
+        self._gates = torch.ones(self._graph.size, device=self._device)
         self._before: dict[str, Tensor] = {}
 
     @property
     def theta(self) -> Tensor:
-        """θ, by which each neuron is drawn."""
-        return torch.sigmoid(self.scores)
+        """θ, by which each neuron is drawn; 0 or 1 where the server assigned them."""
+        return torch.sigmoid(self.scores) if self._fixed is None else self._fixed.to(self.scores.dtype)
 
     def learn(self, criterion: Callable[..., Tensor], inputs: Tensor, *targets: Any) -> None:
         """One step of the scores: s ← s − η_s·(∂f/∂gate − 2λ(θ − θ_others))·σ′(s), weights and buffers as they are."""
-        if not self.active:
+        if not self.active or self._fixed is not None:
             return
         theta = self.theta
         gates = self._draw().requires_grad_()
@@ -128,16 +146,18 @@ class LocalWarmup:
         else:
             neurons = self.theta >= 0.5 if self._thresholded else self._draw().bool()
             sides = {
-                name: {axis.dim: _side(neurons, axis.neurons) for axis in axes}
+                name: {axis.dim: _side(neurons.cpu(), axis.neurons.cpu()) for axis in axes}
                 for name, axes in self._graph.axes.items()
                 if name in values
             }
             records |= {
                 OWNED: _record(select(values, sides)),
                 NEURONS: _record(pack_sides(sides)),
-                THETA: _record({HIDDEN: self.theta.numpy()}),
+                THETA: _record({HIDDEN: self.theta.cpu().numpy()}),
             }
-            self._context.state[SCORES] = _record({HIDDEN: self.scores.numpy()})
+            self._context.state[SCORES] = _record({HIDDEN: self.scores.cpu().numpy()})
+            if self._keep is not None:
+                _write(self._keep, self.scores.cpu().numpy())
         return Message(RecordDict(records), reply_to=self._message)
 
     def _start(self, about: Any, site: int) -> Tensor:
@@ -147,7 +167,7 @@ class LocalWarmup:
 
     def _draw(self) -> Tensor:
         theta = self.theta
-        return (torch.rand(theta.shape, generator=self._random) < theta).to(theta.dtype)
+        return (torch.rand(theta.shape, generator=self._random).to(theta.device) < theta).to(theta.dtype)
 
 
 def _side(neurons: Tensor, owners: Tensor) -> Any:
@@ -159,6 +179,18 @@ def _slots(optimizer: torch.optim.Optimizer, value: Tensor) -> dict[str, Tensor]
     """What the optimiser remembers of each element: momentum, moments."""
     state = optimizer.state.get(value, {})
     return {k: v.clone() for k, v in state.items() if isinstance(v, Tensor) and v.shape == value.shape}
+
+
+def _default_place(settings: Mapping[str, Any], site: int) -> Path | None:
+    folder = settings.get("state-dir")
+    return None if folder is None else Path(str(folder)).expanduser() / f"warmup-scores-{site}.npy"
+
+
+def _write(path: Path, scores: NDArray[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.save(buffer, scores, allow_pickle=False)
+    write_atomically(path, buffer.getvalue())
 
 
 def _record(values: Mapping[str, Any]) -> ArrayRecord:

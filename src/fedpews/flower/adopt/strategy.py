@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from fedpews.errors import ConfigError
 from fedpews.flower.adopt.owned import fill_in, restore
 from fedpews.methods.wire import BadMessage
+from fedpews.warmup.auto import Auto
 
 ABOUT, OTHERS, OWNED, NEURONS, THETA, HIDDEN = "fedpews", "others", "owned", "neurons", "theta", "hidden"
 
@@ -35,6 +37,10 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         mask_lr: η_s, learning rate of the clients' scores.
         gradient, start, start_spread, upload_mask: as in `fedpews.Learned`; each site draws its own start.
         first_round: the absolute number of this start's first round, when it goes on from an earlier one.
+        masks: ``learned`` at the clients; ``fixed``, one contiguous group of every layer for each of ``sites`` nodes in
+            the order in which they are met; or ``auto``, learned until the training loss says that it is enough.
+        sites: how many there are; for fixed masks.
+        loss_key: with ``auto``, what the clients call their training loss among their metrics.
     """
 
     def __init__(
@@ -49,11 +55,16 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         start: float = 0.0,
         start_spread: float = 1.0,
         upload_mask: Literal["drawn", "thresholded"] = "thresholded",
+        masks: Literal["learned", "fixed", "auto"] = "learned",
+        sites: int | None = None,
+        loss_key: str = "train_loss",
     ) -> None:
         if rounds < 0 or diversity < 0 or mask_lr <= 0 or start_spread < 0:
             raise ConfigError(
                 "rounds, diversity and start_spread must not be negative, and mask_lr must be positive"
             )
+        if masks == "fixed" and not sites:
+            raise ConfigError("fixed masks need to know how many sites there are: WithWarmup(..., sites=4)")
         self._reading: dict[str, str | float] = {
             "gradient": gradient,
             "start": float(start),
@@ -62,12 +73,32 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         }
         self.strategy, self.rounds, self.diversity = strategy, rounds, diversity
         self.mask_lr, self.first_round = mask_lr, first_round
+        self.masks, self.sites, self.loss_key = masks, sites, loss_key
         self.refused: dict[int, int] = {}  # by node
         self._old: dict[str, NDArray[Any]] = {}
+        self._types: dict[str, np.dtype[Any]] = {}  # the model's own
         self._theta: dict[int, NDArray[Any]] = {}  # by node: what it last shared
+        self._places: dict[int, int] = {}  # by node: its group of neurons, when they are fixed
+        self._first_loss: float | None = None
+        self._over = False
 
     def is_warmup(self, server_round: int) -> bool:
-        return server_round + self.first_round - 1 <= self.rounds
+        return server_round + self.first_round - 1 <= self.rounds and not self._over
+
+    def state(self) -> dict[str, Any]:
+        """All that a restarted server needs to go on, as JSON takes it; with `first_round`, a run resumes."""
+        return {
+            "theta": {str(node): theta.tolist() for node, theta in self._theta.items()},
+            "places": {str(node): place for node, place in self._places.items()},
+            "first_loss": self._first_loss,
+            "over": self._over,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave."""
+        self._theta = {int(node): np.asarray(theta, np.float32) for node, theta in state["theta"].items()}
+        self._places = {int(node): int(place) for node, place in state["places"].items()}
+        self._first_loss, self._over = state["first_loss"], bool(state["over"])
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -76,33 +107,61 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         if not self.is_warmup(server_round):
             return messages
         self._old = {name: array.numpy() for name, array in arrays.items()}
-        about = ConfigRecord(
-            {
-                "round": server_round + self.first_round - 1,
-                "diversity": self.diversity,
-                "mask-lr": self.mask_lr,
-                **self._reading,
-            }
-        )
+        self._types = self._types or {name: value.dtype for name, value in self._old.items()}
+        # averaging may have left the model's own types (FedAdam's steps are in double precision)
+        self._old = {name: value.astype(self._types[name]) for name, value in self._old.items()}
         nodes = set(grid.get_node_ids())  # also those not asked this time: their last word counts
         self._theta = {node: theta for node, theta in self._theta.items() if node in nodes}
         for message in messages:
-            content = dict(message.content.items()) | {ABOUT: about}
-            others = self._others(message.metadata.dst_node_id, nodes)
+            node = message.metadata.dst_node_id
+            content = dict(message.content.items()) | {ABOUT: self._about(server_round, node)}
+            others = None if self.masks == "fixed" else self._others(node, nodes)
             if others is not None:
                 content[OTHERS] = ArrayRecord({NEURONS: Array(others)})
             message.content = RecordDict(content)
         return messages
 
+    def _about(self, server_round: int, node: int) -> ConfigRecord:
+        about: dict[str, Any] = {
+            "round": server_round + self.first_round - 1,
+            "diversity": self.diversity,
+            "mask-lr": self.mask_lr,
+            **self._reading,
+        }
+        if self.masks == "fixed":
+            place = self._places.setdefault(node, len(self._places))
+            if place >= (self.sites or 0):
+                raise ConfigError(f"there are more nodes than sites={self.sites}, so there is no group left")
+            about |= {"place": place, "total": self.sites}
+        return ConfigRecord(about)
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
-        if self.is_warmup(server_round):
-            replies = self._whole(replies)
-        result: tuple[ArrayRecord | None, MetricRecord | None]
-        result = self.strategy.aggregate_train(server_round, replies)
-        return result
+        if not self.is_warmup(server_round):
+            result: tuple[ArrayRecord | None, MetricRecord | None]
+            result = self.strategy.aggregate_train(server_round, replies)
+            return result
+        replies = self._whole(replies)
+        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        if self.masks == "auto" and metrics is not None:
+            self._look_at_loss(server_round, metrics)
+        if arrays is not None:
+            arrays = ArrayRecord({n: Array(a.numpy().astype(self._types[n])) for n, a in arrays.items()})
+        return arrays, metrics
+
+    def _look_at_loss(self, server_round: int, metrics: MetricRecord) -> None:
+        if self.loss_key not in metrics:
+            raise ConfigError(f"the clients report no {self.loss_key!r}, by which auto decides; see loss_key")
+        loss = float(metrics[self.loss_key])
+        self._first_loss = loss if self._first_loss is None else self._first_loss
+        over = Auto().is_over(
+            server_round + self.first_round - 1, torch.tensor(loss), torch.tensor(self._first_loss)
+        )
+        if over is not None and bool(over):
+            self._over = True
+            log(INFO, "the warmup is over after round %d", server_round + self.first_round - 1)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,7 +1,9 @@
-"""Certificates and keys for trying a deployment on this machine. Real sites use their own authority's."""
+"""Certificates and keys: a trial authority, the SuperLink's own on loopback, sites' keys and their fingerprints."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import os
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 DAYS = 30
+YEARS = 3650
+"""Days for a certificate that never leaves this machine, whose authority's key is thrown away."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +29,20 @@ class ServerKeys:
     key: Path
 
 
-def make_server_keys(folder: Path, host: str = "127.0.0.1") -> ServerKeys:
+def make_server_keys(folder: Path, host: str = "127.0.0.1", days: int = DAYS) -> ServerKeys:
     """A throw-away authority and a certificate for ``host``; the authority's own key is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = ServerKeys(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     root_name = _name("fedpews trial authority")
     root = (
-        _certificate(root_name, root_name, root_key.public_key())
+        _certificate(root_name, root_name, root_key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(root_key, hashes.SHA384())
     )
-    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))]
+    hosts = [x509.DNSName("localhost"), _host(host)]
     server = (
-        _certificate(_name(host), root_name, key.public_key())
+        _certificate(_name(host), root_name, key.public_key(), days)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(root_key, hashes.SHA384())
@@ -61,13 +65,29 @@ def make_site_key(folder: Path, site: int) -> tuple[Path, Path]:
     return private, public
 
 
+def fingerprint(public_key: bytes) -> str:
+    """A public key in short, as ``ssh-keygen -lf site-0.pub`` shows it; the key is in OpenSSH's or PEM layout."""
+    is_pem = public_key.lstrip().startswith(b"-----")
+    read = serialization.load_pem_public_key if is_pem else serialization.load_ssh_public_key
+    line = read(public_key).public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=DAYS))
+    return builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
 
 
 def _name(text: str) -> x509.Name:

@@ -1,13 +1,10 @@
-"""`fedpews flower up`: a SuperLink and SuperNodes on this machine, with TLS and authentication, for one experiment."""
+"""`fedpews flower up`: a coordinator and sites on this machine, with TLS and authentication, for one experiment."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,44 +16,59 @@ from typing import Any, Self
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower.app import AT_SITES
-from fedpews.flower.deploy.keys import make_server_keys, make_site_key
-from fedpews.flower.deploy.processes import Processes
+from fedpews.flower.deploy.coordinator import Coordinator, run_command
+from fedpews.flower.deploy.keys import fingerprint, make_server_keys, make_site_key
+from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports
+from fedpews.flower.deploy.proxy import Door, find_nginx
 from fedpews.flower.deploy.template import write_app
+from fedpews.flower.known_sites import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.records import Record, read_rounds
 
-HOST, CONNECTION = "127.0.0.1", "up"
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-START_SECONDS, RESTART_SECONDS, POLL_SECONDS = 120.0, 5.0, 0.5
+RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
+FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
 Say = Callable[[str], None]
 
 
 class Loopback:
-    """A SuperLink and its SuperNodes. Leaving the context ends them all, whatever happened.
+    """A coordinator and its sites, as on machines of their own. Leaving the context ends them all.
+
+    Sites come in by the proxy where nginx is installed; else straight to the SuperLink, which listens on loopback only.
 
     Args:
         folder: for certificates, keys, logs and Flower's own files; made anew.
+        app: the app that all sites have agreed to.
         state: where the sites keep their memories, a folder that stays.
-        settings: of each site, besides its number (``--node-config``); there are as many sites.
+        settings: options of each site's ``fedpews site``, besides its number; there are as many sites.
     """
 
     def __init__(
-        self, folder: Path, state: Path, settings: Sequence[Mapping[str, Any]], say: Say = print
+        self,
+        folder: Path,
+        app: Path,
+        state: Path,
+        settings: Sequence[Mapping[str, Any]],
+        say: Say = print,
     ) -> None:
-        self.folder, self.state, self.sites, self.say = folder, state, len(settings), say
-        self.settings = settings
-        self.port, *self._site_ports = free_ports(1 + self.sites)
-        self.processes = Processes()
+        self.folder, self.app, self.state, self.say = folder, app, state, say
+        self.sites, self.settings = len(settings), settings
+        (outer,) = free_ports(1)
+        certificates = folder / "certificates"
+        self.door = (
+            None
+            if find_nginx() is None
+            else Door(
+                "localhost", f"{LOOPBACK}:{outer}", certificates / "server.pem", certificates / "server.key"
+            )
+        )
+        self.coordinator = Coordinator(folder / "coordinator", self.door, keep=False)
+        self.processes = self.coordinator.processes
+        self.port = self.coordinator.port if self.door is None else outer
         self._restart_at: dict[int, float] = {}
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        (self.folder / "logs").mkdir(parents=True)
         self.state.mkdir(parents=True, exist_ok=True)
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
             self._start()
         except BaseException:
@@ -72,19 +84,19 @@ class Loopback:
     ) -> None:
         self.processes.stop_all()
 
-    def submit(self, app: Path, settings: Mapping[str, Any]) -> None:
-        """Start a run of an app, and follow its log."""
-        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        command = [_program("flwr"), "run", str(app), CONNECTION, "--stream", "-c", pairs]
-        self.processes.start("run", command, self._env("server"), self.log("run"))
+    @property
+    def roster(self) -> Path:
+        return self.coordinator.folder / layout.ROSTER
+
+    def submit(self, settings: Mapping[str, Any]) -> None:
+        """Start a run of the app, and follow its log."""
+        command = run_command(self.app, {**settings, "roster": str(self.roster)})
+        home = environment(self.coordinator.folder / "home")
+        self.processes.start("run", command, home, self.log("run"))
 
     def tend(self) -> bool:
         """See to the processes: whether the run is still going on. A site that died is started again."""
-        if self.processes.ended("superlink") is not None:
-            raise RunFailed(
-                f"the SuperLink ended with code {self.processes.ended('superlink')} "
-                f"(see {self.log('superlink')}); the rounds so far are saved, go on with --resume"
-            )
+        self.coordinator.check()
         for site in range(self.sites):
             self._tend_site(site)
         return self.processes.ended("run") is None
@@ -97,38 +109,33 @@ class Loopback:
         return {name: self.processes.pid(name) for name in names}
 
     def _start(self) -> None:
-        keys = make_server_keys(self.folder / "certificates", HOST)
-        home = self._home("server")
-        home.mkdir()
-        (home / "config.toml").write_text(
-            f'[superlink.{CONNECTION}]\naddress = "{HOST}:{self.port}"\nroot-certificates = "{keys.authority}"\n'
-        )
-        command = [_program("flower-superlink"), "--host", HOST, "--port", str(self.port)]
-        command += ["--ssl-ca-certfile", str(keys.authority), "--ssl-certfile", str(keys.certificate)]
-        command += ["--ssl-keyfile", str(keys.key), "--enable-supernode-auth"]
-        command += ["--disable-runtime-dependency-installation"]
-        self.processes.start("superlink", command, self._env("server"), self.log("superlink"))
-        self._wait_for_superlink()
+        make_server_keys(self.folder / "certificates", LOOPBACK)
+        self.coordinator.start()
+        known = []
         for site in range(self.sites):
             _, public = make_site_key(self.folder / "keys", site)
-            self._flwr("supernode", "register", str(public), CONNECTION)
+            self.coordinator.register(public)
+            known.append(KnownSite(site, f"site-{site}", fingerprint(public.read_bytes())))
+        KnownSites(tuple(known)).write(self.roster)
         for site in range(self.sites):
             self._start_site(site)
         self._write_pids()
 
     def _start_site(self, site: int) -> None:
-        settings = {"site": site, "state-dir": str(self.state), **self.settings[site]}
-        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        command = [_program("flower-supernode"), "--superlink", f"{HOST}:{self.port}"]
-        command += ["--root-certificates", str(self.folder / "certificates" / "ca.crt")]
-        command += ["--auth-supernode-private-key", str(self.folder / "keys" / f"site-{site}")]
-        command += ["--port", str(self._site_ports[site]), "--node-config", pairs]
+        authority = self.coordinator.inner.authority
+        if self.door is not None:
+            authority = self.folder / "certificates" / "ca.crt"
         name = f"site-{site}"
-        self._home(name).mkdir(exist_ok=True)
-        self.processes.start(name, command, self._env(name), self.log(name))
+        command = [*FEDPEWS, "site", str(self.app), "--site", str(site)]
+        command += ["--superlink", f"{LOOPBACK}:{self.port}", "--ca", str(authority)]
+        command += ["--key", str(self.folder / "keys" / name), "--folder", str(self.folder / name)]
+        command += ["--state-dir", str(self.state)]
+        for option, value in self.settings[site].items():
+            command += [f"--{option}", str(value)]
+        home = environment(self.folder / name / "home")
+        self.processes.start(name, command, home, self.log(name))
 
     def _tend_site(self, site: int) -> None:
-        """The SuperLink takes a node back only when its old heartbeat has run out, so this may take several tries."""
         code = self.processes.ended(f"site-{site}")
         if code is None:
             return
@@ -140,62 +147,8 @@ class Loopback:
             self._write_pids()
             del self._restart_at[site]
 
-    def _wait_for_superlink(self) -> None:
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            if self.processes.ended("superlink") is not None:
-                break
-            with socket.socket() as probe:
-                probe.settimeout(1.0)
-                if probe.connect_ex((HOST, self.port)) == 0:
-                    return
-            time.sleep(0.2)
-        raise RunFailed(f"the SuperLink did not start; see {self.log('superlink')}")
-
-    def _flwr(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [_program("flwr"), *arguments],
-            env=self._env("server"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RunFailed(
-                f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()[-300:]}"
-            )
-
     def _write_pids(self) -> None:
         (self.folder / "pids.json").write_text(json.dumps(self.pids()))
-
-    def _home(self, name: str) -> Path:
-        return self.folder / f"home-{name}"
-
-    def _env(self, name: str) -> dict[str, str]:
-        """Each party has its own Flower home, as on machines of its own. Flower finds its programs by PATH."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self._home(name))}
-
-
-def free_ports(count: int) -> Sequence[int]:
-    """Ports that nobody uses now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def _program(name: str) -> str:
-    """Flower's commands lie beside the Python that runs us."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise ConfigError(f"{name} is not installed; install Flower: pip install 'fedpews[flower]'")
-    return found
 
 
 def up(
@@ -230,18 +183,21 @@ def up(
     if test is not None:
         settings["test"] = str(test.resolve())
     done = _last_round(out)
+    shutil.rmtree(work, ignore_errors=True)
+    app = work / "app"
+    app.mkdir(parents=True)
+    write_app(app, experiment.to_toml())
     try:
         with (
             _terminations(),
-            Loopback(work, out / layout.SITES_MEMORY, [{**shared, **one} for one in own], say) as net,
+            Loopback(work, app, out / layout.SITES_MEMORY, [{**shared, **one} for one in own], say) as net,
         ):
+            way = "behind nginx" if net.door is not None else "on loopback"
             say(
-                f"{count} sites and a SuperLink on 127.0.0.1:{net.port}, TLS and authentication on; logs in {work}/logs"
+                f"{count} sites and a SuperLink {way} at {LOOPBACK}:{net.port}, TLS and authentication on; "
+                f"logs in {work}/logs"
             )
-            app = work / "app"
-            app.mkdir()
-            write_app(app, experiment.to_toml())
-            net.submit(app, settings)
+            net.submit(settings)
             begin(done)
             while net.tend():
                 done = _follow(out, done, round)

@@ -37,7 +37,7 @@ class Processes:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us; we end them in order
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
 
     def pid(self, name: str) -> int:
@@ -133,7 +133,8 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Be told to end when the process that started this one is gone."""
     _prctl(DEATH_SIGNAL, signal.SIGTERM)
 
 

@@ -38,6 +38,7 @@ clientapp = "client_app:app"
 [tool.flwr.app.config]  # of the server; change with: flwr run . CONNECTION -c 'resume=true'
 out = ""                # the run's folder on the server's machine
 resume = false          # go on where the run in it stopped
+roster = ""             # the coordinator's roster.toml: which key is which site's
 data-dir = ""           # where the server looks for data sets
 test = ""               # an .npz file with x and y: the server's own test set, when the data is at the sites
 """

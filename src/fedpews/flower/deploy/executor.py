@@ -1,0 +1,214 @@
+"""The warm executor: imports everything once, takes the SuperNode's tasks, and forks a process for each.
+
+Flower's own starts a new Python for every message, which spends seconds on imports before it has made contact, and is
+given up when that takes longer than half a minute. A fork has everything at once, and is as isolated: what a message
+changes is gone with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from flwr.app import Context, Error, Message
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.runtime.tracing import RuntimeTracingInterceptor
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedpews.flower.deploy.pin import ForeignApp, Pin
+from fedpews.flower.deploy.processes import die_with_parent, leave_with_parent
+
+if TYPE_CHECKING:
+    from fedpews.flower.site import Site
+
+POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 60.0
+"""How long the SuperNode may be out of reach before the executor ends, to be started again with it."""
+ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where an executor takes tasks from, and the only app it runs."""
+
+    address: str  # of the SuperNode's Runtime API, on this machine
+    secret: bytes  # which only this site's own SuperNode and executor know
+    pin: Pin
+    settings: Mapping[str, Any]  # the site's own, as messages will bring them
+
+
+def run_executor(work: Work) -> None:
+    """Take tasks until the SuperNode is gone."""
+    leave_with_parent()
+    _warm_up(work)
+    client = _client(
+        work.address, SuperExecAuthHttpInterceptor(master_secret=work.secret, protected_methods=ACQUIRE)
+    )
+    heard = time.monotonic()
+    while time.monotonic() - heard < PATIENCE_SECONDS:
+        _reap()
+        try:
+            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))
+            heard = time.monotonic()
+        except httpx.HTTPError as error:
+            print(f"the SuperNode does not answer: {error}", flush=True)
+            time.sleep(1.0)
+            continue
+        if answer.HasField("task") and answer.token:
+            _fork(work, answer.token)
+        else:
+            time.sleep(POLL_SECONDS)
+
+
+def _warm_up(work: Work) -> None:
+    """Import what a task will need, and build the site: forks have it at once.
+
+    One thread: a process that has more threads than its own must not be forked; nor one that has used a GPU.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    import fedpews.build
+    import fedpews.engines.eager
+    import fedpews.flower.site  # noqa: F401
+    from fedpews.flower.app import CONFIG, warm_site
+    from fedpews.flower.handlers import site_number
+
+    if str(work.settings.get("device", "cpu")) != "cpu":
+        return
+    try:
+        site = warm_site(work.pin.folder / CONFIG, site_number(work.settings), work.settings)
+        _import_what_training_imports(site)
+        # found on first use otherwise, and so anew in every fork
+        net = site.net
+        net.gated(torch.ones(net.graph.size))
+        _ = net.can_be_cut, net.is_stochastic, net.flops, net.survives_channels_last
+    except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
+        print(f"this site cannot be built: {type(error).__name__}: {error}", flush=True)
+
+
+def _import_what_training_imports(site: Site) -> None:
+    """A fork takes a step of training and tells which modules that took (torch loads some of its own late).
+
+    Here they are only imported: a process that has run a backward pass must not be forked.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        known = set(sys.modules)
+        try:
+            site.rehearse()
+        except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
+            print(f"the rehearsal failed: {type(error).__name__}: {error}", flush=True)
+        finally:
+            names = [name for name in sys.modules if name not in known]
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write("\n".join(names))
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        names = pipe.read().split()
+    os.waitpid(child, 0)
+    for name in names:
+        # some can only be imported as part of another
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def _fork(work: Work, token: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.fork():
+        return
+    code = 1
+    try:
+        die_with_parent()
+        code = _run_task(work, token)
+    except BaseException:  # noqa: BLE001 - a child must never come back into the parent's loop
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_task(work: Work, token: str) -> int:
+    """One message: pull it, check that it belongs to the app this site has read, run it, and push the reply."""
+    client = _client(work.address, RuntimeTokenHttpInterceptor(token))
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    message: Message | None = None
+    context: Context | None = None
+    status, details, reply = SubStatus.FAILED, "", None
+    try:
+        message, context, run, fab = pull_task_input(client)
+        work.pin.check(fab.content)
+        load = get_load_client_app_fn(default_app_ref="", app_path=str(work.pin.folder), multi_app=True)
+        reply = load(run.fab_id, run.fab_version, work.pin.hash)(message=message, context=context)
+        status = SubStatus.COMPLETED
+    except Exception as error:  # noqa: BLE001 - whatever an app raises is the reply
+        details = f"{type(error)}:<'{error}'>"
+        code = (
+            ErrorCode.INVALID_FAB if isinstance(error, ForeignApp) else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        )
+        print(f"a message was not answered: {details}", flush=True)
+        if not isinstance(error, ForeignApp):
+            traceback.print_exc()
+        if message is not None:
+            reply = Message(Error(code=code, reason=details), reply_to=message)
+    if reply is not None and context is not None:
+        push_message(client, reply, context)
+    push_task_output(client=client, context=context, sub_status=status, details=details)
+    if heartbeat.is_running:
+        heartbeat.stop()
+    client.close()
+    return 0 if status == SubStatus.COMPLETED else 1
+
+
+def _client(address: str, auth: Any) -> RuntimeHttpClient:
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=True,  # on loopback, within one machine
+        root_certificates=None,
+        interceptors=[
+            RuntimeTracingInterceptor(),
+            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+            auth,
+        ],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+
+
+def _reap() -> None:
+    """Collect the exit codes of tasks that ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return
+
+
+if __name__ == "__main__":
+    place, secret_file, app, pinned, own = sys.argv[1:]
+    run_executor(Work(place, Path(secret_file).read_bytes(), Pin(Path(app), pinned), json.loads(own)))

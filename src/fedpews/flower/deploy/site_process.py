@@ -1,0 +1,109 @@
+"""`fedpews site`: a SuperNode and its warm executor, started again when one of them ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedpews.flower.deploy.pin import Pin
+from fedpews.flower.deploy.processes import Processes
+from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports, key_values, program
+
+RESTART_SECONDS = 5.0
+POLL_SECONDS = 0.5
+SUPERNODE, EXECUTOR = "supernode", "executor"
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """What a site needs to know.
+
+    Args:
+        superlink: the coordinator's address, ``host:port``.
+        authority: the certificate authority that vouches for it.
+        key: the site's private key.
+        folder: Flower's home and logs of this site.
+        settings: ``--node-config``: site, data, state-dir, device, workers.
+    """
+
+    pin: Pin
+    superlink: str
+    authority: Path
+    key: Path
+    folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SiteProcess:
+    """A site's two programs. Only loopback is listened on, and only the executor knows the SuperNode's secret."""
+
+    def __init__(self, options: SiteOptions, say: Callable[[str], None] = print) -> None:
+        self.options, self.say = options, say
+        self.processes = Processes()
+        self._restart_at: dict[str, float] = {}
+
+    def start(self) -> None:
+        home, logs = self.options.folder / "home", self.options.folder / "logs"
+        home.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(exist_ok=True)
+        self.options.folder.chmod(0o700)
+        secret = self.options.folder / "secret"
+        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(32))
+        self._start_pair()
+
+    def tend(self) -> None:
+        """Start again what ended. The two belong together: a SuperNode that is new gives new tasks.
+
+        The SuperLink takes a node back only when its old heartbeat has run out, so this may take several tries.
+        """
+        ended = {
+            name: code for name in (SUPERNODE, EXECUTOR) if (code := self.processes.ended(name)) is not None
+        }
+        if not ended:
+            return
+        if not self._restart_at:
+            for name, code in ended.items():
+                self.say(f"the {name} ended with code {code} (see {self.log(name)}); starting it again")
+            self._restart_at[SUPERNODE] = time.monotonic() + RESTART_SECONDS
+        elif time.monotonic() >= self._restart_at[SUPERNODE]:
+            self.processes.stop_all()
+            self._restart_at = {}
+            self._start_pair()
+
+    def log(self, name: str) -> Path:
+        return self.options.folder / "logs" / f"{name}.log"
+
+    def _start_pair(self) -> None:
+        options, (port,) = self.options, free_ports(1)
+        secret, env = options.folder / "secret", environment(options.folder / "home")
+        command = [program("flower-supernode"), "--superlink", options.superlink]
+        command += ["--root-certificates", str(options.authority)]
+        command += ["--auth-supernode-private-key", str(options.key)]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+        command += ["--host", LOOPBACK, "--port", str(port), "--node-config", key_values(options.settings)]
+        self.processes.start(SUPERNODE, command, env, self.log(SUPERNODE))
+        executor = [sys.executable, "-m", "fedpews.flower.deploy.executor", f"{LOOPBACK}:{port}", str(secret)]
+        executor += [str(options.pin.folder), options.pin.hash, json.dumps(dict(options.settings))]
+        self.processes.start(EXECUTOR, executor, env, self.log(EXECUTOR))
+
+
+def run_site(options: SiteOptions, say: Callable[[str], None]) -> None:
+    """Run until stopped; leaves nothing behind."""
+    site = SiteProcess(options, say)
+    try:
+        site.start()
+        say(f"this site runs only the app {options.pin.hash} ({options.pin.folder})")
+        while True:
+            site.tend()
+            time.sleep(POLL_SECONDS)
+    finally:
+        site.processes.stop_all()

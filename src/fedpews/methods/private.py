@@ -1,0 +1,296 @@
+"""Differential privacy of clients: clipped at the client, noise at the server or at the client, ε from an accountant.
+
+Two federations are neighbours when one client's change is nothing in one of them. During a warmup with fixed masks the
+number of owners of an element, Σm, is the server's own choice and so public: the noise is added to the sum of the
+owners' clipped changes, and the division by Σm reveals nothing more. Learned masks depend on the clients' data and
+would have to be privatised too; they are refused. What a client reports of its loss is suppressed. Not covered: the
+number of a client's samples, whether it took part, and evaluation counts from sites.
+
+Noise is drawn from a generator that the operating system's entropy seeds anew for every draw, so two runs differ.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpews import trees
+from fedpews.errors import ConfigError
+from fedpews.methods.average import Average
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.options import NotNegative, Positive
+from fedpews.neurons.network import Batch, Network
+from fedpews.trees import Nest, Tree
+
+PRIVACY = "privacy"
+Place = Literal["server", "client"]
+
+
+def with_dp(
+    method: Method,
+    clip: float,
+    noise: float,
+    place: Place = "server",
+    adaptive: bool = False,
+    **options: Any,
+) -> Method:
+    """The same method with differential privacy for every client.
+
+    Args:
+        clip: C, the longest change a client may send; with ``adaptive`` only where it starts.
+        noise: z, the noise multiplier: the sum of the changes gets noise of deviation z·C.
+        place: where the noise is added: ``server`` (central) or ``client`` (local, which trusts nobody).
+        adaptive: let C follow a quantile of the clients' lengths (Andrew et al. 2021), at no further cost in ε.
+        options: of `Private`.
+
+    >>> from fedpews.methods.fedavg import FedAvg
+    >>> with_dp(FedAvg(), clip=1.0, noise=1.1).clip
+    1.0
+    """
+    if adaptive and place == "client":
+        raise ConfigError("adaptive clipping needs a server that adds the noise: privacy.place = 'server'")
+    return Private(method, clip, noise, place, adaptive, **options)
+
+
+@dataclass(frozen=True)
+class Private(Method):
+    """What ``with_dp`` returns.
+
+    Args:
+        quantile: with adaptive clipping, the part of the clients whose change should not be cut.
+        clip_lr: how fast C follows.
+        bit_noise: deviation of the noise on how many were not cut; a twentieth of the cohort is usual.
+        noise_seed: for tests only: noise that comes out the same every time protects nobody.
+    """
+
+    inner: Method
+    clip: Positive
+    noise: NotNegative
+    place: Place = "server"
+    adaptive: bool = False
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    clip_lr: Positive = 0.2
+    bit_noise: Positive = 1.0
+    noise_seed: int | None = None
+
+    @property
+    def change_noise(self) -> float:
+        """The multiplier of the changes' own noise, when a part of the budget goes to the bits."""
+        if not self.adaptive or self.noise == 0:
+            return self.noise
+        rest = self.noise**-2 - (2 * self.bit_noise) ** -2
+        if rest <= 0:
+            raise ConfigError(
+                f"privacy.bit_noise = {self.bit_noise:g} is too little beside privacy.noise = {self.noise:g}; "
+                f"it must be above {self.noise / 2:g}"
+            )
+        return float(rest**-0.5)
+
+    @property
+    def personalised(self) -> bool:
+        return self.inner.personalised
+
+    def phase(self, state: Nest, round: int) -> str:
+        return self.inner.phase(state["inner"], round)
+
+    def client(self, phase: str) -> ClientHalf:
+        return PrivateClient(self.inner.client(phase), self)
+
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        state = self.inner.init(net, params, total)
+        return {"inner": state, PRIVACY: {"clip": torch.tensor(float(self.clip)), "round": torch.tensor(0)}}
+
+    def params(self, state: Nest) -> Tree:
+        return self.inner.params(state["inner"])
+
+    def last_owned(self, state: Nest) -> dict[int, Tensor]:
+        return self.inner.last_owned(state["inner"])
+
+    def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
+        told = {PRIVACY: {"clip": state[PRIVACY]["clip"][None]}}
+        inner = self.inner.downloads(net, state["inner"], cohort)
+        return [replace(download, extra={**download.extra, **told}) for download in inner]
+
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        if len(set(average.weights)) > 1:
+            raise ConfigError(
+                "with differential privacy every client counts alike: train.weighting = 'uniform'"
+            )
+        clip, round = float(state[PRIVACY]["clip"]), uploads[0].round
+        ones = (1.0,) * len(uploads)
+        if self.place == "server":
+            deviation = self.change_noise * clip
+            average = NoisyAverage(
+                ones, average.masks, deviation=deviation, seed=self._seed(round, "changes")
+            )
+        stripped = [replace(up, extra={k: v for k, v in up.extra.items() if k != PRIVACY}) for up in uploads]
+        inner = self.inner.update(net, state["inner"], stripped, average)
+        if self.adaptive:
+            within = float(sum(float(up.extra[PRIVACY]["within"]) for up in uploads))
+            within += float(gaussian((), self.bit_noise, self._seed(round, "bits")))
+            clip *= math.exp(-self.clip_lr * (within / len(uploads) - self.quantile))
+        return {"inner": inner, PRIVACY: {"clip": torch.tensor(clip), "round": torch.tensor(round)}}
+
+    def _seed(self, round: int, what: str) -> int | None:
+        from fedpews.seeds import fold
+
+        return None if self.noise_seed is None else fold(self.noise_seed, round, what)
+
+
+@dataclass(frozen=True)
+class PrivateClient(ClientHalf):
+    """The inner half, whose change is cut to the length C before it is sent."""
+
+    inner: ClientHalf
+    privacy: Private
+
+    def noise_size(self, net: Network) -> int:
+        return self.inner.noise_size(net)
+
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
+        return self.inner.probe(net, download, memory)
+
+    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
+        return self.inner.probed(net, download, memory, accuracy)
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        return self.inner.start(net, download, memory)
+
+    def step(
+        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
+    ) -> tuple[Nest, Tensor]:
+        return self.inner.step(net, local, batch, noise, lr)
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        memory, upload = self.inner.finish(net, download, local, work)
+        _check_public(download, upload)
+        clip = float(download.extra[PRIVACY]["clip"])
+        owned = upload.ownership(net) or {}
+        change = trees.subtract(upload.params, download.params)
+        change = {n: torch.where(owned[n].bool(), v, 0.0) if n in owned else v for n, v in change.items()}
+        length = math.sqrt(sum(float(value.double().pow(2).sum()) for value in change.values()))
+        scale = min(1.0, clip / length) if length > 0 else 1.0
+        if self.privacy.place == "client":
+            seed = self.privacy._seed(download.round, f"client {work.client}")
+            drawn = _noises(change, self.privacy.noise * clip, seed)
+            change = {n: scale * v + drawn[n] for n, v in change.items()}
+            scale = 1.0
+        params = trees.where(owned, trees.add(download.params, change, scale), download.params)
+        told: Mapping[str, Tree] = {}
+        if self.privacy.adaptive:
+            told = {PRIVACY: {"within": torch.tensor([float(length <= clip)])}}
+        return memory, replace(upload, params=params, loss=0.0, extra={**upload.extra, **told})
+
+    def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
+        return self.inner.personal(net, download, memory)
+
+
+@dataclass(frozen=True)
+class NoisyAverage(Average):
+    """(Σ m_i y_i + noise)/Σ m_i, once: what is asked for a second time would need noise and budget of its own."""
+
+    deviation: float = 0.0
+    seed: int | None = None
+    asked: list[int] = field(default_factory=list, compare=False)
+
+    def __call__(self, values: Sequence[Mapping[str, Tensor]], old: Mapping[str, Tensor]) -> Tree:
+        if self.asked:
+            raise ConfigError(
+                "this method asks for several averages in a round, and its privacy was not worked out; "
+                "use fedavg, fedprox or moon"
+            )
+        self.asked.append(1)
+        mean = super().__call__(values, old)
+        owners = Average(self.weights, self.masks)
+        ones = {name: torch.ones_like(value) for name, value in old.items()}
+        # how many own each element: the mean of (clients · m_i) over all clients
+        everybody = Average(self.weights, (None,) * len(self.masks))
+        counts = everybody(
+            [{n: _mask(mask, n, v) * len(self.masks) for n, v in ones.items()} for mask in self.masks], ones
+        )
+        covered, drawn = owners.covered(old), _noises(old, self.deviation, self.seed)
+        return {
+            name: torch.where(covered[name], value + drawn[name] / counts[name].clamp_min(1.0), old[name])
+            for name, value in mean.items()
+        }
+
+
+def epsilon(
+    noise: float, rounds: int, delta: float, total: int, cohort: int, place: Place = "server"
+) -> float:
+    """ε at δ after so many rounds, by the accountant of Google's dp-accounting (Rényi).
+
+    Args:
+        total, cohort: clients in the federation, and in each round, drawn without replacement.
+    """
+    if noise == 0:
+        return math.inf
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError as error:
+        raise ConfigError("ε needs an accountant: pip install 'fedpews[privacy]'") from error
+    event = dp_accounting.GaussianDpEvent(noise)
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if place == "client":
+        # a client's two possible changes lie up to 2C apart
+        event = dp_accounting.GaussianDpEvent(noise / 2)
+    elif cohort < total:
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+        event = dp_accounting.SampledWithoutReplacementDpEvent(
+            total, cohort, dp_accounting.GaussianDpEvent(noise / 2)
+        )
+    accountant = rdp.RdpAccountant(neighboring_relation=relation)
+    accountant.compose(event, rounds)
+    return float(accountant.get_epsilon(delta))
+
+
+def privacy_spent(experiment: Any, clients: int) -> dict[str, Any] | None:
+    """What the privacy of an experiment costs, known before it begins; None without differential privacy."""
+    table = experiment.privacy
+    if table.clip is None:
+        return None
+    cohort = max(1, math.floor(experiment.participation * clients + 0.5))
+    spent = epsilon(table.noise, experiment.rounds, table.delta, clients, cohort, table.place)
+    return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}
+
+
+def gaussian(shape: tuple[int, ...] | torch.Size, deviation: float, seed: int | None) -> Tensor:
+    """Normal noise; without a seed from the operating system's entropy."""
+    generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
+    return deviation * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _noises(like: Mapping[str, Tensor], deviation: float, seed: int | None) -> Tree:
+    from fedpews.seeds import fold
+
+    return {
+        name: gaussian(value.shape, deviation, None if seed is None else fold(seed, name)).to(value)
+        for name, value in like.items()
+    }
+
+
+def _mask(mask: Mapping[str, Tensor] | None, name: str, like: Tensor) -> Tensor:
+    return like if mask is None or name not in mask else mask[name].to(like.dtype).expand_as(like)
+
+
+def _check_public(download: Download, upload: Upload) -> None:
+    if upload.extra:
+        raise ConfigError(
+            f"this method also sends {', '.join(sorted(upload.extra))}, which no noise protects; with differential "
+            "privacy use fedavg, fedprox or moon, without a warmup or with fixed masks (+pews-fixed)"
+        )
+    if not all(value.is_floating_point() for value in upload.params.values()):
+        raise ConfigError("this method sends bits, and no noise protects them; use fedavg, fedprox or moon")
+    if upload.mask is not None or (upload.neurons is not None and download.neurons is None):
+        raise ConfigError(
+            "learned masks depend on the clients' data, and no noise protects them; with differential privacy use "
+            "fixed masks (+pews-fixed)"
+        )

@@ -1,0 +1,156 @@
+"""Averages that a few bad clients cannot move far, element by element over the clients that own the element.
+
+- ``median``: of the owners' values (Yin et al. 2018);
+- ``trimmed``: their mean without a part at each end (same paper);
+- ``krum``: the mean of the clients that lie closest together (Multi-Krum, Blanchard et al. 2017);
+- ``clipped``: the mean, with every client's change cut to the median's length.
+
+During a warmup an element may have one owner only, or two; nothing can tell which of two is right. They help where
+several clients own what is attacked, and after the warmup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedpews.errors import ConfigError
+from fedpews.methods.average import Average
+from fedpews.methods.contract import Upload
+from fedpews.trees import Tree
+
+Rule = Literal["mean", "median", "trimmed", "krum", "clipped"]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """How a round's uploads become one.
+
+    Args:
+        rule: ``mean`` is the plain average.
+        trim: with ``trimmed``, the part left out at each end, below one half.
+        byzantine: with ``krum``, how many clients may be bad; by default as many as it stands, (n − 3)/2.
+    """
+
+    rule: Rule = "mean"
+    trim: float = 0.2
+    byzantine: int | None = None
+
+    def of(self, average: Average, uploads: Sequence[Upload]) -> Average:
+        """The average to use in place of the plain one."""
+        if self.rule == "mean":
+            return average
+        if self.rule == "krum":
+            return keep(average, choose_krum(uploads, average.masks, self.byzantine))
+        return RobustAverage(average.weights, average.masks, rule=self.rule, trim=self.trim)
+
+
+@dataclass(frozen=True)
+class RobustAverage(Average):
+    """Median, trimmed mean or clipped mean. The first two count every owner alike, whatever its weight.
+
+    >>> average = RobustAverage((1.0, 1.0, 1.0), (None, None, {"w": torch.tensor([False])}), rule="median")
+    >>> average([{"w": torch.tensor([v])} for v in (1.0, 2.0, 1e30)], {"w": torch.zeros(1)})
+    {'w': tensor([1.5000])}
+    """
+
+    rule: Rule = "median"
+    trim: float = 0.2
+
+    def __call__(self, values: Sequence[Mapping[str, Tensor]], old: Mapping[str, Tensor]) -> Tree:
+        if not old:
+            return {}
+        if self.rule == "clipped":
+            return super().__call__(clip(values, self.masks, old), old)
+        result = {}
+        for name, kept in old.items():
+            owned = torch.stack([_owned(mask, name, kept) for mask in self.masks])  # (clients, ...)
+            stacked = torch.stack([value[name] for value in values])
+            # those who do not own it sort behind all others, and are not counted
+            ordered = torch.where(owned, stacked, torch.inf).sort(dim=0).values
+            owners = owned.sum(0)
+            part = 0.5 if self.rule == "median" else self.trim
+            middle = _middle(ordered, owners, part)
+            result[name] = torch.where(owners > 0, middle.to(kept.dtype), kept)
+        return result
+
+
+def clip(
+    values: Sequence[Mapping[str, Tensor]],
+    masks: Sequence[Mapping[str, Tensor] | None],
+    old: Mapping[str, Tensor],
+) -> list[Tree]:
+    """The values with each client's change, over what it owns, cut to the length of the median client's."""
+    changes = [
+        {name: torch.where(_owned(mask, name, kept), value[name] - kept, 0.0) for name, kept in old.items()}
+        for value, mask in zip(values, masks, strict=True)
+    ]
+    lengths = torch.stack([_length(change) for change in changes])
+    limit = lengths.median()  # of an even number the lower one
+    scales = (limit / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)).clamp(max=1.0)
+    return [
+        {name: kept + (scale * change[name]).to(kept.dtype) for name, kept in old.items()}
+        for change, scale in zip(changes, scales, strict=True)
+    ]
+
+
+def choose_krum(
+    uploads: Sequence[Upload], masks: Sequence[Mapping[str, Tensor] | None], byzantine: int | None = None
+) -> list[int]:
+    """The places of the n − f uploads whose n − f − 2 nearest lie nearest.
+
+    How far two lie apart is the mean squared difference of what both own.
+    """
+    count = len(uploads)
+    bad = max((count - 3) // 2, 0) if byzantine is None else byzantine
+    if count < 2 * bad + 3:
+        raise ConfigError(
+            f"krum stands {bad} bad clients among at least {2 * bad + 3}, and this round has {count}; "
+            "lower train.byzantine or use train.aggregate = 'median'"
+        )
+    distances = torch.zeros(count, count, dtype=torch.float64)
+    for a in range(count):
+        for b in range(a):
+            distances[a, b] = distances[b, a] = _distance(uploads[a], uploads[b], masks[a], masks[b])
+    nearest = distances.sort(dim=1).values[:, 1 : count - bad - 1]  # without oneself
+    return sorted(nearest.sum(1).argsort(stable=True)[: count - bad].tolist())
+
+
+def keep(average: Average, places: Sequence[int]) -> Average:
+    """The average over some of the clients only."""
+    weights = tuple(weight if i in places else 0.0 for i, weight in enumerate(average.weights))
+    return Average(weights, average.masks)
+
+
+def _middle(ordered: Tensor, owners: Tensor, part: float) -> Tensor:
+    """The mean of the sorted values without a part at each end; at least one or two are left in the middle."""
+    drop = torch.minimum((part * owners).floor().long(), (owners - 1).clamp_min(0) // 2)
+    place = torch.arange(len(ordered), device=ordered.device).view(-1, *[1] * owners.dim())
+    kept = (place >= drop) & (place < owners - drop)
+    total = torch.where(kept, ordered, 0.0).double().sum(0)
+    return total / kept.sum(0).clamp_min(1)
+
+
+def _distance(
+    a: Upload, b: Upload, mask_a: Mapping[str, Tensor] | None, mask_b: Mapping[str, Tensor] | None
+) -> float:
+    total, count = 0.0, 0
+    for name, value in a.params.items():
+        both = _owned(mask_a, name, value) & _owned(mask_b, name, value)
+        difference = torch.where(both, value.double() - b.params[name].double(), 0.0)
+        total, count = total + float(difference.pow(2).sum()), count + int(both.sum())
+    return total / max(count, 1)
+
+
+def _owned(mask: Mapping[str, Tensor] | None, name: str, like: Tensor) -> Tensor:
+    if mask is None or name not in mask:
+        return torch.ones_like(like, dtype=torch.bool)
+    return mask[name].bool().expand_as(like)
+
+
+def _length(tree: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([value.double().pow(2).sum() for value in tree.values()]).sum().sqrt()

@@ -1,0 +1,72 @@
+"""The tables of a configuration that say where and how safely a run is done, and what every table is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PrivacyTable(Table):
+    clip: Positive | None = Field(
+        None, description="C, the longest change a client may send; turns differential privacy on"
+    )
+    noise: NotNegative = Field(
+        1.0, description="z, the noise multiplier: deviation z·C on the sum of the changes"
+    )
+    place: Literal["server", "client"] = Field("server", description="where noise is added: central or local")
+    adaptive: bool = Field(False, description="let C follow a quantile of the clients' lengths")
+    quantile: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="which quantile")
+    clip_lr: Positive = Field(0.2, description="how fast C follows")
+    bit_noise: Positive = Field(1.0, description="deviation of the noise on how many changes were not cut")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="δ at which ε is reported")
+
+
+class RuntimeTable(Table):
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="who trains the clients")
+    workers: Count | None = Field(
+        None, description="clients trained at once; by default as many as there are cores"
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
+        "cpu", description="where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
+    )
+    checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
+    evaluate_every: Count = Field(
+        1, description="rounds between two evaluations of the global model; the last round always has one"
+    )
+
+
+class FlowerTable(Table):
+    min_sites: Count = Field(2, description="good uploads that a round needs; a smaller cohort needs all")
+    max_failures: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None,
+        description="more failed sites than this in a round, and they are asked again; by default any number",
+    )
+    attempts: Count = Field(3, description="how often a round is tried before the run stops")
+    round_seconds: Positive = Field(3600.0, description="time limit of a round")
+    join_seconds: NotNegative = Field(120.0, description="at the start, how long to wait for all sites")
+    wait_seconds: NotNegative = Field(
+        600.0, description="how long to wait for min_sites before the run stops"
+    )
+    max_norm: Positive | None = Field(
+        None, description="refuse an upload of which any part (change, controls, ...) is larger than this"
+    )
+    norm_multiple: Annotated[float, Field(gt=1)] = Field(
+        5.0, description="refuse an upload larger than so many medians of its round; inf refuses none"
+    )
+    max_samples: Count = Field(10**9, description="refuse an upload that claims more samples")
+    lost_memory: Literal["refuse", "restart"] = Field(
+        "refuse", description="what a site does that lost its private memory"
+    )
+    input_shape: list[Count] | None = Field(
+        None, description="of one sample, when data.name is 'sites' and the server has no test set"
+    )
+    classes: Count | None = Field(None, description="how many, when data.name is 'sites'")
