@@ -81,9 +81,10 @@ def test_reports_leave_out_rounds_that_were_not_evaluated(data: Federation, tmp_
 
 def test_a_run_that_was_never_evaluated_still_has_a_summary() -> None:
     from fedpews.results.records import summarize
+    from fedpews.tasks.names import Goal
 
     records = [{"seed": 0, "round": 1, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}]
-    summary = summarize(records, "fedavg", 0.5)
+    summary = summarize(records, "fedavg", Goal("accuracy", 0.5))
     assert summary["final_accuracy"]["mean"] is None
     assert summary["rounds_to_target"]["reached"] == 0
 
