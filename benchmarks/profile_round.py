@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
@@ -41,8 +41,8 @@ KINDS = (
 class Inline:
     """Instead of the engine's threads, so that one clock sees everything."""
 
-    def map(self, function: Callable[..., Any], *values: Iterable[Any]) -> list[Any]:
-        return list(map(function, *values))
+    def map(self, function: Callable[..., Any], *values: Iterable[Any]) -> Iterator[Any]:
+        return iter(list(map(function, *values)))
 
     def shutdown(self, **_: Any) -> None:
         pass

@@ -41,7 +41,7 @@ class Inline:
     """Instead of the engine's threads: a device that is not there exists in one thread only."""
 
     def map(self, function: Callable[..., Any], *values: Iterable[Any]) -> Iterable[Any]:
-        return list(map(function, *values))
+        return iter(list(map(function, *values)))
 
     def shutdown(self, **_: Any) -> None:
         pass

@@ -237,11 +237,6 @@ class Network:
         """Outputs in evaluation mode."""
         return self._call(params, x, training=False)[0]
 
-    def evaluate(self, params: Mapping[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs in evaluation mode, and each sample's loss."""
-        outputs, _ = self._call(params, x, training=False)
-        return outputs, self.sample_loss(outputs, y)
-
     def features(
         self, params: Mapping[str, Tensor], x: Any, *, training: bool = True
     ) -> tuple[Tensor, Tensor, Tree]:
