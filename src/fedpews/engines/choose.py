@@ -53,7 +53,8 @@ def choose_engine(
     if name == "auto":
         plain, compiled = step_seconds(net, schedule.batch_size)
         steps = rounds * jobs * _steps(data, schedule)
-        saved = steps * (plain - compiled) / 2  # the work runs on two cores or more, the compiler on one
+        # the work runs on two cores or more, the compiler on one
+        saved = steps * (plain - compiled) / 2
         if compiled > WORTHWHILE * plain:
             return eager, f"{_model(net)}: its kernels take the time, so compiling would save little"
         if saved < phases * COMPILE_SECONDS:
@@ -62,11 +63,13 @@ def choose_engine(
     else:
         reason = "as asked"
     try:
+        # asked first: without a compiler or the functions of torch it needs, nothing has to be traced
         compiler_path()
         torch_library()
         engine = CompiledEngine(net, data, schedule, workers, lanes_for(jobs), instead=eager)
     except CannotCompile as refusal:
         if name == "compiled":
+            # said aloud only to whoever asked for it; with auto the reason is in the record of the run
             logging.getLogger("fedpews").warning("the eager engine runs this: %s", refusal)
         return eager, f"not compiled: {refusal}"
     return engine, reason
@@ -84,7 +87,8 @@ def lanes_for(jobs: int) -> int:
         return 2
 
     def seconds(lanes: int) -> float:
-        return math.ceil(math.ceil(jobs / lanes) / 2) * (lanes + 0.5)  # two cores; a call costs half a lane
+        # two cores take the groups in turn; a call costs about half a lane
+        return math.ceil(math.ceil(jobs / lanes) / 2) * (lanes + 0.5)
 
     return min(range(2, 9), key=seconds)
 

@@ -43,6 +43,7 @@ class Sums:
         result = {}
         for name, kept in old.items():
             total = self.shares[name]
+            # torch.where computes both sides: no 0 / 0 where nobody owns
             mean = self.values[name] / total.clamp_min(torch.finfo(total.dtype).tiny)
             result[name] = torch.where(total > 0, mean, kept)
         return result
@@ -73,9 +74,11 @@ class Average:
             shares, totals[name] = self._shares(name, kept)
             blocks = []
             for first in range(0, len(values), BLOCK):
+                # (clients of the block, *shape of the parameter)
                 stacked = torch.stack([value[name] for value in values[first : first + BLOCK]])
                 if shares is not None:
                     share = shares[first : first + BLOCK]
+                    # equal weights leave the shares boolean, and nothing to multiply by
                     owned = share if share.dtype == torch.bool else share > 0
                     # zeros where not owned, so that a value that was never sent (or is garbage there) cannot leak in
                     stacked = torch.where(owned, stacked if owned is share else share * stacked, 0.0)
@@ -95,6 +98,7 @@ class Average:
         """
         key = name, like.dtype
         if key not in self._known:
+            # one object stands for all that is not masked, so that identity tells whether anything is
             everything = torch.ones((), dtype=torch.bool, device=like.device)
             masks = [everything if mask is None else mask.get(name, everything) for mask in self.masks]
             masked, weighted = set(map(id, masks)) != {id(everything)}, set(self.weights) != {1.0}

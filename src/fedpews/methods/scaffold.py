@@ -65,6 +65,7 @@ class Scaffold(LocalSGD):
         total: Tensor = state["sum"][name]
         if not cohort.masked:
             return total / cohort.total
+        # known owners, and all who were not heard of yet: each of them may own the element
         owners = state["owners"][name] + (cohort.total - state["heard"])
         # an element that none of all clients owns has a sum of zero
         return torch.where(owners > 1e-3, total / owners, 0.0)
@@ -82,29 +83,35 @@ class Scaffold(LocalSGD):
 
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
         loss, grads, buffers = super().gradient(net, local, batch)
+        # g + (c − c_i), for what has a control; other gradients stay
         return loss, grads | trees.add(local["correction"], grads), buffers
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         _, upload = super().finish(net, download, local, work)
         owned = {} if work.neurons is None else net.graph.expand(work.neurons)
+        # in a warmup, the steps that each element really took; it stood still while its neuron was closed
         taken: Tree = local.get("taken", {})
         new: Tree = {}
         known: Tree = {}
         for name, old in local["control"].items():
             steps = taken.get(name, torch.tensor(float(work.steps), device=net.device))
+            # (x_g − y)/(K·η); where K is 0 the result is not used
             drift = (download.params[name] - local["params"][name]) / (steps.clamp_min(1) * work.lr)
             moves = (steps > 0) & owned.get(name, torch.tensor(True, device=net.device))
+            # c_i⁺ = drift − (c − c_i)
             new[name] = torch.where(moves, drift - local["correction"][name], old)
             known[name] = local["known"][name] | moves
         upload = upload.adding({"control": trees.subtract(new, local["control"])})
         if work.neurons is None:
             return {"control": new}, upload
+        # elements owned for the first time: the server counts every owner once
         first = {name: now & ~local["known"][name] for name, now in known.items()}
         return {"control": new, "known": known}, upload.adding({"first": first})
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         controls, owners, heard, took_part = (state[key] for key in ("sum", "owners", "heard", "took_part"))
         for weight, upload in zip(average.weights, uploads, strict=True):
+            # weights with mean 1, so that equal ones add plain sums
             share = weight * len(uploads) / sum(average.weights)
             # zero where the client owns nothing, so the sum needs no mask
             controls = trees.add(controls, upload.extra["control"], share)

@@ -25,6 +25,8 @@ def start_subnetwork(client: ClientHalf, net: Network, download: Download, memor
     local = {key: _each(net, value) for key, value in client.start(net, download, memory).items()}
     if client.counts_steps:
         like = next(iter(download.params.values()))
+        # the steps each element takes, counted by neuron: an element stands still while its neuron is
+        # closed
         local = local | {"taken": net.graph.expand(like.new_zeros(net.graph.size))}
     return local
 
@@ -55,6 +57,8 @@ def step_subnetwork(
     if _pays_to_cut(net, local, batch, gates):
         kept, loss = _step_cut(client, net, local, batch, noise, lr, gates != 0)
         return kept | ({"taken": trees.add(local["taken"], mask)} if "taken" in local else {}), loss
+    # The gradient of a closed neuron is zero, but momentum or a proximal term would still move it: put it
+    # back.
     moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
     kept = {
         key: trees.where(mask, value, local[key])
@@ -78,11 +82,13 @@ def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool
     """
     if gates.device.type != "cpu":
         return False
+    # 3: one forward pass and about two of it backward
     if 3 * len(batch.y) * net.flops < CUT_FROM or not net.can_be_cut:
         return False
     # traced: no shape may depend on the gates
     if is_transformed():
         return False
+    # whatever goes with a parameter must have its shape, to be cut like it
     fits = all(isinstance(value, dict) for value in local.values()) and all(
         value[name].shape == net.shapes.get(name)
         for key, value in local.items()
@@ -90,7 +96,9 @@ def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool
         for name in value
         if name in net.graph.axes
     )
+    # a gate that scales has no counterpart in a smaller network
     is_mask = bool(((gates == 0) | (gates == 1)).all())
+    # kernels do not run on a layer without a neuron
     has_all_layers = all(bool(gates[a.start : a.start + a.size].any()) for a in net.graph.layers)
     return fits and is_mask and has_all_layers
 
@@ -109,6 +117,7 @@ def _step_cut(
     part = {key: net.graph.slice(tree, neurons) for key, tree in whole.items()}
     moved, loss = client.step(net, part, batch, noise, lr)
     return {
+        # what the step did not touch need not be put back
         key: whole[key] if tree is part[key] else net.graph.scatter(whole[key], tree, neurons)
         for key, tree in moved.items()
     }, loss
@@ -157,6 +166,7 @@ def window(graph: NeuronGraph, width: float, offset: int = 0, device: torch.devi
     """
     neurons = torch.zeros(graph.size, dtype=torch.bool)
     for layer in graph.layers:
-        count = max(1, math.ceil(width * layer.size - 1e-9))  # 0.2·15 is 3, not 3.0000000000000004
+        # 1e-9: 0.2·15 is 3, not 3.0000000000000004
+        count = max(1, math.ceil(width * layer.size - 1e-9))
         neurons[layer.start + (offset + torch.arange(count)) % layer.size] = True
     return neurons.to(device)

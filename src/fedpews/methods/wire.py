@@ -34,6 +34,7 @@ SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
 
 LOSS = struct.Struct(">d")
+"""A loss travels as its eight bytes in hexadecimal: printed, its length would depend on its digits."""
 
 DTYPES = {
     torch.bool: "BOOL",
@@ -84,6 +85,8 @@ class Message(NamedTuple):
         header: dict[str, Any] = {
             "__metadata__": {"about": json.dumps(self.about, separators=COMPACT)},
         }
+        # safetensors' own layout, worked out again: the header lists where each tensor's bytes begin and
+        # end
         end = 0
         for kind in WIDEST_FIRST:
             for key in sorted(self.parts):
@@ -165,6 +168,7 @@ def _describe(net: Network, sent: Upload | Download) -> Message:
         about = {"round": sent.round, "phase": sent.phase, "total": sent.total}
     parts: dict[str, Part] = {}
     if neurons is not None:
+        # one bit each, in whole bytes: −(−n // 8) is n / 8 rounded up
         parts["neurons"] = Part(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
     if mask is not None:
         about["mask"] = {name: list(bits.shape) for name, bits in mask.items()}
@@ -173,6 +177,8 @@ def _describe(net: Network, sent: Upload | Download) -> Message:
     owned, everything = Owned(net, neurons, mask), Owned(net, None, None)
     about["trees"] = {}
     for key, tree in {"params": sent.params, **sent.extra}.items():
+        # a tree shaped like the model (or some of its layers) is cut down to what the client owns; any
+        # other, such as one number per neuron, has no owned elements to pick
         if all(value.shape == net.shapes.get(name) for name, value in tree.items()):
             # single weights are owned in the model; what is sent beside it goes whole
             mine = everything if mask is not None and key != "params" else owned
@@ -219,13 +225,17 @@ def _decode(
 ) -> tuple[dict[str, Any], Tree, dict[str, Tree], Tensor | None, Tree | None]:
     try:
         tensors = load(data)
+        # ``load`` leaves the metadata out, so the header is read a second time
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         about = json.loads(header["__metadata__"]["about"])
         layout = {str(key): (list(tree["names"]), set(tree["bits"])) for key, tree in about["trees"].items()}
         shapes = {str(name): tuple(map(int, shape)) for name, shape in about.get("mask", {}).items()}
         names = {name for listed, _ in layout.values() for name in listed} | set(shapes)
+    # the bytes come from another machine: whatever is wrong with them must end here, RecursionError (JSON nested too
+    # deep) included
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadMessage(f"not a message of this kind: {error}") from error
+    # checked once, since from here on the names are used to look up the model's shapes
     unknown = [str(name) for name in names if name not in net.shapes]
     if unknown or "params" not in layout:
         raise BadMessage(f"the message does not fit the model: {sorted(unknown)[:3] or 'no params'}")
@@ -240,6 +250,7 @@ def _decode(
         key: _unflatten(net, tensors, key, *entry, {} if mask is not None and key != "params" else owned)
         for key, entry in layout.items()
     }
+    # every part that was expected has been taken out; the rest are trees that travel whole
     for key, value in tensors.items():
         tree, _, name = key.partition("/")
         if not name or tree in layout:
@@ -260,9 +271,11 @@ def _unflatten(
     bits: set[str],
     owned: Mapping[str, Tensor],
 ) -> Tree:
+    # None owns the whole tensor
     masks = {n: owned[n].bool().expand(net.shapes[n]) if n in owned else None for n in names}
     sizes = {n: net.shapes[n].numel() if m is None else int(m.sum()) for n, m in masks.items()}
     parts: Tree = {}
+    # booleans and numbers were flattened into one vector each, in the order of the names
     packed, plain = ([n for n in names if (n in bits) == kind] for kind in (True, False))
     if packed:
         lengths = [sizes[n] for n in packed]
@@ -274,6 +287,7 @@ def _unflatten(
     tree = {}
     for name, mask in masks.items():
         part, shape = parts[name], net.shapes[name]
+        # what the client does not own was not sent, and is zero here
         empty = torch.zeros(shape, dtype=part.dtype)
         tree[name] = part.view(shape) if mask is None else empty.masked_scatter_(mask, part)
     return tree
@@ -285,13 +299,13 @@ def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned) -> dict[str, Pa
     values = torch.cat([value.flatten() for value in tree.values()])
     size = values.element_size()
     # no more zeros can be owned than there are, so most trees need no second look
-    if (values.numel() - int(_bit_pattern(values).count_nonzero())) * size - (
-        count + 7
-    ) // 8 <= SPARSE_HEADER:
+    zeros = values.numel() - int(_bit_pattern(values).count_nonzero())
+    if zeros * size - (count + 7) // 8 <= SPARSE_HEADER:
         return {key: Part(values.dtype, (count,), partial(owned.take, tree))}
     values = owned.take(tree)
     present = _bit_pattern(values) != 0
     filled = int(present.count_nonzero())
+    # now exactly: zeros saved, less a bit for each element and the header of one more tensor
     if (count - filled) * size - (count + 7) // 8 <= SPARSE_HEADER:
         return {key: Part(values.dtype, (count,), lambda: values)}
     return {
@@ -309,6 +323,7 @@ def _stretch(tensors: dict[str, Tensor], key: str, count: int) -> Tensor:
     values = _take(tensors, key)
     if f"{key}:where" in tensors:
         present = _unpack(tensors.pop(f"{key}:where"), count)
+        # masked_scatter_ would ignore surplus values without a word
         if values.shape != (int(present.sum()),):
             raise BadMessage(
                 f"{key} has {tuple(values.shape)} values where {int(present.sum())} are expected"
@@ -325,6 +340,7 @@ def _unpack_mask(net: Network, packed: Tensor, shapes: Mapping[str, tuple[int, .
     mask = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), bits, strict=True)}
     for name, part in mask.items():
         try:
+            # a mask may be smaller than its tensor (a bit per row), as long as it broadcasts
             part.expand(net.shapes[name])
         except RuntimeError as error:
             raise BadMessage(f"the mask of {name} does not fit it: {error}") from error
@@ -339,6 +355,7 @@ def _take(tensors: dict[str, Tensor], key: str) -> Tensor:
 
 def _number(about: Mapping[str, Any], key: str) -> int:
     value = about.get(key)
+    # for Python, True is an int
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadMessage(f"{key} must be a whole number, got {value!r:.40}")
     return value

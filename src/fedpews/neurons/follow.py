@@ -54,7 +54,9 @@ class Channels:
         number = FIRST
         for name, value in tensors:
             axes = []
+            # integer tensors (counters, index tables) hold no weights, so they have no channels
             for dim, size in enumerate(value.shape if value.is_floating_point() else ()):
+                # one position alone cannot be told from the whole, so it needs no number
                 if size > 1:
                     axes.append(spread(torch.arange(number, number + size), dim, value.shape))
                     self.dimensions.append(Dimension(name, dim, number, size))
@@ -64,8 +66,11 @@ class Channels:
         self.sets = Sets(number)
         self.owned = torch.zeros(number, dtype=torch.bool)
         self.read = torch.zeros(number, dtype=torch.bool)
-        self.makers: dict[int, None] = {}  # positions in dimensions, in forward order
-        self.norms: dict[str, Tensor] = {}  # the channels that a norm was given
+        # positions in ``dimensions``, in forward order (a dict is an ordered set)
+        self.makers: dict[int, None] = {}
+        # norm layer -> the label of each channel it was given, (channels,)
+        self.norms: dict[str, Tensor] = {}
+        # the last layer entered, for the message when a pass fails
         self.entered = ""
         self._starts = torch.tensor([dimension.first for dimension in self.dimensions])
 
@@ -74,7 +79,10 @@ class Channels:
         self.own(labels)
         for number in core(labels).unique().tolist():
             if number >= FIRST:
+                # dimensions are numbered one after the other: the last one that starts at or below a number
+                # has it
                 position = int(torch.searchsorted(self._starts, number, right=True)) - 1
+                # a buffer is not trained, so no layer is named after it
                 if self.dimensions[position].name in self._parameters:
                     self.makers.setdefault(position)
 
@@ -94,10 +102,12 @@ class Channels:
                 follower.tag(given[0]) if is_norm(module) and given and isinstance(given[0], Tensor) else None
             )
             if tag is not None and not tag.weight and given[0].dim() > 1:
+                # (batch, channels, ...): one label for each channel is left
                 others = [dim for dim in range(given[0].dim()) if dim != 1]
                 self.norms[self.entered] = self.sets.mix(tag.label, others, "norm").reshape(-1)
 
         hooks = [module.register_forward_pre_hook(enter) for module in self.modules.values()]
+        # a fused kernel (attention, LSTM) would hide which channels meet inside it
         with plain_kernels(), torch.no_grad(), follower:
             try:
                 yield follower
@@ -112,6 +122,7 @@ class Follower(TorchDispatchMode):
     def __init__(self, channels: Channels, rules: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.channels, self.sets, self._rules = channels, channels.sets, rules
+        # weak keys: a label goes when its tensor does, so a pass needs no more memory than the model itself
         self._tags = WeakTensorKeyDictionary()
         for value, tag in channels.tags:
             self._tags[value] = tag
@@ -145,10 +156,13 @@ class Follower(TorchDispatchMode):
         before = self.tag(args[0]) if in_place else None
         outputs = func(*args, **kwargs)
         results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        # relu_ follows the rule of relu
         rule = self._rules.get(name[:-1] if in_place else name)
+        # torch marks its elementwise kernels itself, so the table needs to list only those it does not mark
         if rule is None and torch.Tag.pointwise in func.tags:
             rule = self._rules["pointwise"]
         bound = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        # an empty tensor has no element that could carry a label
         if rule is None or any(value.numel() == 0 for value in (*given, *results[:1])):
             tags = self._unknown(name, given, results)
         else:
@@ -169,6 +183,7 @@ class Follower(TorchDispatchMode):
             after = self.whole(value.shape)
             base = value._base
             if base is not None:
+                # the base changed with its view, so its labels hold no longer
                 self._tags[base] = self.whole(base.shape)
         if after is not None:
             self._tags[value] = after
@@ -209,15 +224,21 @@ class Follower(TorchDispatchMode):
         An operand that stays the same over different channels of the result ties none of them together: it cannot be
         closed itself, that is all. ``value`` is the other operand, ``weight`` whether it is one axis of a parameter.
         """
+        # the dimensions along which the two operands have different channels
         dims, varies = self.sets.varies(result), structure(other) if weight else self.sets.varies(other)
         ours, theirs = self.sets.canonical(result), self.sets.canonical(other)
+        # The other operand has no channels. If it is constant, or equal for all of ours, ours stay as they
+        # are.
         if bool((core(theirs) < FIRST).all()):
             if bool((core(theirs) == CONSTANT).all()) or _same_along(value, dims, result.dim()):
                 return result
+        # We have no channels that the other's could become part of.
         elif bool((core(ours) < FIRST).all()) and (weight or bool((core(ours) == WHOLE).all())):
             self.sets.bar(other, "is bound to the model's input or to a layer left whole")
             return result
         elif (
+            # equal for several of our channels: a position of a position embedding, an attention map over
+            # pixels
             (bool(dims) and not dims <= varies) if weight else _same_along(value, dims - varies, result.dim())
         ):
             self.sets.bar(other, "acts on whole layers at once")
@@ -226,6 +247,7 @@ class Follower(TorchDispatchMode):
         if weight:
             self.channels.own(other)
         self.sets.join(one, two)
+        # where one side cannot be closed, closing the other would leave a trace: both are left whole
         odd = ((one == WHOLE) & (two >= FIRST)) | ((two == WHOLE) & (one >= FIRST))
         if bool(odd.any()):
             self.sets.bar(
@@ -241,9 +263,8 @@ class Follower(TorchDispatchMode):
         weights = [tag for tag, _ in given if tag.weight]
         if not acts:
             return self._combine_weights(weights, shape) if weights else None
-        acts.sort(
-            key=lambda act: (-len(self.sets.varies(act[0])), -int(core(act[0]).max() >= FIRST))
-        )  # the most divided decides
+        # the operand divided along most dimensions decides; of equals, one that has channels
+        acts.sort(key=lambda act: (-len(self.sets.varies(act[0])), -int(core(act[0]).max() >= FIRST)))
         label = acts[0][0]
         for other, value in acts[1:]:
             label = self.merge(label, other, value, weight=False)
@@ -257,6 +278,8 @@ class Follower(TorchDispatchMode):
         # parameters come before buffers, which have the higher numbers: what stands for the weight is trained
         for tag in sorted(tags, key=lambda tag: int(core(tag.label).min()) if tag.axes else 0):
             for axis in (axis.expand(list(shape)) for axis in tag.axes):
+                # two parameters along the same dimension (a weight and its scale) meet row by row: one
+                # channel
                 if (dims := structure(axis)) in axes:
                     self.sets.join(core(axes[dims]), core(axis))
                     self.channels.own(axis)
@@ -274,9 +297,11 @@ def _same_along(value: Tensor | None, dims: frozenset[int], rank: int) -> bool:
     """Whether a value stays the same along dimensions of a result of this rank."""
     if value is None or not dims:
         return False
+    # dimensions count from the right, as in broadcasting; one that the value lacks is the same everywhere
     for dim in (dim - (rank - value.dim()) for dim in dims):
         if dim >= 0 and value.shape[dim] > 1:
             first = value.narrow(dim, 0, 1).expand_as(value)
+            # nan differs from itself, and says nothing here
             if not bool(((value == first) | (value != value)).all()):
                 return False
     return True

@@ -29,6 +29,7 @@ class Sets:
         found = self._parent[labels]
         while not torch.equal(further := self._parent[found], found):
             found = further
+        # path compression: the next search for these is a single look-up
         self._parent[labels] = found
         return found
 
@@ -37,6 +38,8 @@ class Sets:
         one, other = (side.reshape(-1) for side in torch.broadcast_tensors(one, other))
         both = (one >= FIRST) & (other >= FIRST)
         one, other = self.find(one[both]), self.find(other[both])
+        # One assignment may set the same parent several times, and only one of them stays: repeat for pairs
+        # that are still apart. Parents are always smaller numbers, so there can be no cycle.
         while bool((apart := one != other).any()):
             one, other = one[apart], other[apart]
             self._parent[torch.maximum(one, other)] = torch.minimum(one, other)
@@ -66,11 +69,13 @@ class Sets:
         small = self.find(core(labels))
         for dim in dims:
             if small.shape[dim] > 1:
+                # any channel is above CONSTANT and WHOLE, so the largest label is a channel if there is one
                 most = small.amax(dim, keepdim=True)
                 if bool(((small >= FIRST) & (small != most)).any()):
                     self.join(small, most)
                     for number in most.unique().tolist():
                         self.mixed.setdefault(number, reason)
+                # a mix with something whole stays influenced by it, whatever is closed
                 if bool((odd := (small == WHOLE) & (most >= FIRST)).any()):
                     self.bar(most.expand_as(small)[odd], "is mixed with what cannot be closed")
                 small = self.find(most)
@@ -95,6 +100,7 @@ def compact(labels: Tensor) -> Tensor:
             if torch.equal(small, first.expand_as(small)):
                 small = first
     if any(one < other for one, other in zip(small.shape, labels.shape, strict=True)):
+        # a view would keep the full-size labels alive
         small = small.contiguous()
     return small.expand(labels.shape)
 

@@ -36,6 +36,11 @@ def materialised(module: nn.Module, example: Tensor) -> nn.Module:
     return module
 
 
+def channels_last(value: Tensor) -> Tensor:
+    """A tensor of images laid out channels last; any other as it is."""
+    return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+
 def total(outputs: Any) -> Tensor:
     """One number that depends on all a model returned."""
     return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()

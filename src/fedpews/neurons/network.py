@@ -20,7 +20,7 @@ from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
 from fedpews.neurons.differentiate import differentiate
 from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
-from fedpews.neurons.modules import batch_counters, materialised, ties_weights, total
+from fedpews.neurons.modules import batch_counters, channels_last, materialised, ties_weights, total
 from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree
@@ -54,6 +54,7 @@ class Network:
         graph: NeuronGraph | None = None,
     ) -> None:
         self._template = module = materialised(copy_module(module), example)
+        # a functional call swaps a module's tensors while it runs, so every thread has a module of its own
         self._own = threading.local()
         self.sample_loss, self.sample_weight = sample_loss, sample_weight
         self._given_graph = graph
@@ -61,6 +62,7 @@ class Network:
         self.example = example
         # where the model and the data live: whatever is made on the way goes there too
         self.device = tree_leaves(example)[0].device
+        # one structure, so of several seeds only the first is traced (``graph``)
         self._first: Network | None = None
         self._seeds: dict[int, Network] = {}
         counted = batch_counters(module)
@@ -76,10 +78,7 @@ class Network:
 
     @classmethod
     def of_seeds(cls, modules: Mapping[int, nn.Module], example: Any, **settings: Any) -> Network:
-        """The network of several runs at once: the first seed's, with every seed's own behind ``at``.
-
-        The settings are those of a single one.
-        """
+        """The network of several runs at once: the first seed's, with every seed's own behind ``at``."""
         nets = {seed: cls(module, example, **settings) for seed, module in modules.items()}
         first = next(iter(nets.values()))
         for net in nets.values():
@@ -144,23 +143,17 @@ class Network:
 
         A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out.
         """
+        params = {name: channels_last(value) for name, value in self.initial().items()}
+        # two samples, because BatchNorm cannot train on one
+        twice = tree_map_only(Tensor, lambda leaf: leaf[:1].expand(2, *leaf.shape[1:]), self.example)
+        batch = tree_map_only(Tensor, channels_last, twice)
 
-        def laid_out(value: Tensor) -> Tensor:
-            return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+        def objective(trainable: Tree) -> tuple[Tensor, None]:
+            return total(self._call(params | trainable, batch, training=True)[0]), None
 
-        params = {name: laid_out(value) for name, value in self.initial().items()}
-        batch = tree_map_only(
-            Tensor, lambda leaf: laid_out(leaf[:1].expand(2, *leaf.shape[1:])), self.example
-        )
         try:
             with torch.random.fork_rng(devices=[]):
-                differentiate(
-                    lambda trainable: (
-                        total(self._call(params | trainable, batch, training=True)[0]),
-                        None,
-                    ),
-                    trees.pick(params, self.trainable),
-                )
+                differentiate(objective, trees.pick(params, self.trainable))
                 with torch.no_grad():
                     self.predict(params, batch)
         except RuntimeError:
@@ -171,6 +164,7 @@ class Network:
         """A copy of the values the module came with."""
         values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
         return {
+            # clients' counts of batches are averaged like their other buffers, so they are floats here
             name: value.clone() if value.is_floating_point() else value.float()
             for name, value in ((name, values[name].detach()) for name in self.names)
         }

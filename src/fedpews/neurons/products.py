@@ -26,13 +26,16 @@ def product(
     """The tag of matrix products, (batch, m, k) by (batch, k, n); ``shape`` is (batch, m, k, n)."""
     batch, m, k, n = shape
     if one is not None and one.weight and other is not None and other.weight:
-        one = Tag((follower.activation(one, frozenset({2})),))  # learnt queries, say
+        # learnt queries, say: the left one is taken for an activation
+        one = Tag((follower.activation(one, frozenset({2})),))
     if one is not None and one.weight:
+        # W·x = (xᵀ·Wᵀ)ᵀ, so the weight is always on the right below
         return _turned(product(follower, _turned(other), _turned(one), (batch, n, k, m)))
     if other is not None and other.weight:
         return _by_weight(follower, one, other, (batch, m, n))
     if one is None and other is None:
         return None
+    # two activations: what is summed over (k) becomes one on each side
     left = None if one is None else follower.sets.mix(one.label, [2], "product").expand(batch, m, n)
     right = None if other is None else follower.sets.mix(other.label, [1], "product").expand(batch, m, n)
     if left is None or right is None:
@@ -46,11 +49,13 @@ def _by_activation(follower: Follower, left: Tensor, right: Tensor) -> Tensor:
     With a single head the whole layer would be one neuron: then the channels keep their own, and what weighs them
     is left whole.
     """
+    # how many different channels each side has
     kinds = [int((follower.sets.find(core(side)).unique() >= FIRST).sum()) for side in (left, right)]
     if not all(kinds):
         return right if kinds[1] else left
     if 2 not in follower.sets.varies(right) and 1 in follower.sets.varies(left):
-        left, right, kinds = right, left, kinds[::-1]  # the channels are on the other side
+        # the channels are on the left, the weights that attend to them on the right
+        left, right, kinds = right, left, kinds[::-1]
     if kinds[0] == 1 < kinds[1]:
         follower.sets.bar(left, "weighs all channels alike")
         return right
@@ -62,6 +67,7 @@ def _by_activation(follower: Follower, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _by_weight(follower: Follower, one: Tag | None, weight: Tag, shape: tuple[int, int, int]) -> Tag:
+    # a weight is (batch, k, n): it reads along k and makes neurons along n
     reads = [axis for axis in weight.axes if structure(axis) == {1}]
     makes = [axis for axis in weight.axes if structure(axis) == {2}]
     for axis in weight.axes:
@@ -81,6 +87,8 @@ def read(
         return
     label = follower.sets.canonical(given.label)
     others = [dim for dim in range(label.dim()) if dim != channel]
+    # A channel is closed where it is read, by a zero in the weight. A weight that is computed (normalised,
+    # or a sum) need not be zero where its parameter is.
     if not reads or not readable:
         follower.sets.bar(label, "is read by a weight that is computed, or by a single input")
         for axis in reads:
@@ -89,6 +97,7 @@ def read(
     first, *more = reads
     flat = core(first).reshape(-1)
     follower.channels.read[flat] = True
+    # one label a channel, broadcast over all other dimensions of the activation
     wide = spread(flat, channel, [1 if dim in others else len(flat) for dim in range(label.dim())])
     follower.sets.join(core(label), wide)
     closed = (
@@ -150,7 +159,8 @@ def _mv(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) 
         tag and Tag(tuple(axis.unsqueeze(0) for axis in tag.axes), tag.weight, tag.readable) for tag in tags
     )
     other = other and Tag(tuple(axis.unsqueeze(2) for axis in other.axes), other.weight, other.readable)
-    if other is None and one is not None and one.weight:  # a power iteration, say
+    # a power iteration (spectral norm), say
+    if other is None and one is not None and one.weight:
         follower.bar(one, "goes into a product of its weights")
         return [None]
     found = product(follower, one, other, (1, *matrix.shape, 1))
@@ -165,9 +175,11 @@ def _convolution(follower: Follower, func: Any, bound: Arguments, results: list[
         for tag in (given, kernel):
             follower.bar(tag, "meets a kernel that is computed from the input")
         return [follower.whole(shape)]
-    channel = data.dim() - weight.dim() + 1  # 0 without a batch
+    # 1, or 0 without a batch
+    channel = data.dim() - weight.dim() + 1
     if given is not None and given.weight:
         given = Tag((follower.activation(given, frozenset({channel})),))
+    # a convolution's weight is (out, in, ...), a transposed one's (in, out, ...)
     ins, outs = (0, 1) if bound["transposed"] else (1, 0)
     reads = [axis for axis in kernel.axes if structure(axis) == {ins}]
     makes = [axis for axis in kernel.axes if structure(axis) == {outs}]
@@ -195,9 +207,11 @@ def _grouped(
     follower.channels.make(flat)
     label = follower.sets.canonical(given.label)
     others = [dim for dim in range(label.dim()) if dim != channel]
+    # (groups, input channels of a group)
     by_group = follower.sets.mix(label, others, "grouped convolution").reshape(groups, -1)
     if by_group.shape[1] > 1 and len(by_group.unique()) == 1 and shape[channel] == len(flat):
-        follower.sets.bar(by_group, "is read by a grouped convolution")  # so its outputs are free
+        # the inputs are one neuron already: leave that one whole, and the outputs stay apart
+        follower.sets.bar(by_group, "is read by a grouped convolution")
         return spread(flat, channel, shape)
     by_group = follower.sets.mix(by_group, [1], "grouped convolution")  # (groups, 1)
     follower.sets.join(by_group, flat.view(groups, -1))
@@ -205,6 +219,7 @@ def _grouped(
     if bool(closed.any()):
         follower.sets.bar(flat[closed], "is bound to the model's input or to a layer left whole")
     width = shape[channel]
+    # the first dimension of a transposed one counts inputs: outputs get their group's label
     made = flat if width == len(flat) else by_group.expand(groups, width // groups).reshape(-1)
     return spread(made, channel, shape)
 
@@ -216,6 +231,7 @@ def _embedding(follower: Follower, func: Any, bound: Arguments, results: list[Te
         return [follower.whole(value.shape) for value in results]
     for name in ("indices", "offsets", "per_sample_weights"):
         follower.bar(follower.tag(bound.get(name)), "decides by its values what is computed")
+    # (words, width): neurons lie along the width; a word is no neuron
     makes = [axis for axis in tag.axes if structure(axis) == {1}]
     label = _made(follower, makes, tuple(results[0].shape), results[0].dim() - 1)
     return [Tag((label,)), *[follower.whole(value.shape) for value in results[1:]]]

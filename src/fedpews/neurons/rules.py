@@ -27,6 +27,7 @@ def _pointwise(follower: Follower, func: Any, bound: Arguments, results: list[Te
     operands = [value for value in bound.values() if isinstance(value, Tensor)]
     tag = follower.combine([(follower.tag(value), value) for value in operands], results[0].shape)
     name = func._schema.name.partition("::")[2].rstrip("_")
+    # a closed channel stays closed in c·w, w/c and −w; in w + c, or in a function of w, it need not be zero
     if tag is not None and tag.weight and name not in {"mul", "div", "neg"}:
         tag = Tag(tag.axes, weight=True, readable=False)
     return [tag] * len(results)
@@ -63,10 +64,13 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
             follower.bar(follower.tag(index), "decides by its values what is computed")
     many = isinstance(data, list | tuple)
     values: list[Tensor] = list(data) if many else [data]
+    # the kernel itself moves the labels; what it pads with is CONSTANT (0), whatever number the model pads
+    # with
     options = {name: 0 if name == "value" else value for name, value in rest}
     name = func._schema.name.partition("::")[2]
 
     def moved(labels: list[Tensor]) -> list[Tensor]:
+        # labels are expanded tensors, of which a view may not exist where one of the values does
         if name in {"view", "_unsafe_view"}:
             return [labels[0].reshape(results[0].shape)]
         try:
@@ -80,6 +84,7 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
     weights = [tag for tag in tags if tag is not None and tag.weight]
     acts = [tag for tag in tags if tag is not None and not tag.weight]
     if acts:
+        # a parameter among activations (a class token that is concatenated) is labelled where they are
         dims = frozenset().union(*(follower.sets.varies(tag.label) for tag in acts))
         labels = [
             torch.full((1,) * value.dim(), CONSTANT).expand(value.shape)
@@ -88,6 +93,7 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
             for tag, value in zip(tags, values, strict=True)
         ]
         return [Tag((part,)) for part in moved(labels)]
+    # weights only: each axis is moved by itself
     runs = list(dict.fromkeys(structure(axis) for tag in weights for axis in tag.axes))
     if not runs:  # constants, perhaps chosen by what was put in
         chosen = any(follower.tag(leaf) is not None for leaf in tree_leaves([value for _, value in rest]))
@@ -98,12 +104,14 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
             next((axis for axis in tag.axes if structure(axis) == run), None) if tag is not None else None
             for tag in tags
         ]
+        # a weight that does not run along this axis is whole there
         blank = [
             torch.full((1,) * value.dim(), CONSTANT if tag is None else WHOLE).expand(value.shape)
             for tag, value in zip(tags, values, strict=True)
         ]
         axes.append(moved([b if axis is None else axis for axis, b in zip(found, blank, strict=True)]))
     readable = all(tag.readable for tag in weights)
+    # an axis of which a slice left one position is no axis any more
     return [
         Tag(
             tuple(compact(axis) for axis in parts if structure(compact(axis))), weight=True, readable=readable
@@ -115,6 +123,7 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
 def _dims(bound: Arguments, rank: int) -> list[int]:
     dim = bound.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim or [])
+    # no dimension given is all of them, as in x.sum()
     return [d % rank for d in dims] or list(range(rank))
 
 
@@ -125,6 +134,7 @@ def _mixed(follower: Follower, tag: Tag, dims: Sequence[int], name: str) -> Tag:
     axes = []
     for axis in tag.axes:
         if structure(axis) & set(dims):
+            # closing one channel would change the sum that all others are computed from
             follower.sets.bar(axis, f"goes into a {name} of its weights")
         else:
             kept = [1 if d in dims else size for d, size in enumerate(axis.shape)]
@@ -145,6 +155,7 @@ def _reduce(follower: Follower, func: Any, bound: Arguments, results: list[Tenso
         return [None] * len(results)
     dims = _dims(bound, data.dim())
     mixed = _mixed(follower, tag, dims, name)
+    # without keepdim: the mixed dimensions, of size 1 by now, are dropped
     if results[0].dim() < data.dim():
         kept = [size for d, size in enumerate(data.shape) if d not in dims]
         mixed = Tag(
@@ -164,6 +175,7 @@ def _along(follower: Follower, func: Any, bound: Arguments, results: list[Tensor
     tag, name = follower.tag(data), func._schema.name.partition("::")[2]
     if tag is None:
         return [None] * len(results)
+    # the kernels that leave the dimension out mean the last one
     dims = _dims(bound | {"dim": bound.get("dim", -1)}, data.dim())
     mixed = _mixed(follower, tag, dims, name.strip("_"))
     return [_resized(mixed, value.shape) for value in results]
@@ -173,6 +185,7 @@ def _spatial(follower: Follower, func: Any, bound: Arguments, results: list[Tens
     """Pools or samples over the last dimensions, as many as the kernel's name says."""
     (_, data), *rest = bound.items()
     for _, value in rest:
+        # a sampling grid, say, that the model computed
         follower.bar(follower.tag(value), "says where to sample")
     tag, name = follower.tag(data), func._schema.name.partition("::")[2]
     if tag is None:
@@ -188,6 +201,7 @@ def _glu(follower: Follower, func: Any, bound: Arguments, results: list[Tensor])
     tag = follower.tag(data)
     if tag is None:
         return [None]
+    # unit i of the first half is multiplied by a gate of unit i of the second: one neuron
     half = data.shape[dim] // 2
     halves = [
         (
@@ -207,6 +221,7 @@ def _scatter(follower: Follower, func: Any, bound: Arguments, results: list[Tens
     for value in (bound["self"], bound.get("src", bound.get("source"))):
         tag = follower.tag(value)
         if tag is not None and isinstance(value, Tensor):
+            # which rows meet depends on the index: any of them may
             mixed = _mixed(follower, tag, [dim], "scatter")
             operands.append((mixed, value))
     shape = [1 if d == dim else size for d, size in enumerate(results[0].shape)]
@@ -229,6 +244,7 @@ def _batch_norm(follower: Follower, func: Any, bound: Arguments, results: list[T
     data, tag = bound["input"], follower.tag(bound["input"])
     if tag is None:
         return [None] * len(results)
+    # (batch, channels, ...): statistics are taken over everything but the channels
     others = [d for d in range(data.dim()) if d != 1]
     mixed = _mixed(follower, tag, others, "batch norm")
     if tag.weight:
@@ -236,6 +252,7 @@ def _batch_norm(follower: Follower, func: Any, bound: Arguments, results: list[T
     label = _channelwise(
         follower, mixed.label.expand(data.shape), bound, 1, ("weight", "bias", "running_mean", "running_var")
     )
+    # the other results are statistics saved for the backward pass
     return [Tag((label,)), *[follower.whole(value.shape) for value in results[1:]]]
 
 
@@ -257,6 +274,7 @@ def _group_norm(follower: Follower, func: Any, bound: Arguments, results: list[T
         return [None] * len(results)
     count, shape = bound["group"], data.shape
     label = follower.activation(tag, frozenset({1}))
+    # (batch, channels, 1), then (batch, groups, channels of a group)
     grouped = core(label.flatten(2)[:, :, :1] if data.dim() > 2 else label[:, :, None])
     grouped = grouped.expand(shape[0], shape[1], 1).reshape(shape[0], count, shape[1] // count)
     mixed = follower.sets.mix(grouped, [2], "group norm").expand_as(grouped).reshape(shape[0], shape[1])
@@ -289,6 +307,7 @@ _POOLING = (
     "upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
     "grid_sampler_2d grid_sampler_3d"
 )
+# take a shape or a device from what they are given, but no values
 _FRESH = (
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
     "new_empty_strided uniform normal zero fill random exponential sym_size sym_numel"
@@ -309,7 +328,9 @@ RULES: dict[str, Rule] = {
     "contiguous": _same,
     "lift_fresh": _same,
     "copy": _source,
+    # dropout's mask
     "bernoulli": _constant,
+    # Python gets to see values: .item(), an if, boolean indexing
     "_local_scalar_dense": _chooses,
     "is_nonzero": _chooses,
     "equal": _chooses,

@@ -53,6 +53,7 @@ def trace(model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: b
     for name in skip:
         if name not in names:
             raise ConfigError(f"skip: the model has no layer {name!r}; it has {', '.join(map(repr, names))}.")
+    # dropout and the proof draw numbers, which must not move the caller's generator
     with torch.random.fork_rng(devices=[]):
         channels = _follow(model, example)
         graph = _graph(model, channels, (*skip, *getattr(model, "unmasked", ())))
@@ -98,6 +99,7 @@ def _follow(model: nn.Module, example: Any) -> Channels:
                     for tensor in given.tensors(batch):
                         follower.feed(tensor)
                     for output in outputs_of(run(copied, batch)):
+                        # outputs belong to the task: no client may close a class
                         follower.bar(follower.tag(output), AT_OUTPUT)
         except Exception as error:
             where = f" (last layer entered: {channels.entered!r})" if channels.entered else ""
@@ -118,6 +120,7 @@ def _problem(model: nn.Module, example: Any, error: Exception) -> str:
         module.register_forward_pre_hook(lambda module, _: entered.append(names[module])) for module in names
     ]
     try:
+        # once more, now with hooks, to learn how far it comes
         run(model, example)
     except Exception as again:  # noqa: BLE001  it is the error we are asked about
         error = again
@@ -152,6 +155,7 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str]) -> NeuronG
     sets, dimensions = channels.sets, channels.dimensions
     for dimension in dimensions:
         numbered = torch.arange(dimension.first, dimension.first + dimension.size)
+        # a tied weight (W and Wᵀ): a gate where it reads would also change what it makes
         if bool(channels.owned[numbered].any()) and bool(channels.read[numbered].any()):
             sets.bar(numbered, "makes neurons and reads them with the same weights")
     for position in channels.makers:
@@ -161,7 +165,9 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str]) -> NeuronG
             sets.bar(torch.arange(dimension.first, dimension.first + dimension.size), SKIPPED)
     root = sets.find(torch.arange(len(channels.owned)))
     free = torch.zeros(len(root), dtype=torch.bool)
+    # gates are applied where a neuron is read, so only what is read can be closed
     free[root[channels.read]] = True
+    # reversed, so that the first reason given stays when sets were joined later
     barred = {int(root[number]): reason for number, reason in reversed(sets.barred.items())}
     free[list(barred)] = False
     free[:FIRST] = False
@@ -170,6 +176,7 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str]) -> NeuronG
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for dimension in dimensions:
         part = slice(dimension.first, dimension.first + dimension.size)
+        # (positions of the dimension,): the neuron each belongs to, −1 for none
         used = channels.owned[part] | channels.read[part]
         neurons = torch.where(used, numbers[root[part]], -1)
         if bool((neurons >= 0).any()):
@@ -191,6 +198,7 @@ def _number(channels: Channels, root: Tensor, free: Tensor) -> tuple[list[Layer]
     """The layers of more than one neuron, in forward order, and the neuron of each set of channels or −1."""
     order = [channels.dimensions[position] for position in channels.makers]
     together: _Sets[int] = _Sets()
+    # layers that share a neuron (those of a residual stream) become one layer, named after all of them
     owner: dict[int, int] = {}  # set -> position of its first maker
     for position, dimension in enumerate(order):
         for number in root[dimension.first : dimension.first + dimension.size].tolist():
@@ -203,6 +211,7 @@ def _number(channels: Channels, root: Tensor, free: Tensor) -> tuple[list[Layer]
     numbers = torch.full_like(root, -1)
     start = 0
     for key, members in gathered.items():
+        # a single neuron could only be closed together with its whole layer
         if len(members) > 1:
             makers = [d for position, d in enumerate(order) if together.find(position) == key]
             layers.append(Layer(" + ".join(dict.fromkeys(map(_layer, makers))), start, len(members)))
@@ -225,6 +234,8 @@ def _left_whole(channels: Channels, root: Tensor, numbers: Tensor, barred: dict[
         sets = root[dimension.first : dimension.first + dimension.size]
         if bool((numbers[sets] < 0).all()):
             members = list(dict.fromkeys(sets.tolist()))
+            # the plainest reason first: what a user expects anyway, then what mixes the layer, then the
+            # rest
             reasons = [barred[member] for member in members if barred.get(member) in (AT_OUTPUT, SKIPPED)]
             reasons += [f"is mixed into one by a {mixed[m]}" for m in members if m in mixed]
             reasons += [barred[member] for member in members if member in barred]

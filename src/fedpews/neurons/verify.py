@@ -36,15 +36,17 @@ def verify(model: nn.Module, graph: NeuronGraph, example: Any) -> None:
 def prove(model: nn.Module, graph: NeuronGraph, example: Any, *, strict: bool) -> NeuronGraph:
     """The part of the graph that is right; and which of its layers can be masked, but not physically cut."""
     trial = _trial(model, example)
+    # without a layer that failed the others may fare differently, so what is left is proved again
     while graph.layers:
         found = ""
 
         def masked(layers: Sequence[Layer], graph: NeuronGraph = graph) -> str:
             return trial.differ(graph, layers, _masked)
 
-        failed = _guilty(graph.layers, masked)
+        failed = _failing(graph.layers, masked)
         if not failed:
             break
+        # one of several layers that fail only together passes alone
         found = masked(failed[:1]) or masked(graph.layers)
         if strict:
             names = [part for layer in failed for part in layer.name.split(" + ")]
@@ -54,21 +56,22 @@ def prove(model: nn.Module, graph: NeuronGraph, example: Any, *, strict: bool) -
             )
         graph = graph.without({layer.name: f"is not independent of the rest ({found})" for layer in failed})
     uncut: list[Layer] = []
-    for quick in (True, False):  # most are found out in one short pass
+    # one short pass finds most of them; only what passes it gets the full trial
+    for quick in (True, False):
         rest = [layer for layer in graph.layers if layer not in uncut]
         if trial.differ(graph, rest, _cut):
-            uncut += _guilty(rest, lambda layers, quick=quick: trial.differ(graph, layers, _cut, quick))  # type: ignore[misc]
+            uncut += _failing(rest, lambda layers, quick=quick: trial.differ(graph, layers, _cut, quick))  # type: ignore[misc]
     return replace(graph, uncut=frozenset(layer.name for layer in uncut))
 
 
-def _guilty(layers: Sequence[Layer], differ: Callable[[Sequence[Layer]], str]) -> list[Layer]:
+def _failing(layers: Sequence[Layer], differ: Callable[[Sequence[Layer]], str]) -> list[Layer]:
     """The layers that make a difference, by halving; of layers that do so only together, the last."""
     if not layers or not differ(layers):
         return []
     if len(layers) == 1:
         return list(layers)
     half = len(layers) // 2
-    found = _guilty(layers[:half], differ) + _guilty(layers[half:], differ)
+    found = _failing(layers[:half], differ) + _failing(layers[half:], differ)
     return found or [layers[-1]]
 
 
@@ -90,9 +93,12 @@ class _Trial:
         generator = torch.Generator().manual_seed(len(graph.layers))
         neurons = torch.ones(graph.size, dtype=torch.bool)
         for layer in graph.layers:
-            closed = torch.randperm(layer.size, generator=generator) < layer.size // 2
+            # drawn for every layer, chosen or not: halving must try a layer with the same neurons every
+            # time
+            opened = torch.randperm(layer.size, generator=generator) < layer.size // 2
             if layer in layers:
-                neurons[layer.start : layer.start + layer.size] = closed
+                neurons[layer.start : layer.start + layer.size] = opened
+        # the other halves as well, so that every neuron is closed once
         others = neurons.clone()
         for layer in layers:
             others[layer.start : layer.start + layer.size].logical_not_()
@@ -101,8 +107,9 @@ class _Trial:
             try:
                 other = way(self.model, graph, chosen)
                 for training, batch in self.modes[:1] if quick else self.modes:
+                    # dropout draws other numbers for smaller tensors, so the two passes cannot be compared
                     if way is _cut and training and self.random:
-                        continue  # smaller tensors draw other numbers
+                        continue
                     self.model.train(training)
                     if found := _difference(gated(batch), other(batch), self.tolerance):
                         return found + (" in training" if training else "")
@@ -121,6 +128,7 @@ def _with(model: nn.Module, tensors: Mapping[str, Tensor], seed: int = 0) -> Pas
     buffers = {name for name, _ in model.named_buffers()}
 
     def forward(batch: Any) -> list[Tensor]:
+        # both passes of a comparison drop out the same units
         torch.manual_seed(seed)
         args, kwargs = arguments(batch)
         # a norm writes its statistics in place
@@ -146,6 +154,7 @@ def _masked(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
         for axis in axes:
             if not axis.reads:
                 kept = kept & axis.spread(neurons)
+        # other numbers, so that any influence shows; near 1, because some of them are variances
         value = torch.where(kept, value, 1.5 - 0.5 * value)
         for axis in axes:
             if axis.reads:
@@ -155,6 +164,7 @@ def _masked(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
 
 
 def _cut(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
+    # which layers cannot be cut is what is being found out, so none is spared yet
     small = slice_module(model, replace(graph, uncut=frozenset()), neurons)
 
     def forward(batch: Any) -> list[Tensor]:
@@ -184,11 +194,13 @@ def _trial(model: nn.Module, example: Any) -> _Trial:
     model = copy_module(model).eval()
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.is_floating_point():
+            # a scale that starts at zero would hide any influence; a variance may only grow
             noise = torch.rand(value.shape, generator=generator).to(value)
             value.data = value.data + 0.1 * (noise if name.endswith("running_var") else noise - 0.5)
     double = copy_module(model).double()
     precise = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, example)
     failure: Exception | None = None
+    # in double precision 1e-6 tells rounding from influence; a model that insists on single gets 1e-3
     for candidate, inputs, tolerance in ((double, precise, 1e-6), (model, example, 1e-3)):
         try:
             given = batches(candidate, inputs)
