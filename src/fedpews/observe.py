@@ -42,6 +42,7 @@ def _histogram(graph: NeuronGraph, theta: Tensor) -> list[list[int]]:
         torch.arange(len(graph.layers), device=theta.device),
         torch.tensor([layer.size for layer in graph.layers], device=theta.device),
     )
+    # (clients, neurons): the bin of each θ, numbered through all layers, so that one count serves them all
     part = (theta * BINS).long().clamp(0, BINS - 1) + BINS * layer
     counts = torch.bincount(part.flatten(), minlength=BINS * len(graph.layers))
     found: list[list[int]] = counts.view(len(graph.layers), BINS).tolist()
@@ -61,6 +62,7 @@ def update_cosine(
     Args:
         masks: of each upload, the elements it owns; None is all of them.
     """
+    # evenly spread over the cohort: no draw, so a resumed run compares the same clients
     step = max(1, -(-len(uploads) // COMPARED))
     chosen = range(0, len(uploads), step)
     if len(chosen) < 2:
@@ -68,6 +70,7 @@ def update_cosine(
     names = [
         name for name in net.trainable if all(_comparable(uploads[i], downloads[i], name) for i in chosen)
     ]
+    # (i, j): the inner product of two updates; double, as it adds up millions of small products
     inner = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
     norms = torch.zeros_like(inner)  # (i, j): ‖update of i‖² on what j owns too
     for name in names:
@@ -80,6 +83,7 @@ def update_cosine(
             inner += moved @ moved.T
             norms += moved.square().sum(1, keepdim=True)
             continue
+        # zeros outside what a client owns leave exactly the elements that both own in the product
         moved = torch.where(owned, moved, 0.0)
         inner += moved @ moved.T
         norms += moved.square() @ owned.double().T

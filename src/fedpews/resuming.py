@@ -39,6 +39,7 @@ def reopen(
             f"{folder.path} already holds a run; add --resume to go on with it, or give another --out"
         )
     earlier = Experiment.load(folder.config)
+    # any other difference than more rounds is refused by why_not_longer
     is_longer = earlier.fingerprint() != experiment.fingerprint()
     if is_longer:
         refusal = why_not_longer(earlier, setup, make_engine)
@@ -46,7 +47,9 @@ def reopen(
             raise CheckpointError(f"{folder.path} {refusal}. Give another --out.")
     checkpoint = folder.load_checkpoint()
     if checkpoint is not None:
+        # against the config it was begun with: that is the one its checkpoint was made by
         _check(folder, checkpoint, setup, earlier)
+    # only after all checks, so that a refused resume leaves the folder as it was
     if is_longer:
         folder.write_config(experiment.to_toml())
     return checkpoint
@@ -68,6 +71,7 @@ def why_not_longer(earlier: Experiment, setup: Setup, make_engine: MakeEngine) -
         return f"{longer}: the warmup had {was} rounds, now {now.warmup_rounds}; --set {key}={was} keeps it"
     if now.train.lr_schedule == "cosine":
         return f"{longer}: the cosine schedule of the learning rate ends with the run"
+    # more rounds can make compiling worthwhile, and two engines agree only to rounding
     engines = [_engine_name(setup, experiment, make_engine) for experiment in (earlier, now)]
     if engines[0] != engines[1]:
         key = f"--set runtime.engine={engines[0]}"
@@ -78,6 +82,7 @@ def why_not_longer(earlier: Experiment, setup: Setup, make_engine: MakeEngine) -
 def difference(earlier: Experiment, now: Experiment) -> str:
     """The first few keys in which two experiments differ."""
     a, b = flatten(earlier.to_dict()), flatten(now.to_dict())
+    # workers never change a number
     changed = [key for key in a | b if a.get(key) != b.get(key) and key != "runtime.workers"]
     return ", ".join(f"{key} is {a.get(key)} there and {b.get(key)} here" for key in changed[:3])
 
@@ -85,6 +90,7 @@ def difference(earlier: Experiment, now: Experiment) -> str:
 def _with_rounds(earlier: Experiment, now: Experiment) -> Experiment | None:
     """The earlier experiment with the rounds, the way to say W and the way to choose the engine of the new one."""
     values = earlier.to_dict()
+    # W can be given in rounds or as a fraction; the new way of saying it replaces the old one
     for key in ("rounds", "fraction"):
         values.get("warmup", {}).pop(key, None)
     said = {key: value for key, value in now.warmup if key in ("rounds", "fraction") and value is not None}

@@ -87,6 +87,7 @@ class Part:
 def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:
     """The clients of a round, drawn without replacement and sorted."""
     count = cohort_size(total, participation)
+    # a function of seed and round alone, so a resumed run draws the same cohorts
     generator = torch.Generator().manual_seed(fold(seed, round, "cohort"))
     chosen = range(total) if count >= total else torch.randperm(total, generator=generator)[:count].tolist()
     return Cohort(round, tuple(sorted(chosen)), total, fold(seed, round, "server"), seed)
@@ -100,6 +101,7 @@ def cohort_size(total: int, participation: float) -> int:
 def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Average:
     """The average that a round's uploads ask for."""
     weights = tuple(1.0 if weighting == "uniform" else float(upload.samples) for upload in uploads)
+    # where a client owns single weights, their mask counts, not its neurons
     neurons = [upload.neurons for upload in uploads if upload.neurons is not None and upload.mask is None]
     if len(neurons) < len(uploads):
         return Average(weights, tuple(upload.ownership(net) for upload in uploads))
@@ -162,6 +164,7 @@ class Server:
         parts: dict[int, Part] = {}
         jobs: list[Job] = []
         lr = self.rules.lr_at(round)
+        # all seeds' jobs go to the engine at once: more to run side by side
         for seed, state in self.states.items():
             if seeds is not None and seed not in seeds:
                 continue
@@ -174,6 +177,7 @@ class Server:
                 jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
         on_the_way = self.engine.scores_on_the_way(jobs)
         settled = [] if on_the_way else self.settle()
+        # clients that dropped out are missing here; the average is over those that answered
         for done in self.engine.train(jobs):
             self.memories.put(done.seed, done.client, done.memory)
             parts[done.seed].uploads.append(done.upload)
@@ -206,6 +210,7 @@ class Server:
             if is_evaluated and self.method.personalised:
                 record |= self._evaluate_personal(seed, part.cohort)
             records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))
+        # seeds share the work, so each gets an equal part of the time
         seconds = (time.perf_counter() - began) / len(records)
         records = [record | {"seconds": seconds} for record in records]
         if waits:
@@ -245,6 +250,7 @@ class Server:
 
     def _metrics(self, score: Score) -> dict[str, Any]:
         """The global model's metrics on all test data, and on each client's own."""
+        # stop here: a model with nan never recovers, and would fill the record with it
         if not math.isfinite(score.loss):
             raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
         task = self.data.task
@@ -280,7 +286,7 @@ class Server:
         return record
 
     def _validate(self, score: Score | None) -> dict[str, Any]:
-        """What everything that chooses may look at: the metrics on samples held out of training."""
+        """The metrics on held-out samples, for everything that makes a choice."""
         if score is None:
             return {}
         return {"validation": self.data.task.measure(score.sums) | {"loss": score.mean_loss}}
@@ -288,8 +294,8 @@ class Server:
     def _evaluate_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
         """How good each client's own model is, for a method that gives clients their own.
 
-        It is judged on the client's own test samples, or else on the classes it has. Its own
-        model is made of the client's memory and what the server would send it next.
+        It is evaluated on the client's own test samples, or else on the classes it has. The model is
+        made of the client's memory and what the server would send it next.
         """
         clients = range(self.total) if self.total <= SHOWN_CLIENTS else cohort.clients
         kept = {client: self.memories.get(seed, client) for client in clients}
@@ -297,6 +303,7 @@ class Server:
         # among real sites, memories are there
         chosen = tuple(known) or self.engine.remembering(seed, clients)
         state = self.states[seed]
+        # a client's own model is the one it would use next, made of the download of the next round
         after = replace(cohort, round=cohort.round + 1, clients=chosen)
         downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
         if known:
@@ -352,6 +359,7 @@ def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str
     masks = torch.stack(owned).cpu()  # (clients, neurons)
     # whole numbers, exact in single precision as long as nobody owns 2²⁴ elements
     numbers = masks.to(torch.float32 if masks.shape[1] < 2**24 else torch.float64)
+    # (clients, clients): how many elements each two own both; on the diagonal, how many each owns
     both = (numbers @ numbers.T).double()
     sizes = both.diagonal()
     either = sizes[:, None] + sizes[None] - both

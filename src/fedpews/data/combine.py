@@ -16,7 +16,8 @@ from fedpews.data.readers import Images
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 
-CHUNK = 4096  # images converted at a time, so the peak is the result and little more
+# images converted at a time, so that peak memory is the result and little more
+CHUNK = 4096
 SCALINGS = ("symmetric", "unit", "standard")
 
 
@@ -53,6 +54,7 @@ def combine(
         max(source.shape[2] for source, _ in parts),
     )
     train, test = [], []
+    # a source's draw depends on its name, not on its place: the same images in every combination
     for source, images in parts:
         train.append(
             _draw(
@@ -62,6 +64,7 @@ def combine(
         test.append(
             _draw(images.test_y, test_per_class, fold(seed, "draw", source.name, "test"), source, "test")
         )
+    # the first label of each source
     offsets = np.cumsum([0, *(source.classes for source, _ in parts)])
     several = len(parts) > 1
     seen = [(images.train_x, images.train_y, rows) for (_, images), rows in zip(parts, train, strict=True)]
@@ -72,14 +75,17 @@ def combine(
             for _, images in parts
             if images.val_x is not None and images.val_y is not None
         ]
+    # rows: the training images of all sources, then their held-out ones
     x = _convert([(pixels, rows) for pixels, _, rows in (*seen, *held)], shape, kept)
     test_x = _convert(
         [(images.test_x, rows) for (_, images), rows in zip(parts, test, strict=True)], shape, kept
     )
+    # views of x, one a source, so that rescaling in place changes x itself
     mine = x.split([len(rows) for _, _, rows in (*seen, *held)])
     others = [test_x.split([len(rows) for rows in test]), *([mine[len(seen) :]] if held else [])]
     _rescale(scaling, mine[: len(seen)], list(zip(*others, strict=True)))
     labels = [labels for _, labels, _ in (*seen, *held)]
+    # once for the training images and once for the held-out ones, in that order
     sources = torch.arange(len(parts)).repeat(2 if held else 1)
     sizes = torch.tensor([len(rows) for _, _, rows in (*seen, *held)])
     start = sum(len(rows) for rows in train)
@@ -150,8 +156,10 @@ def _rescale(scaling: str, train: Sequence[Tensor], others: Sequence[tuple[Tenso
     centre, spread = torch.tensor(-1.0), torch.tensor(2.0)  # to [0, 1]
     for seen, unseen in zip(train, others, strict=True):
         if scaling == "standard":
+            # of the training images alone, so that nothing of the test data is learnt; (1, channels, 1, 1)
             spread, centre = torch.std_mean(seen, dim=(0, 2, 3), keepdim=True)
-            spread = spread.clamp_min(1e-3)  # a channel of one colour stays finite
+            # a channel of one colour stays finite
+            spread = spread.clamp_min(1e-3)
         for x in (seen, *unseen):
             x.sub_(centre).div_(spread)
 

@@ -72,6 +72,8 @@ def by_class_lists(request: Request) -> list[Rows]:
                 f"give it different classes from 0 to {request.classes - 1}."
             )
     shares: list[list[Rows]] = [[] for _ in lists]
+    # sorted, because a set has no order of its own and every class takes its numbers from the same
+    # generator
     for label in sorted({label for wanted in lists for label in wanted}):
         owners = [number for number, wanted in enumerate(lists) if label in wanted]
         rows = request.rng.permutation(np.flatnonzero(request.labels == label))
@@ -115,6 +117,7 @@ def noc(request: Request) -> list[Rows]:
             f"{clients * max(each, 1)} classes, there are {request.classes}; "
             "use fewer clients or a smaller classes_per_client."
         )
+    # (clients, classes of each)
     drawn = request.rng.permutation(request.classes)[: each * clients].reshape(clients, each)
     return [np.flatnonzero(np.isin(request.labels, mine)) for mine in drawn]
 
@@ -159,7 +162,7 @@ def partition(
     classes_per_client: int | None = None,
     class_lists: Sequence[Sequence[int]] | None = None,
 ) -> list[Rows]:
-    """Request samples to clients: each client's rows, in rising order, no row twice, no client empty.
+    """Assign samples to clients: each client's rows, in rising order, no row twice, no client empty.
 
     What a partition does not use (say, alpha for 'iid') is ignored.
 
@@ -174,6 +177,7 @@ def partition(
             f"use between 1 and {len(labels)} clients."
         )
     sources = np.zeros(len(labels), np.int64) if sources is None else sources
+    # by name, so that two partitions of one seed are independent draws
     rng = np.random.default_rng(fold(seed, "partition", name))
     shares = PARTITIONS[name](
         Request(labels, sources, classes, rng, clients, alpha, classes_per_client, class_lists)
@@ -183,6 +187,7 @@ def partition(
             raise ConfigError(
                 f"partition {name!r} leaves client {number} without samples; use fewer clients."
             )
+    # in rising order a client's samples do not depend on how a partition happened to draw them
     return [np.sort(share).astype(np.int64) for share in shares]
 
 
@@ -209,12 +214,15 @@ def _expect_clients(request: Request, number: int, name: str, why: str) -> None:
 
 def _grouped(keys: Rows) -> list[Rows]:
     """The rows of each key, for as many keys as there are clients, in one sort."""
+    # stable: within a key the rows keep rising
     order = np.argsort(keys, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
 
 
 def _cuts(shares: NDArray[np.float64], total: int) -> Rows:
     """Where to cut ``total`` rows so that the parts are as the shares; rounding never loses a row."""
+    # cumulative shares are rounded, not each share: neighbours use the same cut, so no row is lost or
+    # doubled
     return np.clip(np.rint(np.cumsum(shares)[:-1] * total), 0, total).astype(np.int64)
 
 
@@ -223,6 +231,7 @@ def _fill_empty(shares: Sequence[Rows]) -> list[Rows]:
     shares = list(shares)
     sizes = np.array([len(share) for share in shares])
     for empty in np.flatnonzero(sizes == 0):
+        # looked up again for every empty client, so that no single one is drained
         largest = int(sizes.argmax())
         shares[empty], shares[largest] = shares[largest][-1:], shares[largest][:-1]
         sizes[empty], sizes[largest] = 1, sizes[largest] - 1

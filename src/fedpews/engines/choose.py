@@ -69,7 +69,7 @@ def choose_engine(
         engine = CompiledEngine(net, data, schedule, workers, lanes_for(jobs), instead=eager)
     except CannotCompile as refusal:
         if name == "compiled":
-            # said aloud only to whoever asked for it; with auto the reason is in the record of the run
+            # a warning only for whoever asked for it; with auto the reason returned is enough
             logging.getLogger("fedpews").warning("the eager engine runs this: %s", refusal)
         return eager, f"not compiled: {refusal}"
     return engine, reason

@@ -145,7 +145,7 @@ class Method(Options, ABC):
 
     @property
     def personalised(self) -> bool:
-        """Whether each client ends with a model of its own (``ClientHalf.personal``), to be judged on its own data."""
+        """Whether each client ends with a model of its own (``ClientHalf.personal``), evaluated on its own data."""
         return False
 
     @abstractmethod

@@ -50,6 +50,7 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
     stride, goal = _stride(runs), runs[0].goal
     compared = compare(runs)
     tints = colors([run.label for run in runs])
+    # runs share what a page may hold, so that many runs do not make it too large to open
     budget = MASK_CHARACTERS // max(1, len(runs))
     notes = list(remarks(runs))
     if stride > 1:
@@ -73,6 +74,7 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
 
 def headline(runs: Sequence[Run], compared: Sequence[Comparison]) -> list[str]:
     """Who is better, by how much: of the later runs the one that ends highest, against the first."""
+    # runs on different data, say, are no comparison to lead with
     fair = [one for one in compared if not one.obstacle]
     if fair:
         best = max(fair, key=lambda one: one.final.mean)
@@ -122,6 +124,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _stride(runs: Sequence[Run]) -> int:
+    # two more curves than CURVES: bytes and seconds
     numbers = sum(run.rounds * len(run.by_seed) * (len(CURVES) + 2) for run in runs)
     return max(1, ceil(numbers / NUMBERS))
 
@@ -174,6 +177,7 @@ def _column(run: Run, key: str) -> list[list[float]] | None:
         for rows in run.by_seed.values()
     ]
     known = {value for values in found for value in values if isfinite(value)}
+    # where every client trains the whole model, ownership is 1 throughout: no curve to show
     everything = key in ("density", "coverage", "overlap") and known == {1.0}
     return None if not known or everything else found
 
@@ -187,6 +191,7 @@ def _total(rows: Sequence[Record], part: Callable[[Record], float]) -> list[floa
 
 
 def _floats(values: Sequence[float], places: Sequence[int]) -> str:
+    # little-endian, as the page's Float32Array reads it on all common machines
     return b64encode(np.array([values[place] for place in places], dtype="<f4").tobytes()).decode()
 
 
@@ -212,11 +217,13 @@ def _clients(run: Run) -> dict[str, Any]:
             else "The server does not have the clients' data here, so it cannot say how well it serves each of them."
         )
         return {"names": [], "missing": missing}
+    # seeds may have different numbers of rounds: one may have stopped early
     count = min(map(len, rows))
     places = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
     values = np.array(
         [[row[place]["client_accuracy"] for place in places] for row in rows], dtype=float
     ).mean(0)  # (rounds, clients)
+    # two bytes a value suffice for a curve; (clients, rounds)
     packed = np.rint(65535 * np.nan_to_num(values)).astype("<u2").T
     return {
         "names": names,
@@ -234,6 +241,7 @@ def _masks(run: Run, budget: int) -> dict[str, Any] | None:
         return None if single is None else {"missing": "This method owns single weights, not neurons."}
     note = ""
     seeds = sorted({one.seed for one in kept})
+    # all rounds of one seed tell more than a few rounds of all seeds
     while len(seeds) > 1 and _size(kept, seeds) > budget:
         seeds = seeds[:-1]
         note = f"The page holds the masks of {len(seeds)} of {len(run.by_seed)} seeds; neurons.jsonl has all."
@@ -306,7 +314,7 @@ def _difference(found: Difference) -> dict[str, Any]:
 
 
 def _federations(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """How the data is dealt; once for runs on the same data."""
+    """How the data is partitioned; once for runs on the same data."""
     found: list[dict[str, Any]] = []
     known: list[Run] = []
     for run in runs:

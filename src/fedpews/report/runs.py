@@ -74,7 +74,7 @@ class Run:
         }
 
     def same_data(self, other: Run) -> bool:
-        """Whether both trained on the same samples, dealt alike."""
+        """Whether both trained on the same samples, in the same partition."""
         mine, its = self.federation.get("data"), other.federation.get("data")
         return bool(mine == its) if mine and its else bool(self.config["data"] == other.config["data"])
 

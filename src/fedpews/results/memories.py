@@ -57,16 +57,19 @@ class MemoryStore:
     def restore(self, versions: Mapping[str, int]) -> None:
         """Go on from a checkpoint: files newer than it never happened."""
         self._versions, self._checkpoint = dict(versions), dict(versions)
+        # numbers only rise, so a new file never takes the name of one that the checkpoint needs
         self._last = max(versions.values(), default=0)
         if self._folder is not None and self._folder.exists():
             known = {self._path(key, number) for key, number in self._versions.items()}
             for path in self._folder.iterdir():
+                # written after the checkpoint by a run that was killed
                 if path not in known:
                     path.unlink()
 
     def get(self, seed: int, client: int) -> Nest | None:
         key = f"{seed}-{client}"
         if key in self._held:
+            # used again, so the last to be dropped
             self._held.move_to_end(key)
             return self._held[key]
         if key not in self._versions:
@@ -80,6 +83,7 @@ class MemoryStore:
         key = f"{seed}-{client}"
         self._release(key)
         if key in self._versions:
+            # what is on disk is out of date from now on, even if the new memory turns out to be empty
             self._discard_file(key)
         if self._hold(key, memory):
             self._unsaved[key] = None
@@ -104,8 +108,10 @@ class MemoryStore:
             return False
         self._held[key], self._sizes[key] = memory, size
         self._bytes += size
+        # the one just put stays, however large: it may be asked for next
         while self._bytes > HELD_BYTES and len(self._held) > 1:
             oldest = next(iter(self._held))
+            # written only now, and not at all if it was read from disk and has not changed
             if oldest in self._unsaved:
                 self._write(oldest)
             self._release(oldest)
@@ -128,6 +134,7 @@ class MemoryStore:
         number = self._versions.pop(key, None)
         if number is None:
             return
+        # a kill before the next checkpoint goes back to this file, so it must outlive its successor
         if self._checkpoint.get(key) == number:
             self._old.append(self._path(key, number))
         else:
@@ -135,6 +142,7 @@ class MemoryStore:
 
     def _path(self, key: str, number: int) -> Path:
         if self._folder is None:
+            # made only when something has to leave RAM; removed with the store
             self._folder = Path(mkdtemp(prefix="fedpews-"))
             finalize(self, rmtree, self._folder, ignore_errors=True)
         return self._folder / f"{key}-{number}.safetensors"

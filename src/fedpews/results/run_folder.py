@@ -99,6 +99,7 @@ class RunFolder:
             if neurons[seed]:
                 masks = {f"client-{client}": mask.to(uint8) for client, mask in neurons[seed].items()}
                 self._write_tensors(layout.masks_file(seed), masks)
+        # last: a folder with a summary is a finished run, so everything else must be there
         write_atomically(self.path / layout.SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def _write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -115,6 +116,7 @@ class RunFolder:
         return read_rounds(self.path)
 
     def _cut(self, name: str, keep: int) -> IO[bytes]:
+        # appending: the position is the file's length, and no later write can overwrite a round
         file = (self.path / name).open("ab")
         if file.tell() < keep:
             file.close()
@@ -150,6 +152,8 @@ class RunFolder:
         assert self._neurons is not None
         folder = self.path / layout.CHECKPOINT
         folder.mkdir(exist_ok=True)
+        # The records must be on disk before a checkpoint that counts their bytes, and the memories before
+        # the state that names their files; only then may older files go.
         os.fsync(self._rounds.fileno())
         os.fsync(self._neurons.fileno())
         versions = memories.commit(round)
@@ -167,7 +171,7 @@ class RunFolder:
         memories.forget_old()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The last checkpoint, or None when the run had not come so far."""
+        """The last checkpoint, or None if the run was stopped before its first."""
         path = self.path / layout.CHECKPOINT / layout.STATE
         if not path.exists():
             return None

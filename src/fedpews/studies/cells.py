@@ -52,11 +52,13 @@ def read_cell(
         if not layout.is_finished(folder):
             continue
         records = Rounds(_with_activations(folder, read_rounds(folder)))
+        # a folder counts only for seeds that belong to its draw of the data
         draw = Experiment.load(folder / layout.CONFIG).data.seed
         asked = [seed for seed in cell.experiment.seeds if cell.draw(seed) == draw]
         wanted = [seed for seed in records.seeds if seed in asked and seed not in runs]
         runs |= {seed: records.of_seed(seed) for seed in wanted}
         folders += [folder] if wanted else []
+    # a run of this machine goes before one that was published
     runs = {**read_published(published, cell), **runs}
     if not status:
         complete = set(runs) >= set(cell.experiment.seeds)
@@ -83,6 +85,7 @@ def run_cell(
             if set(begun.seeds) & wanted:
                 _run(folder, cell, on_draw(cell, begun.seeds, begun.data.seed), data_dir, watch)
                 found = read_cell(root, cell, published)
+        # seeds on the same draw of the data share a run, and with it the loading and compiling
         for draw in sorted({cell.draw(seed) for seed in found.missing}):
             seeds = [seed for seed in found.missing if cell.draw(seed) == draw]
             name = "-".join([f"draw-{draw}"] * (cell.draws > 1) + ["seeds", *map(str, seeds)])
@@ -101,6 +104,7 @@ def run_cell(
 def _run(
     folder: Path, cell: Cell, experiment: Experiment, data_dir: Path | None, watch: MakeWatcher | None
 ) -> None:
+    # imported late: reading results must not import torch
     from fedpews.running import Watcher, run
 
     with watch(experiment) if watch else nullcontext(Watcher()) as watcher:
@@ -130,6 +134,8 @@ def _with_activations(folder: Path, records: list[Record]) -> list[Record]:
     file = folder / layout.ACTIVATIONS
     if not file.exists():
         return records
+    # what follows the last newline is a line that a kill left half written
     lines = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
-    extra = {(line["seed"], line["round"]): line for line in lines}  # a resumed round is there twice, equally
+    # a resumed round is there twice, with the same numbers
+    extra = {(line["seed"], line["round"]): line for line in lines}
     return [record | extra.get((record["seed"], record["round"]), {}) for record in records]

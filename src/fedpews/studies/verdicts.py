@@ -44,6 +44,7 @@ def judge(study: Study, readings: Readings) -> list[Verdict]:
     """A verdict for every claim, row and column."""
     found = [verdict for claim in study.claims for verdict in _judge(study, claim, readings)]
     tested = [i for i, verdict in enumerate(found) if verdict.p is not None]
+    # all claims of a page at once: with many of them some would look significant by chance
     corrected = dict(zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True))
     return [replace(v, p=corrected[i]) if i in corrected else v for i, v in enumerate(found)]
 
@@ -71,12 +72,14 @@ def _gain(study: Study, claim: Claim, row: str, column: str, readings: Readings)
 
 def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
     found = _gain(study, claim, row, column, readings)
+    # the whole interval must lie on one side; an interval across the margin decides nothing
     agrees = True if found.low > claim.by else False if found.high < claim.by else None
     return _verdict(study, claim, row, column, found, agrees)
 
 
 def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
     found = _gain(study, claim, row, column, readings)
+    # an equivalence needs the whole interval inside the margin: no significant difference is not enough
     inside = -claim.within <= found.low and found.high <= claim.within
     outside = found.low > claim.within or found.high < -claim.within
     return _verdict(study, claim, row, column, found, True if inside else False if outside else None)
@@ -103,6 +106,7 @@ def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings:
             (claim.measure, claim.than or "", study.column_for(claim.than or "", column)), {}
         )
         sign = 1 if measure.higher_is_better else -1
+        # paired within a seed first, then across the columns
         gains.append({seed: sign * (mine[seed] - other[seed]) for seed in mine.keys() & other.keys()})
     found = paired_difference(gains[0], gains[1])
     agrees = True if found.low > 0 else False if found.high < 0 else None
@@ -140,6 +144,7 @@ def _finish(
         ours = f"{found.mean:+.{measure.digits}f}{unit}"
     if found.seeds > 1:
         ours = f"{ours} [{found.low:+.{measure.digits}f}, {found.high:+.{measure.digits}f}]"
+    # numbers are shown with any number of seeds, but nothing is concluded from too few
     if found.seeds < ENOUGH_SEEDS:
         return Verdict(claim, where, paper, ours, found.seeds, _too_few(found.seeds), None)
     return Verdict(
@@ -158,6 +163,7 @@ def _papers_gain(study: Study, claim: Claim, row: str, column: str, measure: Mea
     mine, other = (printed(study.paper_number(claim.measure, *place)) for place in places)
     if math.isnan(mine) or math.isnan(other):
         return ""
+    # infinite stands for a target that was never reached
     if math.isinf(mine) or math.isinf(other):
         sides = (math.isinf(mine), math.isinf(other))
         return {(False, True): "only it arrives", (True, False): "only the other arrives"}.get(

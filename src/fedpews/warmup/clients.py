@@ -24,6 +24,7 @@ class LearnedClient(ClientHalf):
     masks: Learned
 
     def noise_size(self, net: Network) -> int:
+        # a step draws twice: for the scores, and afresh for the weights
         return 2 * net.graph.size + self.inner.noise_size(net)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
@@ -32,6 +33,7 @@ class LearnedClient(ClientHalf):
             first = download.extra["start"]["neurons"]
         else:
             first = like.new_full((net.graph.size,), self.masks.start)
+        # ``shared`` is what the server last had from this client, so the part of θ_g that is its own
         scores = first if memory is None else memory["scores"]["neurons"]
         shared = torch.sigmoid(first) if memory is None else memory["shared"]["neurons"]
         total, mean = download.total, download.extra["theta"]["neurons"]
@@ -42,7 +44,9 @@ class LearnedClient(ClientHalf):
             "inner": start_subnetwork(self.inner, net, download, _inner(memory)),
             "scores": {"neurons": scores},
             "others": {} if others is None else {"neurons": others},
-            "drawn": once,  # the numbers of the first step, when they hold for the round
+            # the numbers of the first step, when they hold for the round; nan until then, because a compiled step
+            # cannot add keys to its state
+            "drawn": once,
         }
 
     def step(
@@ -70,11 +74,14 @@ class LearnedClient(ClientHalf):
         theta = torch.sigmoid(scores)
         gates = (noise < theta).to(scores.dtype)
         slope: Tensor
+        # by the gates alone: the weights are constants here, and the buffers after this pass are thrown
+        # away
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
         if self.masks.gradient == "open":
             slope = slope * gates
         if local["others"]:
             slope = slope - 2 * self.masks.diversity * (theta - local["others"]["neurons"])
+        # θ(1 − θ) is σ′(s)
         stepped: Tensor = scores - self.masks.mask_lr * slope * theta * (1 - theta)
         return stepped
 
@@ -83,6 +90,7 @@ class LearnedClient(ClientHalf):
         theta = torch.sigmoid(local["scores"]["neurons"])
         neurons = self.choose(theta, local, work.noise[:h])
         shared = theta if self.masks.upload == "probabilities" else neurons.to(theta.dtype)
+        # the first 2h numbers are for the masks, the others for the inner method
         rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
         memory, upload = self.inner.finish(net, download, local["inner"], rest)
         if self.masks.upload == "probabilities":

@@ -68,7 +68,7 @@ class Random(Options):
 
     Args:
         density: the part of every layer that a client gets, drawn for each client alone, so that parts overlap; when
-            not given every layer is dealt to all clients, no neuron twice.
+            not given every layer is split among all clients, no neuron twice.
         redraw: draw anew in every round, as IST does, instead of once.
     """
 
@@ -80,6 +80,8 @@ class Random(Options):
         drawn = fold(cohort.run_seed, "masks", *([cohort.round] if self.redraw else []))
         neurons = torch.zeros(graph.size, dtype=torch.bool)
         for layer in graph.layers:
+            # one permutation for all clients, so that their parts are disjoint; with a density, each has
+            # its own
             names = (layer.start,) if self.density is None else (layer.start, client)
             generator = torch.Generator().manual_seed(fold(drawn, *names))
             shuffled = torch.randperm(layer.size, generator=generator)
@@ -104,6 +106,7 @@ def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int)
     if not masks.start_spread:
         return torch.full((len(clients), neurons), masks.start)
     rows = []
+    # client 0's row stands for all when the start is common
     for client in [0] if masks.start_common else clients:
         generator = torch.Generator().manual_seed(fold(seed, client, "scores"))
         rows.append(torch.randn(neurons, generator=generator))
@@ -126,6 +129,7 @@ def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[flo
         )
     if not bool((parts > 0).all()):
         raise ConfigError(f"warmup.shares must all be positive, got {parts.tolist()}")
+    # an edge is rounded alike for the two clients it lies between: no neuron is lost or assigned twice
     edges = torch.cat([torch.zeros(1, dtype=torch.float64), (parts / parts.sum()).cumsum(0)])
     neurons = torch.zeros(graph.size, dtype=torch.bool)
     for layer in graph.layers:

@@ -68,11 +68,13 @@ class Warmup(Method):
     def client(self, phase: str) -> ClientHalf:
         if phase != WARMUP:
             return WarmClient(self.inner.client(phase))
+        # the warmup replaces whatever phases the inner method has, and trains as its main one does
         inner = self.inner.client("train")
         return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else AssignedClient(inner)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         device = next(iter(params.values())).device
+        # without warmup rounds the neurons are not asked for, so that the model is not traced
         shape = (total, net.graph.size) if self.rounds else (total, 0)
         return {
             "inner": self.inner.init(net, params, total),
@@ -88,7 +90,7 @@ class Warmup(Method):
 
     @property
     def first_theta(self) -> float:
-        """θ_g before anybody was heard of."""
+        """θ_g before the first client has uploaded."""
         return 1 / (1 + math.exp(-self.masks.start)) if isinstance(self.masks, Learned) else 0.5
 
     def params(self, state: Nest) -> Tree:
@@ -103,6 +105,7 @@ class Warmup(Method):
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         warm = self.phase(state, cohort.round) == WARMUP
+        # ``masked`` tells methods with a state of their own (SCAFFOLD) that elements have owners now
         inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm))
         if not warm:
             return inner
@@ -111,7 +114,8 @@ class Warmup(Method):
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
         theta = {"neurons": self.mean_theta(state)}
         sent: dict[int, Download] = {}
-        for d in inner:  # what was one download for all stays one
+        # what was one download for all stays one object, whose size is measured once
+        for d in inner:
             if id(d) not in sent:
                 sent[id(d)] = replace(d, phase=WARMUP, extra={**d.extra, "theta": theta})
         told = [sent[id(d)] for d in inner]
@@ -129,7 +133,7 @@ class Warmup(Method):
         return told
 
     def mean_theta(self, state: Nest) -> Tensor:
-        """θ_g over all N clients; one not heard of yet counts with the σ of the start's mean, as in Algorithm 1."""
+        """θ_g over all N clients; one that has not uploaded yet counts with σ of the start's mean (Algorithm 1)."""
         theta: Tensor = state["warmup"]["theta"]
         return theta.mean(0)
 
@@ -146,6 +150,7 @@ class Warmup(Method):
         if isinstance(self.masks, Learned):
             shared = torch.stack([_shared(upload) for upload in uploads])  # (clients, neurons)
             warmup["theta"].index_copy_(0, clients, shared)
+        # the clients' training losses, never test data: this decides when the warmup ends
         loss = torch.tensor(sum(upload.loss for upload in uploads) / len(uploads))
         warmup["first_loss"] = torch.where(warmup["first_loss"].isnan(), loss, warmup["first_loss"])
         if isinstance(self.masks, Auto):

@@ -52,6 +52,8 @@ int32_t take_steps(run_model run, copy_handle copy, view_tensor view, void* mode
 class Slice(ctypes.Structure):
     """One step of a tensor that has one entry per step, as the loop wants it described."""
 
+    # field by field what ``struct slice`` of the loop has; behind its step a tensor has at most two
+    # dimensions
     _fields_ = (
         ("dims", ctypes.c_int64),
         ("sizes", ctypes.c_int64 * 2),
@@ -73,6 +75,7 @@ class Native:
         self._model, self._loop = ctypes.CDLL(str(library)), ctypes.CDLL(str(loop))
         self._torch = torch_library()
         self._container = ctypes.c_void_p()
+        # a runner holds the buffers of one call, so there are as many as threads
         if self._model.AOTInductorModelContainerCreateWithDevice(
             ctypes.byref(self._container), ctypes.c_size_t(runners), b"cpu", None
         ):
@@ -83,6 +86,7 @@ class Native:
 
         The state and the sheet's losses change in place.
         """
+        # in the order of Step.forward's arguments; those that have an entry per step come first
         tensors = [*sheet.by_step, sheet.lr, *inputs]
         slices = (Slice * len(sheet.by_step))(*map(Slice.of, sheet.by_step))
         with _handles(self._torch, tensors) as handles:
@@ -112,6 +116,7 @@ def _handles(library: ctypes.CDLL, tensors: list[Tensor]) -> Iterator[Any]:
     handles = (ctypes.c_void_p * len(tensors))(*(pointer(capsule, None) for capsule in capsules))
     try:
         yield handles
+    # the loop works on copies of the handles; these stay ours, also after a step that failed
     finally:
         for handle in handles:
             library.aoti_torch_delete_tensor_object(ctypes.c_void_p(handle))
@@ -126,6 +131,7 @@ def load(
     only this user can write to.
     """
     compiler = compiler_path()
+    # machine code fits one program, processor, compiler and version of torch
     key = hashlib.blake2b(
         repr((program.fingerprint(), _platform(compiler))).encode(), digest_size=16
     ).hexdigest()
@@ -138,6 +144,7 @@ def load(
     if library is not None:
         with contextlib.suppress(OSError, AttributeError):
             return Native(library, loop, runners)
+        # intact (its digest is right), but not for the system as it is now: build it anew
         library.unlink(missing_ok=True)
     library = _keep(folder, key, lambda scratch: _compile(program, example, x, y, state, scratch))
     try:
@@ -186,6 +193,7 @@ def cache_dir() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CannotCompile(f"the cache {folder} cannot be made: {error.strerror}") from error
+    # who owns the folder decides what code runs in this process; root could do so anyway
     if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
         raise CannotCompile(f"the cache {folder} belongs to another user")
     return folder
@@ -213,13 +221,16 @@ def _find(folder: Path, key: str) -> Path | None:
         with contextlib.suppress(OSError):
             if path.name == _name(key, path):
                 found = path
-            else:  # a damaged library may load and then crash, so it must never come that far
+            # a damaged library may load and crash the process only later, so it is never tried
+            else:
                 path.unlink()
     return found
 
 
 def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
     """Make a library aside and put it in the cache whole."""
+    # inside the cache: only within one file system is a rename atomic, and two processes may build the same
+    # library
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         built = make(Path(scratch))
         library = folder / _name(key, built)
@@ -233,6 +244,7 @@ def _name(key: str, path: Path) -> str:
 
 def _compile_loop(compiler: str, scratch: Path) -> Path:
     built = scratch / "loop.so"
+    # the C++ compiler is known to be there, so it compiles the C loop too, from its standard input
     command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(built), "-"]
     done = subprocess.run(command, input=LOOP, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -244,8 +256,11 @@ def _compile(
     program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor], scratch: Path
 ) -> Path:
     """The shared object of a program."""
+    # The number of samples stays open: one program serves data of any size. torch.export would fix a size
+    # of 0 or 1.
     samples = {0: torch.export.Dim("samples", min=2)}
     inputs = tree_leaves(x)
+    # the sheet's five tensors, x, y, the state and the constants; None is a fixed shape
     shapes = (
         *[None] * 5,
         [samples] * len(inputs),
@@ -253,6 +268,7 @@ def _compile(
         [None] * len(state),
         [None] * len(program.constants),
     )
+    # a step writes to its arguments, so it is given copies
     sheet = [tensor.clone() for tensor in example.at(0)]
     arguments = (*sheet, inputs, y, [leaf.clone() for leaf in state], [*program.constants])
     # torch warns about its own internals while it compiles

@@ -98,6 +98,7 @@ class Step(nn.Module):
     ) -> tuple[()]:
         *moved, loss = self.graph(rows, weight, noise, lr, *x, y, *state, *constants)
         changed = [leaf for leaf, changes in zip(state, self.changes, strict=True) if changes]
+        # in place: the loop over steps passes the same tensors every time
         for leaf, value in zip(changed, moved, strict=True):
             leaf.copy_(value)
         losses.copy_(loss)
@@ -123,6 +124,7 @@ def trace_step(
         y: Tensor,
         state: list[Tensor],
     ) -> Any:
+        # vmap takes a list of tensors; the batch has the form of the data (a tensor, a tuple or a dict)
         taken = iter([leaf[rows] for leaf in x])
         batch = Batch(prepare(tree_map_only(Tensor, lambda _: next(taken), form)), y[rows], weight)
         moved, loss = half.step(net, unflatten(iter(state), layout), batch, noise, lr)
@@ -130,18 +132,21 @@ def trace_step(
         if after_layout != layout:
             raise CannotCompile("a step changes the structure of its local state")
         active = weight.sum() > 0
-        # a client whose steps are over keeps its state to the bit
+        # a client whose steps are over keeps its state to the bit; a leaf that no step touches stays the same object,
+        # by which _drop_unchanged knows it
         kept = [a if a is b else torch.where(active, a, b) for a, b in zip(after, state, strict=True)]
         return kept, loss
 
     def all_lanes(*tensors: Tensor) -> list[Tensor]:
         rows, weight, noise, lr, *rest = tensors
         x, y, state = rest[: len(inputs)], rest[len(inputs)], rest[len(inputs) + 1 :]
+        # every client has its own rows, weights, noise, rate and state; the data is common to all
         every = torch.vmap(step, in_dims=(0, 0, 0, 0, None, None, 0))
         moved, loss = every(rows, weight, noise, lr, x, y, state)
         return [*moved, loss]
 
     rows, weight, noise, _, lr = Sheet.blank(1, lanes, batch_size, half.noise_size(net)).at(0)
+    # (lanes, *shape of the leaf)
     stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
     try:
         graph = make_fx(all_lanes)(
@@ -151,6 +156,7 @@ def trace_step(
         raise
     except Exception as error:  # whatever stops a foreign module or method from being traced
         raise CannotCompile(f"its step cannot be traced: {first_line(error)}") from error
+    # in this order: the state is known as the last inputs, and constants are lifted to inputs behind it
     changes = _drop_unchanged(graph, len(leaves))
     constants = _lift_constants(graph)
     # the two passes of a warmup step have their first layer in common
@@ -165,6 +171,7 @@ def check_padding(
     size = min(4, len(y))
     real = torch.cat([torch.ones(size), torch.zeros(size)])
     outcomes = []
+    # the same real samples beside different padding: any difference is the padding's influence
     for scale in (1.0, -3.0):
         padded = tree_map_only(Tensor, partial(_pad, size=size, scale=scale), x)
         batch = Batch(padded, torch.cat([y[:size]] * 2), real)
@@ -201,6 +208,7 @@ def _lift_constants(graph: fx.GraphModule) -> tuple[Tensor, ...]:
     for node in list(graph.graph.nodes):
         if node.op != "get_attr":
             continue
+        # a constant that is used twice becomes one input
         if node.target not in constants:
             with graph.graph.inserting_after(last):
                 last = graph.graph.placeholder(f"constant_{len(constants)}")
