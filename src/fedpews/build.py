@@ -251,7 +251,7 @@ def read_start(place: str, seed: int, like: Tree) -> Tree:
 
 
 def _check_unused(experiment: Experiment) -> None:
-    """Refuse what a method's object was to be made with."""
+    """Refuse options of a method beside a method that is an object already: they would be ignored."""
     train = experiment.train.model_dump(exclude_defaults=True)
     unused = [f"train.{key}" for key in OPTIONS_OF_METHODS if key in train]
     tables = ("optimizer", "server", "warmup")
@@ -306,7 +306,7 @@ def task_settings(task: Task) -> dict[str, Any]:
 
 
 def _try_loss(task: Task, outputs: torch.Tensor, held: Federation) -> None:
-    """A loss of one's own shows what it gives before the first round."""
+    """Try a user's own loss before the first round, to see that it returns what is needed."""
     labels = held.y[: len(outputs)]
     if task.criterion is None or not len(labels):
         return

@@ -134,7 +134,7 @@ OPTIONS_OF_METHODS = ("optimizer", "momentum", "weight_decay", "clip_norm", "ser
 
 
 def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str | Path) -> dict[str, Any]:
-    """Without the keys of a file that its method uses and the one now asked for does not."""
+    """The values without the keys that only the file's own method uses, when another method is asked for."""
     if "method.object" in changes:
         return _fit_object(values, changes)
     base = MethodName.parse(str(values["method"]["name"])).base
@@ -157,7 +157,7 @@ def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str |
 
 
 def _fit_object(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Without all that a file says of its method: an object brings its own options."""
+    """The values without the options of the file's method: a method object brings its own."""
     given = set(changes) | {key.split(".")[0] for key in changes}
     kept = {k: v for k, v in values.items() if k in given or k not in ("warmup", "server", "optimizer")}
     train = values.get("train", {})

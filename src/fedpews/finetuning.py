@@ -20,7 +20,7 @@ Models = dict[int, dict[int, Tree]]
 
 
 def check_finetuning(setup: Setup) -> None:
-    """Whether what is asked for can be done, before the first round."""
+    """Refuse fine-tuning that cannot be done, before the first round."""
     if setup.experiment.finetune.epochs is None:
         return
     if not len(setup.data.y):
@@ -29,7 +29,7 @@ def check_finetuning(setup: Setup) -> None:
         )
     if setup.data.task.classes_of(setup.data.y) is None:
         raise ConfigError(
-            f"finetune is judged by accuracy, so it is for classification, not {setup.data.task.name}"
+            f"finetune is evaluated by accuracy, so it is for classification, not {setup.data.task.name}"
         )
     if setup.method.personalised:
         raise ConfigError(

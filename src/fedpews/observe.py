@@ -76,7 +76,8 @@ def update_cosine(
     for name in names:
         moved = torch.stack([uploads[i].params[name] for i in chosen]).detach()
         starts = [downloads[i].params[name] for i in chosen]
-        alike = all(start is starts[0] for start in starts)  # most methods send the same to everybody
+        # most methods send the same to everybody: one tensor to subtract instead of a stack of copies
+        alike = all(start is starts[0] for start in starts)
         moved = (moved - (starts[0] if alike else torch.stack(starts))).flatten(1).cpu().double()
         owned = _owned(name, [masks[i] for i in chosen], uploads[chosen[0]].params[name])
         if owned is None:

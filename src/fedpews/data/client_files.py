@@ -91,5 +91,5 @@ def listed(folder: Path) -> list[Path]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """So that site-10 comes after site-9."""
+    """A sort key by which site-10 comes after site-9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -68,7 +68,7 @@ def read_folder(
 
 
 def _entries(folder: Path) -> dict[str, Path]:
-    """The entries by title. Tables are entries where there is nothing else, else notes that lie about."""
+    """The entries by name. Tables beside npz files or folders are taken for notes, not for clients."""
     found = [path for path in listed(folder) if path.is_dir() or path.suffix == ".npz"]
     tables = [path for path in listed(folder) if path.is_file() and path.suffix in TABLES]
     entries: dict[str, Path] = {}

@@ -60,7 +60,7 @@ class Federation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the clients are called; their numbers where nobody named them."""
+        """The clients' names; their numbers where none were given."""
         return self.client_names or tuple(str(number) for number in range(len(self)))
 
     def batch(self, rows: Tensor | slice) -> tuple[Any, Tensor]:
@@ -316,7 +316,7 @@ def _same_shapes(pairs: Sequence[Pair]) -> None:
 
 
 def _notice_from_one(task: Task, y: Tensor) -> None:
-    """Labels 1 to K, which would silently make a class 0 that nobody has."""
+    """Refuse labels 1 to K: they would silently make a class 0 without samples."""
     if isinstance(task, Classification) and task.classes is None and task.class_weights is None:
         present = y.unique().tolist()
         if present[0] == 1 and present == list(range(1, len(present) + 1)):

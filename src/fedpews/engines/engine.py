@@ -1,4 +1,4 @@
-"""What a runtime hands to an engine, and what it gets back."""
+"""What the server hands to an engine, and what it gets back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job."""
+    """The result of a job."""
 
     seed: int
     client: int
@@ -79,7 +79,7 @@ class Engine(ABC):
         return ()
 
     def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
-        """How good these clients find their own models, each on the classes it has."""
+        """These clients' own models, each evaluated by its client on the classes it has."""
         return {}
 
     @abstractmethod

@@ -140,7 +140,7 @@ class Method(Options, ABC):
     """Whether a warmup may be put around it: it trains the whole network, and assigns no neurons of its own."""
 
     def phase(self, state: Nest, round: int) -> str:
-        """What kind of round this is; a runtime only needs it to be the same name for the same kind."""
+        """What kind of round this is; an engine only needs the same name for the same kind."""
         return "train"
 
     @property

@@ -85,7 +85,8 @@ class Local(Method):
         # runs begun by earlier versions did not write down who had been met: everybody
         met = state.get(MET, {"met": torch.ones(cohort.total, dtype=torch.bool)})["met"]
         keys = [(id(d), not bool(met[client])) for d, client in zip(whole, cohort.clients, strict=True)]
-        for d, (place, new) in zip(whole, keys, strict=True):  # what was one download for all stays one
+        # what was one download for all stays one
+        for d, (place, new) in zip(whole, keys, strict=True):
             if (place, new) not in sent:
                 extra = {key: _without(tree, kept) for key, tree in d.extra.items()}
                 sent[place, new] = replace(
@@ -225,7 +226,7 @@ class RepClient(LocalClient):
 
 
 def _choose(net: Network, own: Mapping[str, object], is_own: Tensor, after: Nest, before: Nest) -> Nest:
-    """What moved, where it is its turn: the client's own part if ``is_own``, else the rest."""
+    """The state after a step that trains only the client's own part (``is_own``), or only the rest."""
     if after is before:
         return after
     chosen: Nest = {}

@@ -64,7 +64,8 @@ class FedPM(Method, ClientHalf):
     def params(self, state: Nest) -> Tree:
         generator = torch.Generator().manual_seed(fold(int(state["seed"]), int(state["round"]), "evaluate"))
         used = {}
-        for name, theta in sorted(state["theta"].items()):  # a resumed state may list them in another order
+        # sorted: a resumed state may list them in another order
+        for name, theta in sorted(state["theta"].items()):
             cut: Tensor | float = 0.5
             if self.evaluate == "sample":
                 cut = torch.rand(theta.shape, generator=generator).to(theta)

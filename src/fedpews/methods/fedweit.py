@@ -135,7 +135,7 @@ def _compose(local: Nest) -> Tree:
 
 
 def _others(download: Download, base: Mapping[str, Tensor]) -> Tree:
-    """The A_j of the other clients, zero for one that was not heard of yet: (clients − 1, *shape)."""
+    """The A_j of the other clients, zero for one that has not uploaded yet: (clients − 1, *shape)."""
     sent = [download.extra.get(f"adaptive-{k}", {}) for k in range(download.total - 1)]
     return {
         n: torch.stack([tree.get(n, torch.zeros_like(B)) for tree in sent])

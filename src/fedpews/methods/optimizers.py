@@ -216,7 +216,7 @@ class Adam(Smoothed):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the parameter itself (Loshchilov and Hutter 2019), by 0.01 if not told."""
+    """Adam whose weight decay shrinks the parameter itself (Loshchilov and Hutter 2019), by default 0.01."""
 
     weight_decay: ClassVar[float] = 0.01
     decouples: ClassVar[bool] = True

@@ -28,7 +28,7 @@ class Scaffold(LocalSGD):
     momentum (x_g − y)/(K·η) is no gradient.
 
     In a warmup K is counted for each element, c_i changes only where the client uploads, and c is averaged over
-    the clients that own the element, just as x is; whoever was not heard of yet counts as an owner with c_i = 0.
+    the clients that own the element, just as x is; a client that has not uploaded yet counts as an owner with c_i = 0.
     After the warmup the same sum is divided by N again.
 
     >>> Scaffold(weight_decay=1e-4).momentum
@@ -65,7 +65,7 @@ class Scaffold(LocalSGD):
         total: Tensor = state["sum"][name]
         if not cohort.masked:
             return total / cohort.total
-        # known owners, and all who were not heard of yet: each of them may own the element
+        # known owners, and all clients that have not uploaded yet: each of them may own the element
         owners = state["owners"][name] + (cohort.total - state["heard"])
         # an element that none of all clients owns has a sum of zero
         return torch.where(owners > 1e-3, total / owners, 0.0)

@@ -78,7 +78,7 @@ CUT_FROM = 4e8
 def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool:
     """Whether to train the physically smaller network, which is the same step with smaller kernels.
 
-    On the CPU only: its shapes depend on the gates, so that a GPU would have to be waited for in every step.
+    On the CPU only: its shapes depend on the gates, so that every step would have to wait for the GPU.
     """
     if gates.device.type != "cpu":
         return False

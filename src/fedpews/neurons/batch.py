@@ -18,7 +18,7 @@ Term = Callable[[Tensor, Tensor], Tensor]
 
 
 class Batch(NamedTuple):
-    """Samples of one step. ``weight`` is 0 for padding and 1 else; None when there is no padding."""
+    """Samples of one step. ``weight`` is 0 for padding, else 1; None when there is no padding."""
 
     x: Any  # a tensor, or a tuple or dict of tensors: the model's arguments
     y: Tensor

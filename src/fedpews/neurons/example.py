@@ -79,7 +79,8 @@ def batches(model: nn.Module, example: Any) -> Batches:
 
     model.eval()
     few = tree_map_only(Tensor, first, example)
-    if not runs(few):  # the first dimension is not the batch
+    # the first dimension is not the batch
+    if not runs(few):
         few = example
         with torch.no_grad():
             run(model, few)

@@ -1,4 +1,4 @@
-"""Which channels live and die together: numbered channels, joined into sets, and tensors labelled with them.
+"""Which channels can only be closed together: numbered channels, joined into sets, and tensors labelled with them.
 
 A label is one number for each element of a tensor: ``CONSTANT`` for what no input changes (or padding), ``WHOLE`` for
 what depends on the input but belongs to no channel that could be closed, and from ``FIRST`` on the number of a channel

@@ -271,7 +271,8 @@ class Network:
             return False
         x = made_up(self.example, torch.Generator().manual_seed(0))
         neurons = torch.zeros(self.graph.size, dtype=torch.bool, device=self.device)
-        for layer in self.graph.layers:  # every other one, and never none
+        # every other neuron, so that no layer is left empty
+        for layer in self.graph.layers:
             neurons[layer.start : layer.start + layer.size : 2] = True
         params = self.initial()
         try:

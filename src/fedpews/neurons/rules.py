@@ -95,7 +95,8 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
         return [Tag((part,)) for part in moved(labels)]
     # weights only: each axis is moved by itself
     runs = list(dict.fromkeys(structure(axis) for tag in weights for axis in tag.axes))
-    if not runs:  # constants, perhaps chosen by what was put in
+    # only constants are moved; an index computed from the input may have chosen among them
+    if not runs:
         chosen = any(follower.tag(leaf) is not None for leaf in tree_leaves([value for _, value in rest]))
         return [follower.whole(value.shape) if chosen else None for value in results]
     axes = []

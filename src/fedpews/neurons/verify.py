@@ -89,7 +89,7 @@ class _Trial:
     random: bool  # whether a pass in training draws random numbers
 
     def differ(self, graph: NeuronGraph, layers: Sequence[Layer], way: Way, quick: bool = False) -> str:
-        """What tells closing neurons of these layers by gates from closing them another way; "" if nothing does."""
+        """How outputs differ between closing neurons of these layers by gates and another way; "" if they agree."""
         generator = torch.Generator().manual_seed(len(graph.layers))
         neurons = torch.ones(graph.size, dtype=torch.bool)
         for layer in graph.layers:
@@ -189,7 +189,7 @@ def _difference(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float
 
 
 def _trial(model: nn.Module, example: Any) -> _Trial:
-    """A copy to try things on."""
+    """A copy of the model to prove the graph on, in double precision if it runs in that."""
     generator = torch.Generator().manual_seed(0)
     model = copy_module(model).eval()
     for name, value in (*model.named_parameters(), *model.named_buffers()):

@@ -217,7 +217,6 @@ def _clients(run: Run) -> dict[str, Any]:
             else "The server does not have the clients' data here, so it cannot say how well it serves each of them."
         )
         return {"names": [], "missing": missing}
-    # seeds may have different numbers of rounds: one may have stopped early
     count = min(map(len, rows))
     places = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
     values = np.array(

@@ -1,4 +1,4 @@
-"""One label, one colour, in every figure and on the page: told apart also by eyes that mix up red and green."""
+"""One label, one colour, in every figure and on the page; they differ also with red-green colour blindness."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
 
 
 def make_report(runs: Sequence[Run], live: bool = False) -> str:
-    """The page as text. A live one asks its own server for news, the other asks nobody for anything."""
+    """The page as text. A live one polls its own server, any other makes no request."""
     data = collect(runs)
     return render(data, live)
 

@@ -41,7 +41,7 @@ ACTIVATIONS = "activations.jsonl"
 
 
 def legal_name(text: str) -> str:
-    """A folder's name that every system takes: Windows refuses more than others, and tells no capitals from small.
+    """A folder's name that every system takes: Windows refuses more than others, and ignores case.
 
     >>> legal_name("my/methods.py:Own+pews"), legal_name("nul"), legal_name("fedavg+pews")
     ('my-methods.py-Own+pews', '_nul', 'fedavg+pews')

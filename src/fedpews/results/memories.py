@@ -55,7 +55,7 @@ class MemoryStore:
         self._old: list[Path] = []  # files to delete once the next checkpoint is there
 
     def restore(self, versions: Mapping[str, int]) -> None:
-        """Go on from a checkpoint: files newer than it never happened."""
+        """Go on from a checkpoint; files newer than it are deleted."""
         self._versions, self._checkpoint = dict(versions), dict(versions)
         # numbers only rise, so a new file never takes the name of one that the checkpoint needs
         self._last = max(versions.values(), default=0)

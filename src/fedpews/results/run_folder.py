@@ -1,4 +1,4 @@
-"""A run on disk: its configuration, a line per seed and round, a summary, models, and the way back in.
+"""A run on disk: its configuration, a line per seed and round, a summary, models, and checkpoints to resume from.
 
 Nothing here is ever half written: files appear whole (written aside, then renamed), and ``rounds.jsonl`` and
 ``neurons.jsonl`` are cut back to the last checkpoint when a killed run goes on.
@@ -73,7 +73,7 @@ class RunFolder:
         return self.path / layout.CONFIG
 
     def write_config(self, toml: str) -> None:
-        """Write what the run is; a summary that was there belongs to a shorter one."""
+        """Write the configuration; a summary already there is that of a shorter run, and goes."""
         (self.path / layout.SUMMARY).unlink(missing_ok=True)
         write_atomically(self.config, toml.encode())
 

@@ -73,7 +73,7 @@ def run_cell(
     watch: MakeWatcher | None = None,
     published: Path | None = None,
 ) -> Found:
-    """Finish a cell: go on with runs that were stopped, then start the seeds that nobody has begun.
+    """Finish a cell: go on with runs that were stopped, then start the seeds that were not begun.
 
     What cannot be run is said in the result, so that the other cells still run; only an interruption ends it all.
     """
@@ -118,7 +118,7 @@ def _run(
 
 
 def _folders(root: Path, cell: Cell) -> list[Path]:
-    """The run folders of a cell; what else lies at its place is left alone."""
+    """The run folders of a cell; anything else in its folder is left alone."""
     places = sorted(path.parent for path in (root / "runs" / cell.name).glob(f"*/{layout.CONFIG}"))
     return [place for place in places if _is_run_of(place, cell)]
 

@@ -95,7 +95,7 @@ def _time(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
 
 
 def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
-    """Left: the curves of some rows in one column. Right: every cell's mean; an only cell of a row leads it."""
+    """Left: the curves of some rows in one column. Right: every cell's mean."""
     measure = MEASURES[options.get("measure", "final")]
     means = [
         [

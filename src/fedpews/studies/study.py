@@ -156,7 +156,7 @@ class Cell:
         return _bare(self.experiment).model_dump(exclude_defaults=True)
 
     def draw(self, seed: int) -> int:
-        """The data draw that a seed is run on: seeds alone would say nothing about the luck of one draw."""
+        """The data draw that a seed is run on: seeds alone would not show the variance between draws."""
         return self.experiment.data.seed + seed % self.draws
 
     @property

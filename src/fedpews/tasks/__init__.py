@@ -1,4 +1,4 @@
-"""The tasks room: what a model is trained for, and how good it is found.
+"""The tasks room: what a model is trained for, and how it is evaluated.
 
 `make` is the way in by name. Names are imported when they are first used, so that a configuration can be checked
 without torch.

@@ -92,7 +92,7 @@ class Task(ABC):
         return {}
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Outputs as a metric of somebody else's wants them: probabilities where there are classes."""
+        """Outputs as a third-party metric wants them: probabilities where there are classes."""
         return outputs
 
     def width(self, y: Tensor) -> int:

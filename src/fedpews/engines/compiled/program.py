@@ -184,13 +184,13 @@ def check_padding(
 
 
 def _pad(x: Tensor, size: int, scale: float) -> Tensor:
-    """Some samples and as many that count for nothing: scaled, or where they are no quantities in another order."""
+    """Real samples, then as many padded ones: scaled, or in another order where x holds no quantities (tokens)."""
     real = x[:size]
     return torch.cat([real, scale * real if x.is_floating_point() else real if scale > 0 else real.flip(0)])
 
 
 def _drop_unchanged(graph: fx.GraphModule, leaves: int) -> tuple[bool, ...]:
-    """Take the leaves that come out as they went in from the outputs; which ones did change?"""
+    """Remove the leaves that a step leaves unchanged from the outputs; for each leaf, whether it changes."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"][-leaves:] if leaves else []
     output = next(node for node in graph.graph.nodes if node.op == "output")
     *state, loss = output.args[0]
