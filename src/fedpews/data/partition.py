@@ -72,8 +72,7 @@ def by_class_lists(request: Request) -> list[Rows]:
                 f"give it different classes from 0 to {request.classes - 1}."
             )
     shares: list[list[Rows]] = [[] for _ in lists]
-    # sorted, because a set has no order of its own and every class takes its numbers from the same
-    # generator
+    # sorted: a set has no order, and all classes draw from one generator
     for label in sorted({label for wanted in lists for label in wanted}):
         owners = [number for number, wanted in enumerate(lists) if label in wanted]
         rows = request.rng.permutation(np.flatnonzero(request.labels == label))
@@ -221,8 +220,7 @@ def _grouped(keys: Rows) -> list[Rows]:
 
 def _cuts(shares: NDArray[np.float64], total: int) -> Rows:
     """Where to cut ``total`` rows so that the parts are as the shares; rounding never loses a row."""
-    # cumulative shares are rounded, not each share: neighbours use the same cut, so no row is lost or
-    # doubled
+    # cumulative shares are rounded, not each share: neighbours have the same cut between them
     return np.clip(np.rint(np.cumsum(shares)[:-1] * total), 0, total).astype(np.int64)
 
 

@@ -25,8 +25,7 @@ def start_subnetwork(client: ClientHalf, net: Network, download: Download, memor
     local = {key: _each(net, value) for key, value in client.start(net, download, memory).items()}
     if client.counts_steps:
         like = next(iter(download.params.values()))
-        # the steps each element takes, counted by neuron: an element stands still while its neuron is
-        # closed
+        # the steps each element takes, counted by neuron: it stands still while its neuron is closed
         local = local | {"taken": net.graph.expand(like.new_zeros(net.graph.size))}
     return local
 
@@ -57,8 +56,8 @@ def step_subnetwork(
     if _pays_to_cut(net, local, batch, gates):
         kept, loss = _step_cut(client, net, local, batch, noise, lr, gates != 0)
         return kept | ({"taken": trees.add(local["taken"], mask)} if "taken" in local else {}), loss
-    # The gradient of a closed neuron is zero, but momentum or a proximal term would still move it: put it
-    # back.
+    # The gradient of a closed neuron is zero, but momentum or a proximal term would still move it:
+    # put it back.
     moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
     kept = {
         key: trees.where(mask, value, local[key])

@@ -85,8 +85,7 @@ class Message(NamedTuple):
         header: dict[str, Any] = {
             "__metadata__": {"about": json.dumps(self.about, separators=COMPACT)},
         }
-        # safetensors' own layout, worked out again: the header lists where each tensor's bytes begin and
-        # end
+        # safetensors' own layout, worked out again: the header lists where each tensor's bytes are
         end = 0
         for kind in WIDEST_FIRST:
             for key in sorted(self.parts):

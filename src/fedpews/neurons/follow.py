@@ -79,8 +79,7 @@ class Channels:
         self.own(labels)
         for number in core(labels).unique().tolist():
             if number >= FIRST:
-                # dimensions are numbered one after the other: the last one that starts at or below a number
-                # has it
+                # dimensions are numbered in turn: the last that starts at or below a number has it
                 position = int(torch.searchsorted(self._starts, number, right=True)) - 1
                 # a buffer is not trained, so no layer is named after it
                 if self.dimensions[position].name in self._parameters:
@@ -227,8 +226,7 @@ class Follower(TorchDispatchMode):
         # the dimensions along which the two operands have different channels
         dims, varies = self.sets.varies(result), structure(other) if weight else self.sets.varies(other)
         ours, theirs = self.sets.canonical(result), self.sets.canonical(other)
-        # The other operand has no channels. If it is constant, or equal for all of ours, ours stay as they
-        # are.
+        # The other operand has no channels. If it is constant, or equal for all of ours, they stay as they are.
         if bool((core(theirs) < FIRST).all()):
             if bool((core(theirs) == CONSTANT).all()) or _same_along(value, dims, result.dim()):
                 return result
@@ -237,8 +235,7 @@ class Follower(TorchDispatchMode):
             self.sets.bar(other, "is bound to the model's input or to a layer left whole")
             return result
         elif (
-            # equal for several of our channels: a position of a position embedding, an attention map over
-            # pixels
+            # equal for several of our channels: a position embedding's positions, attention over pixels
             (bool(dims) and not dims <= varies) if weight else _same_along(value, dims - varies, result.dim())
         ):
             self.sets.bar(other, "acts on whole layers at once")
@@ -278,8 +275,7 @@ class Follower(TorchDispatchMode):
         # parameters come before buffers, which have the higher numbers: what stands for the weight is trained
         for tag in sorted(tags, key=lambda tag: int(core(tag.label).min()) if tag.axes else 0):
             for axis in (axis.expand(list(shape)) for axis in tag.axes):
-                # two parameters along the same dimension (a weight and its scale) meet row by row: one
-                # channel
+                # two parameters along one dimension (a weight and its scale) meet row by row: one channel
                 if (dims := structure(axis)) in axes:
                     self.sets.join(core(axes[dims]), core(axis))
                     self.channels.own(axis)

@@ -64,8 +64,7 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
             follower.bar(follower.tag(index), "decides by its values what is computed")
     many = isinstance(data, list | tuple)
     values: list[Tensor] = list(data) if many else [data]
-    # the kernel itself moves the labels; what it pads with is CONSTANT (0), whatever number the model pads
-    # with
+    # the kernel itself moves the labels; it pads them with CONSTANT (0), whatever the model pads with
     options = {name: 0 if name == "value" else value for name, value in rest}
     name = func._schema.name.partition("::")[2]
 

@@ -234,8 +234,7 @@ def _left_whole(channels: Channels, root: Tensor, numbers: Tensor, barred: dict[
         sets = root[dimension.first : dimension.first + dimension.size]
         if bool((numbers[sets] < 0).all()):
             members = list(dict.fromkeys(sets.tolist()))
-            # the plainest reason first: what a user expects anyway, then what mixes the layer, then the
-            # rest
+            # the plainest reason first: what a user expects, then what mixes the layer, then the rest
             reasons = [barred[member] for member in members if barred.get(member) in (AT_OUTPUT, SKIPPED)]
             reasons += [f"is mixed into one by a {mixed[m]}" for m in members if m in mixed]
             reasons += [barred[member] for member in members if member in barred]

@@ -93,8 +93,7 @@ class _Trial:
         generator = torch.Generator().manual_seed(len(graph.layers))
         neurons = torch.ones(graph.size, dtype=torch.bool)
         for layer in graph.layers:
-            # drawn for every layer, chosen or not: halving must try a layer with the same neurons every
-            # time
+            # drawn for every layer, chosen or not: halving must try a layer with the same neurons each time
             opened = torch.randperm(layer.size, generator=generator) < layer.size // 2
             if layer in layers:
                 neurons[layer.start : layer.start + layer.size] = opened

@@ -74,8 +74,7 @@ class LearnedClient(ClientHalf):
         theta = torch.sigmoid(scores)
         gates = (noise < theta).to(scores.dtype)
         slope: Tensor
-        # by the gates alone: the weights are constants here, and the buffers after this pass are thrown
-        # away
+        # by the gates alone: the weights are constants here, and this pass's buffers are dropped
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
         if self.masks.gradient == "open":
             slope = slope * gates

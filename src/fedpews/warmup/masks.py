@@ -80,8 +80,7 @@ class Random(Options):
         drawn = fold(cohort.run_seed, "masks", *([cohort.round] if self.redraw else []))
         neurons = torch.zeros(graph.size, dtype=torch.bool)
         for layer in graph.layers:
-            # one permutation for all clients, so that their parts are disjoint; with a density, each has
-            # its own
+            # one permutation for all clients makes their parts disjoint; with a density, each has its own
             names = (layer.start,) if self.density is None else (layer.start, client)
             generator = torch.Generator().manual_seed(fold(drawn, *names))
             shuffled = torch.randperm(layer.size, generator=generator)

@@ -52,8 +52,7 @@ int32_t take_steps(run_model run, copy_handle copy, view_tensor view, void* mode
 class Slice(ctypes.Structure):
     """One step of a tensor that has one entry per step, as the loop wants it described."""
 
-    # field by field what ``struct slice`` of the loop has; behind its step a tensor has at most two
-    # dimensions
+    # the fields of ``struct slice`` in the loop; behind its step a tensor has at most two dimensions
     _fields_ = (
         ("dims", ctypes.c_int64),
         ("sizes", ctypes.c_int64 * 2),
@@ -229,8 +228,8 @@ def _find(folder: Path, key: str) -> Path | None:
 
 def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
     """Make a library aside and put it in the cache whole."""
-    # inside the cache: only within one file system is a rename atomic, and two processes may build the same
-    # library
+    # inside the cache: a rename is atomic only within one file system, and two processes may build the
+    # same library at once
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         built = make(Path(scratch))
         library = folder / _name(key, built)
