@@ -62,7 +62,7 @@ class MemoryStore:
         if self._folder is not None and self._folder.exists():
             known = {self._path(key, number) for key, number in self._versions.items()}
             for path in self._folder.iterdir():
-                # written after the checkpoint by a run that was killed
+                # a killed run leaves files of after the checkpoint, or of the one before it
                 if path not in known:
                     path.unlink()
 

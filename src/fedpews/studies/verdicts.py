@@ -79,7 +79,7 @@ def _better(study: Study, claim: Claim, row: str, column: str, readings: Reading
 
 def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
     found = _gain(study, claim, row, column, readings)
-    # an equivalence needs the whole interval inside the margin: no significant difference is not enough
+    # the whole interval must lie inside the margin: a difference that is not significant may still be large
     inside = -claim.within <= found.low and found.high <= claim.within
     outside = found.low > claim.within or found.high < -claim.within
     return _verdict(study, claim, row, column, found, True if inside else False if outside else None)

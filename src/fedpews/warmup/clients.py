@@ -33,8 +33,8 @@ class LearnedClient(ClientHalf):
             first = download.extra["start"]["neurons"]
         else:
             first = like.new_full((net.graph.size,), self.masks.start)
-        # ``shared`` is what the server last had from this client, so the part of θ_g that is its own
         scores = first if memory is None else memory["scores"]["neurons"]
+        # what this client last shared (at first, its start): its own part of θ_g
         shared = torch.sigmoid(first) if memory is None else memory["shared"]["neurons"]
         total, mean = download.total, download.extra["theta"]["neurons"]
         # θ_{g∖i}, the mean over the other clients; a client alone has nobody to differ from
