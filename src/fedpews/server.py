@@ -158,7 +158,7 @@ class Server:
         ``pending`` is what is known of it until then.
 
         Args:
-            last: whether the records must be complete now, because no round follows or they decide something (when to stop).
+            last: whether the records must be complete now, because no round follows or a decision needs them.
         """
         began = time.perf_counter()
         parts: dict[int, Part] = {}
