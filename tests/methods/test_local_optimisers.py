@@ -131,7 +131,7 @@ class Interpreted:
         x, y, *rest = inputs
         state, constants = rest[: len(rest) - self.constants], rest[len(rest) - self.constants :]
         for step in range(steps):
-            self.step(*sheet.at(step), x, y, state, constants)
+            self.step(*sheet.at(step), [x], y, state, constants)
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["bare", "warmup"])
