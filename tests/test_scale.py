@@ -55,6 +55,7 @@ def test_the_rate_reaches_the_clients() -> None:
     result = fedpews.run(
         model=model, clients=[(x, y)], test=(x, y), method="fedavg", rounds=2,
         train={"lr": 1.0, "lr_milestones": [1], "lr_decay": 0.5}, runtime={"engine": "eager"},
+        task={"classes": 2},
     )  # fmt: skip
     expected = torch.tensor([[-0.559602] * 2, [0.559602] * 2])
     torch.testing.assert_close(result.params[0]["weight"], expected, rtol=0, atol=1e-6)

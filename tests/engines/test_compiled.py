@@ -252,8 +252,15 @@ def _cohort() -> Any:
     return Cohort(1, (0, 1), 2, 0)
 
 
-def test_batchnorm_runs_eagerly_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    net = network(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4)))
+class Centred(nn.Module):
+    """Mixes the samples of a batch, and yet runs on a single one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+def test_a_model_that_mixes_samples_runs_eagerly_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    net = network(nn.Sequential(nn.Linear(5, 6), Centred(), nn.ReLU(), nn.Linear(6, 4)))
     data = federation(8, 8)
     expected, _ = run(EagerEngine(net, data, Schedule(4), 1), net, FedAvg(), data)
     instead = EagerEngine(net, data, Schedule(4), 1)

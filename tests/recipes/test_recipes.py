@@ -103,7 +103,8 @@ def test_the_papers_numbers_are_numbers(name: str) -> None:
 
     numbers = [n for table in study.paper.values() for row in table.values() for n in row]
 
-    assert all(printed(number) > 0 for number in numbers)
+    # a row that the paper does not have leaves its place empty
+    assert all(printed(number) > 0 for number in numbers if number)
     assert set(study.measures) <= set(MEASURES)
 
 

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from fedpews.report.curves import new_figure, plot_curves
+from fedpews.report.curves import plot_curves
+from fedpews.report.style import new_figure
 from fedpews.studies.paper_curves import curve_of, distance, paper_curves, plot_paper
 from fedpews.studies.study import load_study, studies
 

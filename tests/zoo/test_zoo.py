@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import hugging_face
 import others
@@ -72,6 +73,8 @@ def test_closing_neurons_leaves_no_trace_of_them_and_the_open_ones_learn(animal:
     reason = "a library of the extra [zoo], which is not installed"
     if animal.library in {"torchvision", "timm", "vit_pytorch", "transformers"}:
         pytest.importorskip("PIL", reason=reason)
+        if find_spec("torchvision") is None:
+            pytest.skip(reason)
         import_torchvision()
     pytest.importorskip(animal.library, reason=reason)
     torch.manual_seed(0)

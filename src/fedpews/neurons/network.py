@@ -103,7 +103,7 @@ class Network:
         if self.device.type != "cpu":
             # neurons are the same everywhere, and the CPU has no limits of its own to trip over
             module = copy.deepcopy(module).to("cpu")
-        return trace(module, self.example.cpu())
+        return trace(module, tree_map_only(Tensor, Tensor.cpu, self.example))
 
     @cached_property
     def classifier(self) -> str:
