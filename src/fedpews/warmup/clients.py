@@ -64,25 +64,14 @@ class LearnedClient(ClientHalf):
         return local | {"inner": inner, "scores": {"neurons": scores}}, loss
 
     def step_scores(self, net: Network, local: Nest, batch: Batch, noise: Tensor) -> Tensor:
-        """Procedure I: s ← s − η_s·(∂f/∂gate − 2λ(θ_i − θ_{g∖i}))·σ′(s), weights frozen.
-
-        The gradient passes straight through the draw. A mask that multiplies the parameters has none where it
-        is zero: then f moves the scores of open neurons only, and the diversity term those of all.
-        """
+        """The scores after this batch, at a fresh draw of the gates and with the weights frozen."""
         scores: Tensor = local["scores"]["neurons"]
         params: Mapping[str, Tensor] = local["inner"]["params"]
-        theta = torch.sigmoid(scores)
-        gates = (noise < theta).to(scores.dtype)
+        gates = (noise < torch.sigmoid(scores)).to(scores.dtype)
         slope: Tensor
         # by the gates alone: the weights are constants here, and this pass's buffers are dropped
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
-        if self.masks.gradient == "open":
-            slope = slope * gates
-        if local["others"]:
-            slope = slope - 2 * self.masks.diversity * (theta - local["others"]["neurons"])
-        # θ(1 − θ) is σ′(s)
-        stepped: Tensor = scores - self.masks.mask_lr * slope * theta * (1 - theta)
-        return stepped
+        return self.masks.step(scores, slope, gates, local["others"].get("neurons"))
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         h = net.graph.size

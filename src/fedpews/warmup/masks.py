@@ -47,6 +47,24 @@ class Learned(Options):
     upload_mask: Literal["drawn", "thresholded"] = "thresholded"
     draw: Literal["step", "round"] = "step"
 
+    def step(self, scores: Tensor, slope: Tensor, gates: Tensor, others: Tensor | None) -> Tensor:
+        """Procedure I: s ← s − η_s·(∂f/∂gate − 2λ(θ_i − θ_{g∖i}))·σ′(s).
+
+        The gradient passes straight through the draw. A mask that multiplies the parameters has none where it
+        is zero: then f moves the scores of open neurons only, and the diversity term those of all.
+
+        Args:
+            slope: (neurons,) ∂f/∂gate at the gates that were drawn.
+            others: (neurons,) θ_{g∖i}, the mean over the other clients; None for a client alone.
+        """
+        theta = torch.sigmoid(scores)
+        if self.gradient == "open":
+            slope = slope * gates
+        if others is not None:
+            slope = slope - 2 * self.diversity * (theta - others)
+        # θ(1 − θ) is σ′(s)
+        return scores - self.mask_lr * slope * theta * (1 - theta)
+
 
 @dataclass(frozen=True)
 class Fixed(Options):

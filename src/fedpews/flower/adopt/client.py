@@ -21,7 +21,7 @@ from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.trace import trace
 from fedpews.results.nests import write_atomically
 from fedpews.seeds import fold
-from fedpews.warmup.masks import contiguous
+from fedpews.warmup.masks import Learned, contiguous
 
 SCORES = "fedpews-scores"
 
@@ -63,10 +63,11 @@ class LocalWarmup:
         self.active = about is not None
         if not self.active:
             return
-        self._diversity, self._rate = float(about["diversity"]), float(about["mask-lr"])
+        self._masks = Learned(
+            diversity=float(about["diversity"]), mask_lr=float(about["mask-lr"]), gradient=about["gradient"]
+        )
         self._device = next(model.parameters()).device
         self._graph = graph or trace(copy.deepcopy(model).cpu(), example.detach().cpu())
-        self._open_only = about["gradient"] == "open"
         self._thresholded = about["upload-mask"] == "thresholded"
         site = int(context.node_config.get("partition-id", context.node_id))
         self._keep = keep or _default_place(context.node_config, site)
@@ -91,21 +92,16 @@ class LocalWarmup:
         return torch.sigmoid(self.scores) if self._fixed is None else self._fixed.to(self.scores.dtype)
 
     def learn(self, criterion: Callable[..., Tensor], inputs: Tensor, *targets: Any) -> None:
-        """One step of the scores: s ← s − η_s·(∂f/∂gate − 2λ(θ − θ_others))·σ′(s), weights and buffers as they are."""
+        """One step of the scores, see `Learned.step`; weights and buffers stay as they are."""
         if not self.active or self._fixed is not None:
             return
-        theta = self.theta
         gates = self._draw().requires_grad_()
         kept = {name: value.clone() for name, value in self.model.named_buffers()}
         weights = {name: value.detach() for name, value in self.model.named_parameters()}
         outputs = functional_call(self.model, self._graph.gate(weights, gates) | kept, (inputs,))
         loss = criterion(outputs, *targets)
         (slope,) = torch.autograd.grad(loss, gates)
-        if self._open_only:
-            slope = slope * gates.detach()
-        if self._others is not None:
-            slope = slope - 2 * self._diversity * (theta - self._others)
-        self.scores = self.scores - self._rate * slope * theta * (1 - theta)
+        self.scores = self._masks.step(self.scores, slope, gates.detach(), self._others)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The model's outputs with only a fresh draw of neurons open; after the warmup, with all."""
