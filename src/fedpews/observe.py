@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.methods.contract import Download, Upload
+from fedpews.methods.contract import THETA, Download, Upload
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.results.neurons import BINS, Ownership
@@ -30,7 +30,7 @@ def observe_neurons(
     if any(upload.neurons is None for upload in uploads) or (round > EACH_ROUND_UP_TO and round % 10):
         return None
     owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])
-    shared = [upload.extra["theta"]["neurons"] for upload in uploads if "theta" in upload.extra]
+    shared = [upload.extra[THETA]["neurons"] for upload in uploads if THETA in upload.extra]
     theta = _histogram(net.graph, torch.stack(shared)) if shared else None
     clients = tuple(upload.client for upload in uploads)
     return Ownership.of(seed, round, clients, owned.cpu().numpy(), theta, total)

@@ -31,6 +31,17 @@ from fedpews.methods.options import Options
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
 
+# Keys that one part of the package writes and another reads; all others are a method's own affair.
+
+PARAMS = "params"
+"""In a local state: the parameters that a client trains. A warmup's score step reads them there."""
+
+STEPS_TAKEN = "taken"
+"""In a local state, for a half that ``counts_steps``: in how many steps each element took part."""
+
+THETA = "theta"
+"""In what downloads and uploads bring besides the parameters: the probabilities of learned masks, all within [0, 1]."""
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -100,7 +111,7 @@ class ClientHalf(ABC):
 
     counts_steps: ClassVar[bool] = False
     """Whether ``finish`` needs to know, when neurons are masked, how many steps each element took part in:
-    it then finds the counts in ``local["taken"]``, for every name that belongs to a neuron."""
+    it then finds the counts in ``local[STEPS_TAKEN]``, for every name that belongs to a neuron."""
 
     def noise_size(self, net: Network) -> int:
         """How many uniform random numbers a step uses; ``Work.noise`` has as many."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Cohort, Download, Upload, Work
+from fedpews.methods.contract import STEPS_TAKEN, Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
@@ -90,7 +90,7 @@ class Scaffold(LocalSGD):
         _, upload = super().finish(net, download, local, work)
         owned = {} if work.neurons is None else net.graph.expand(work.neurons)
         # in a warmup, the steps that each element really took; it stood still while its neuron was closed
-        taken: Tree = local.get("taken", {})
+        taken: Tree = local.get(STEPS_TAKEN, {})
         new: Tree = {}
         known: Tree = {}
         for name, old in local["control"].items():

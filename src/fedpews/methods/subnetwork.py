@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.methods.contract import ClientHalf, Download, Upload, Work
+from fedpews.methods.contract import STEPS_TAKEN, ClientHalf, Download, Upload, Work
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Batch, Network
 from fedpews.torch_private import is_transformed
@@ -26,7 +26,7 @@ def start_subnetwork(client: ClientHalf, net: Network, download: Download, memor
     if client.counts_steps:
         like = next(iter(download.params.values()))
         # the steps each element takes, counted by neuron: it stands still while its neuron is closed
-        local = local | {"taken": net.graph.expand(like.new_zeros(net.graph.size))}
+        local = local | {STEPS_TAKEN: net.graph.expand(like.new_zeros(net.graph.size))}
     return local
 
 
@@ -55,7 +55,9 @@ def step_subnetwork(
     mask = net.graph.expand(gates != 0)
     if _pays_to_cut(net, local, batch, gates):
         kept, loss = _step_cut(client, net, local, batch, noise, lr, gates != 0)
-        return kept | ({"taken": trees.add(local["taken"], mask)} if "taken" in local else {}), loss
+        return kept | (
+            {STEPS_TAKEN: trees.add(local[STEPS_TAKEN], mask)} if STEPS_TAKEN in local else {}
+        ), loss
     # The gradient of a closed neuron is zero, but momentum or a proximal term would still move it:
     # put it back.
     moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
@@ -65,8 +67,8 @@ def step_subnetwork(
         else value
         for key, value in moved.items()
     }
-    if "taken" in local:
-        kept["taken"] = trees.add(local["taken"], mask)
+    if STEPS_TAKEN in local:
+        kept[STEPS_TAKEN] = trees.add(local[STEPS_TAKEN], mask)
     return kept, loss
 
 
@@ -91,7 +93,7 @@ def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool
     fits = all(isinstance(value, dict) for value in local.values()) and all(
         value[name].shape == net.shapes.get(name)
         for key, value in local.items()
-        if key != "taken"
+        if key != STEPS_TAKEN
         for name in value
         if name in net.graph.axes
     )
@@ -112,7 +114,7 @@ def _step_cut(
     neurons: Tensor,
 ) -> tuple[Nest, Tensor]:
     """One step of the network that has only these neurons, its results put back where they belong."""
-    whole = {key: value for key, value in local.items() if key != "taken"}
+    whole = {key: value for key, value in local.items() if key != STEPS_TAKEN}
     part = {key: net.graph.slice(tree, neurons) for key, tree in whole.items()}
     moved, loss = client.step(net, part, batch, noise, lr)
     return {

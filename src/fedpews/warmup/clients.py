@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedpews.methods.contract import ClientHalf, Download, Upload, Work
+from fedpews.methods.contract import PARAMS, THETA, ClientHalf, Download, Upload, Work
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.differentiate import differentiate
 from fedpews.neurons.network import Batch, Network
@@ -36,7 +36,7 @@ class LearnedClient(ClientHalf):
         scores = first if memory is None else memory["scores"]["neurons"]
         # what this client last shared (at first, its start): its own part of θ_g
         shared = torch.sigmoid(first) if memory is None else memory["shared"]["neurons"]
-        total, mean = download.total, download.extra["theta"]["neurons"]
+        total, mean = download.total, download.extra[THETA]["neurons"]
         # θ_{g∖i}, the mean over the other clients; a client alone has nobody to differ from
         others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None
         once = {"neurons": torch.full_like(scores, torch.nan)} if self.masks.draw == "round" else {}
@@ -66,7 +66,7 @@ class LearnedClient(ClientHalf):
     def step_scores(self, net: Network, local: Nest, batch: Batch, noise: Tensor) -> Tensor:
         """The scores after this batch, at a fresh draw of the gates and with the weights frozen."""
         scores: Tensor = local["scores"]["neurons"]
-        params: Mapping[str, Tensor] = local["inner"]["params"]
+        params: Mapping[str, Tensor] = local["inner"][PARAMS]
         gates = (noise < torch.sigmoid(scores)).to(scores.dtype)
         slope: Tensor
         # by the gates alone: the weights are constants here, and this pass's buffers are dropped
@@ -82,7 +82,7 @@ class LearnedClient(ClientHalf):
         rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
         memory, upload = self.inner.finish(net, download, local["inner"], rest)
         if self.masks.upload == "probabilities":
-            upload = replace(upload, extra={**upload.extra, "theta": {"neurons": theta}})
+            upload = replace(upload, extra={**upload.extra, THETA: {"neurons": theta}})
         return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
 
     def choose(self, theta: Tensor, local: Nest, noise: Tensor) -> Tensor:

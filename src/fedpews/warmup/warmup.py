@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload
+from fedpews.methods.contract import THETA, ClientHalf, Cohort, Download, Method, Upload
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree
@@ -117,7 +117,7 @@ class Warmup(Method):
         # what was one download for all stays one object, whose size is measured once
         for d in inner:
             if id(d) not in sent:
-                sent[id(d)] = replace(d, phase=WARMUP, extra={**d.extra, "theta": theta})
+                sent[id(d)] = replace(d, phase=WARMUP, extra={**d.extra, THETA: theta})
         told = [sent[id(d)] for d in inner]
         if not self.masks.start_spread:
             return told
@@ -166,4 +166,4 @@ def _owned(upload: Upload) -> Tensor:
 
 def _shared(upload: Upload) -> Tensor:
     """What a client tells of its preferences: θ itself, or only the neurons it drew."""
-    return upload.extra["theta"]["neurons"] if "theta" in upload.extra else _owned(upload).float()
+    return upload.extra[THETA]["neurons"] if THETA in upload.extra else _owned(upload).float()
