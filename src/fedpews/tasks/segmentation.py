@@ -12,11 +12,12 @@ from torch.nn import functional as F
 
 from fedpews.errors import ConfigError
 from fedpews.tasks import sums
-from fedpews.tasks.contract import Metric, Tallies, Task
+from fedpews.tasks.contract import Metric, Tallies
+from fedpews.tasks.dense import Dense
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segmentation(Task):
+class Segmentation(Dense):
     """A class for every pixel (or voxel): y (samples, height, width) whole numbers, outputs with a channel per class.
 
     A sample's loss is the mean over the pixels that count, and it weighs as many as these are. Dice and IoU are
@@ -29,8 +30,6 @@ class Segmentation(Task):
         background: whether class 0 has a part in dice and iou.
     """
 
-    classes: int | None = None
-    ignore_index: int = -100
     loss_kind: Literal["cross_entropy", "dice"] = "cross_entropy"
     background: bool = True
 
@@ -71,13 +70,6 @@ class Segmentation(Task):
                 f"{whose}: label {int(low.min())} is below 0; set task.ignore_index if it is to be left out."
             )
         return y
-
-    def width(self, y: Tensor) -> int:
-        return self.classes or (self.largest(y) or 0) + 1
-
-    def largest(self, y: Tensor) -> int | None:
-        counted = y[y != self.ignore_index]
-        return int(counted.max()) if counted.numel() else None
 
     def misfit(self, outputs: tuple[int, ...], labels: tuple[int, ...], width: int) -> str:
         if outputs[1:] == labels and outputs[0] >= width:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from fedpews.errors import ConfigError
 from fedpews.tasks import sums
-from fedpews.tasks.contract import Metric, Tallies, Task
+from fedpews.tasks.contract import Metric, Tallies
+from fedpews.tasks.dense import Dense
 
 
 def _perplexity(table: Tensor) -> float:
@@ -22,7 +23,7 @@ def _perplexity(table: Tensor) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens(Task):
+class Tokens(Dense):
     """A class for every token: tagging, or the next token. y is (samples, length), outputs (samples, length, classes).
 
     A sample's loss is the mean over the tokens that count, and it weighs as many as these are.
@@ -33,8 +34,6 @@ class Tokens(Task):
         shift: labels are the inputs themselves, and the output at a token is about the one after it.
     """
 
-    classes: int | None = None
-    ignore_index: int = -100
     shift: bool = False
 
     name: ClassVar[str] = "tokens"
@@ -68,13 +67,6 @@ class Tokens(Task):
                 f"{whose}: label {int(counted.min())} is below 0; is it padding? Then set task.ignore_index."
             )
         return y
-
-    def width(self, y: Tensor) -> int:
-        return self.classes or (self.largest(y) or 0) + 1
-
-    def largest(self, y: Tensor) -> int | None:
-        counted = y[y != self.ignore_index]
-        return int(counted.max()) if counted.numel() else None
 
     def misfit(self, outputs: tuple[int, ...], labels: tuple[int, ...], width: int) -> str:
         if len(outputs) == 2 and outputs[0] == labels[0] and outputs[1] >= width:
