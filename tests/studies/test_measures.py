@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.studies.activations import layer_sums, own_share
+from fedpews.studies.activations import activation_overlap, layer_sums
 from fedpews.studies.measures import MEASURES, spread
 from fedpews.tasks.names import Goal
 
@@ -36,7 +36,7 @@ def test_measures_of_a_run() -> None:
     read = {
         name: measure.read(run, Goal(value=0.75))
         for name, measure in MEASURES.items()
-        if name not in ("own_share", "coverage")
+        if name not in ("activation_overlap", "coverage")
     }
 
     assert read["final"] == pytest.approx(70)
@@ -70,16 +70,25 @@ def test_a_closed_part_neither_fires_nor_feeds_the_next_layer() -> None:
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())))
     ones = {name: torch.ones(2, 2) for name, _ in model.named_parameters()}
 
-    first, second = layer_sums(model, ones, torch.tensor([[1.0, 2.0]]), part=(0, 2))
+    first, second = layer_sums(model, ones, torch.tensor([[1.0, 2.0]]), own=[torch.tensor([True, False])] * 2)
 
     assert first.tolist() == [3.0, 0.0]
     assert second.tolist() == [3.0, 0.0]  # 3 + 0, not 3 + 3
 
 
-def test_own_share_is_the_part_of_the_activation_in_a_clients_own_half() -> None:
+def test_activation_overlap_is_what_two_clients_neurons_have_in_common() -> None:
     first, second = [torch.tensor([3.0, 1.0])], [torch.tensor([1.0, 1.0])]
 
-    assert own_share([first, second]) == pytest.approx((0.75 + 0.5) / 2)
+    assert activation_overlap([first, second]) == pytest.approx(0.75)  # min(¾, ½) + min(¼, ½)
+    assert activation_overlap([first, first]) == pytest.approx(1)
+
+
+def test_activation_overlap_sees_that_interleaved_neurons_are_disjoint() -> None:
+    even, odd = torch.tensor([2.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 0.0, 5.0])
+
+    assert activation_overlap([[even, even], [odd, even]]) == pytest.approx(
+        0.5
+    )  # 0 in one layer, 1 in the other
 
 
 def test_a_run_that_never_arrives_counts_with_all_its_rounds_and_seconds() -> None:

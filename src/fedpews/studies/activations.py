@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.running import Watcher
 from fedpews.seeds import fold
+from fedpews.warmup.masks import contiguous
 
 BATCH = 256
 """Samples of each client whose activations are summed."""
@@ -29,7 +32,7 @@ def watch_activations(
 
     The global model sees a batch of each client's data, the same one in every round; while fixed masks last, only
     the client's own part of it does. A line holds ``activations``, (clients, layers, neurons) sums over the batch,
-    and ``own_share``.
+    and ``activation_overlap``.
     """
     federation = load_data(experiment, data_dir=data_dir)
     net, starts = build_network(experiment, federation)
@@ -40,19 +43,24 @@ def watch_activations(
         batches.append(federation.x[rows[torch.randperm(len(rows), generator=generator)[:BATCH]]])
 
     masked = experiment.warmup_rounds if experiment.warmup_kind == "fixed" else 0
+    parts: list[list[Tensor] | None] = [None] * len(batches)
+    if masked:
+        sizes = [layer.size for layer in net.graph.layers]
+        own = [contiguous(net.graph, client, len(batches)) for client in range(len(batches))]
+        parts = [list(neurons.split(sizes)) for neurons in own]
 
     def write(round: int, params: Mapping[int, Mapping[str, Tensor]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / layout.ACTIVATIONS).open("a") as file:
             for seed, tree in params.items():
                 sums = [
-                    layer_sums(model, tree, batch, (client, len(batches)) if round <= masked else None)
-                    for client, batch in enumerate(batches)
+                    layer_sums(model, tree, batch, part if round <= masked else None)
+                    for batch, part in zip(batches, parts, strict=True)
                 ]
                 line = {
                     "seed": seed,
                     "round": round,
-                    "own_share": own_share(sums),
+                    "activation_overlap": activation_overlap(sums),
                     "activations": _short(sums),
                 }
                 file.write(json.dumps(line) + "\n")
@@ -61,20 +69,17 @@ def watch_activations(
 
 
 def layer_sums(
-    model: nn.Module, params: Mapping[str, Tensor], x: Tensor, part: tuple[int, int] | None = None
+    model: nn.Module, params: Mapping[str, Tensor], x: Tensor, own: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
     """What each fully connected layer after the first reads, summed over the batch: (neurons,) per hidden layer.
 
-    With ``part`` (client, clients) only that client's contiguous part of every layer is open.
+    Args:
+        own: for each hidden layer the neurons that are open, (neurons,) bool; all of them when not given.
     """
     seen: list[Tensor] = []
 
     def look(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        values = inputs[0]
-        if part is not None:
-            open_ = torch.zeros(values.shape[1])
-            open_[own_part(values.shape[1], *part)] = 1
-            values = values * open_
+        values = inputs[0] if own is None else inputs[0] * own[len(seen)]
         seen.append(values)
         return (values,)
 
@@ -89,23 +94,24 @@ def layer_sums(
     return [values.sum(0) for values in seen]
 
 
-def own_part(size: int, client: int, clients: int) -> slice:
-    """A client's neurons when a layer is cut into equal contiguous parts."""
-    return slice(round(client * size / clients), round((client + 1) * size / clients))
+def activation_overlap(sums: Sequence[Sequence[Tensor]]) -> float:
+    """How far two clients' data fire the same neurons: 1 when alike, 0 when no neuron fires for both.
 
+    A client's activations of a layer, divided by their sum, say where it is at home; what two clients have in common
+    is Σ min over the neurons. The mean over all pairs of clients and all layers; nan for a client alone.
 
-def own_share(sums: list[list[Tensor]]) -> float:
-    """Each layer cut into one contiguous part per client: how much of client i's activation is in part i.
-
-    The mean over clients and layers; 1/N when nobody has a part of its own.
+    >>> even, odd = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, 1.0, 0.0, 1.0])
+    >>> activation_overlap([[even], [odd]])
+    0.0
     """
-    shares = []
-    for client, layers in enumerate(sums):
-        for layer in layers:
-            total = float(layer.sum())
-            own = float(layer[own_part(len(layer), client, len(sums))].sum())
-            shares.append(own / total if total else 1 / len(sums))
-    return sum(shares) / len(shares)
+    common = []
+    for layers in zip(*sums, strict=True):
+        # (clients, neurons), each row adding up to 1; a client for which nothing fires shares nothing
+        rows = torch.stack(list(layers)).clamp(min=0)
+        rows = rows / rows.sum(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+        for first, second in torch.combinations(torch.arange(len(rows)), 2).tolist():
+            common.append(float(torch.minimum(rows[first], rows[second]).sum()))
+    return fmean(common) if common else math.nan
 
 
 def _short(sums: list[list[Tensor]]) -> list[list[list[float]]]:

@@ -82,9 +82,9 @@ def _upload(records: Sequence[Record], goal: Goal) -> float:
     return fmean(warm) / fmean(plain) if plain and warm else math.nan
 
 
-def _own_share(records: Sequence[Record], goal: Goal) -> float:
-    """In the last ten rounds: how much of a client's activation is in its own part of the layers."""
-    values = [record["own_share"] for record in records if "own_share" in record]
+def _activation_overlap(records: Sequence[Record], goal: Goal) -> float:
+    """In the last ten rounds: how far two clients' data fire the same neurons."""
+    values = [record["activation_overlap"] for record in records if "activation_overlap" in record]
     return 100 * fmean(values[-10:]) if values else math.nan
 
 
@@ -173,7 +173,12 @@ MEASURES: dict[str, Measure] = _Measures(
         ),
         "coverage": Measure("part of the neurons that somebody trains", _in_warmup("coverage")),
         "upload": Measure("bytes up in a warmup round over a plain one's", _upload, higher_is_better=False),
-        "own_share": Measure("activation in a client's own part of each layer %", _own_share, unit="points"),
+        "activation_overlap": Measure(
+            "activation that two clients have in common %",
+            _activation_overlap,
+            higher_is_better=False,
+            unit="points",
+        ),
     }
 )
 
