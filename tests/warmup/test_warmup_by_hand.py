@@ -17,7 +17,7 @@ from fedpews.methods.ist import IST
 from fedpews.methods.scaffold import Scaffold
 from fedpews.neurons.network import Batch
 from fedpews.testing import Playground
-from fedpews.warmup import Auto, Fixed, Learned, with_warmup
+from fedpews.warmup import Fixed, Learned, with_warmup
 from fedpews.warmup.masks import contiguous
 
 sys.path.append(str(Path(__file__).parent.parent / "methods"))
@@ -94,16 +94,6 @@ def test_scaffold_under_learned_masks_divides_by_the_steps_an_element_was_open()
     memory, _ = client.finish(net, download, local, Work(0, 2, 2, 0.1, 0.0, torch.zeros(4)))
     # its gradient there was .5·v₀ = .25; neuron 1 is uploaded but took no step, so nothing is known of it
     assert memory["inner"]["control"]["0.weight"].flatten().tolist() == pytest.approx([0.25, 0.0])
-
-
-def test_the_warmup_ends_early_when_the_loss_has_fallen() -> None:
-    method = with_warmup(FedAvg(), 8, Auto(end_at_loss=0.5, at_least=2))
-    net = chain(U, V)
-    played = Playground(method, net, targets(0, 4, steps=4), lr=0.1, batch_size=1).play(8)
-    losses = [sum(upload.loss for upload in uploads) / 2 for uploads in played.uploads]
-    ended = next(t for t, loss in enumerate(losses, 1) if t >= 2 and loss <= 0.5 * losses[0])
-    phases = [downloads[0].phase for downloads in played.downloads]
-    assert phases == ["warmup"] * ended + ["train"] * (8 - ended)
 
 
 def test_shares_cut_every_layer_as_asked() -> None:

@@ -2,33 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedpews.methods.options import NotNegative, Share
+from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
+
+WINDOW = 5
+"""Rounds over which the training loss is averaged before it is compared: one round's goes up and down."""
 
 
 @dataclass(frozen=True)
 class Auto(Learned):
-    """Learned masks with one λ for all settings, and a warmup that ends by itself.
+    """Learned masks with one λ for all settings, a warmup only where updates conflict, and an end by itself.
 
-    It ends after the first round in which the mean training loss of the masked networks is at most a given part
-    of round 1's: by then the subnetworks have learnt what their clients can teach them alone.
+    Round 1 is a plain one. Where the clients' updates point the same way (iid data, for instance) that was all, and
+    nothing was lost. Otherwise the warmup begins, and lasts until the masked networks have learnt what their clients
+    can teach them alone: until the mean training loss falls by no more than a given part of what it fell by when it
+    fell most. All of it is known from what clients upload anyway; no test or validation data are used.
 
     Args:
-        end_at_loss: the part of round 1's training loss at which the warmup ends.
-        at_least: warmup rounds to run before it may end.
+        agree_at: the mean cosine of the clients' first updates from which on there is no warmup.
+        flat_at: the warmup ends when the loss falls, from one five rounds to the next, by less than this part of its
+            steepest fall.
+        learnt_at: how much of its first value the loss must have lost before the warmup may end.
 
     >>> Auto().diversity
     2.0
     """
 
     diversity: NotNegative = 2.0
-    end_at_loss: Share = 0.03
-    at_least: int = 3
+    agree_at: Annotated[float, Field(ge=-1, le=1)] = 0.1
+    flat_at: Share = 0.1
+    learnt_at: Share = 0.1
 
-    def is_over(self, round: int, loss: Tensor, first_loss: Tensor) -> Tensor | None:
-        """Whether this round was the last of the warmup; None before the rule applies."""
-        return loss <= self.end_at_loss * first_loss if round >= self.at_least else None
+    def begin(self) -> Nest:
+        """What is known before round 1."""
+        return {
+            "probed": torch.tensor(False),
+            "losses": torch.zeros(0),  # of the warmup's rounds
+        }
+
+    def decide(self, told: Nest, agreement: float | None) -> tuple[Nest, bool]:
+        """After a plain round: what is known, and whether there is to be no warmup.
+
+        Without an agreement (a cohort of one client) the next round is a plain one, too.
+        """
+        if agreement is None:
+            return told, False
+        return {**told, "probed": torch.tensor(True)}, agreement >= self.agree_at
+
+    def watch(self, told: Nest, loss: float) -> tuple[Nest, bool]:
+        """After a warmup round with this mean training loss: what is known, and whether it was the last."""
+        losses = torch.cat([told["losses"], torch.tensor([loss])])
+        return {**told, "losses": losses}, self.is_flat(losses.tolist())
+
+    def is_flat(self, losses: Sequence[float]) -> bool:
+        """Whether the training loss of the warmup's rounds so far has fallen and now falls no more.
+
+        >>> falling = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+        >>> Auto().is_flat(falling), Auto().is_flat(falling + [0.1] * 9)
+        (False, True)
+        """
+        if len(losses) < 2 * WINDOW:
+            return False
+        means = torch.tensor(losses, dtype=torch.float64).unfold(0, WINDOW, 1).mean(1)
+        # from each five rounds to the five after them
+        falls = means[:-WINDOW] - means[WINDOW:]
+        learnt = bool(means[-1] <= (1 - self.learnt_at) * losses[0])
+        return learnt and bool(falls[-1] < self.flat_at * falls.max())
+
+
+def agreement(start: Mapping[str, Tensor], ends: Sequence[Mapping[str, Tensor]]) -> float | None:
+    """The mean cosine between two clients' updates: 1 where all go the same way, below 0 where they cancel.
+
+    None for a client alone, or where nothing moved.
+
+    >>> start = {"w": torch.zeros(2)}
+    >>> agreement(start, [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 3.0])}])
+    0.0
+    """
+    if len(ends) < 2:
+        return None
+    # Σ over pairs of u·v is (‖Σu‖² − n) / 2 for unit vectors: no loop over pairs, however large the cohort
+    squares = torch.zeros(len(ends), dtype=torch.float64)
+    for name, before in start.items():
+        squares += torch.stack([(end[name] - before).double().square().sum().cpu() for end in ends])
+    moving = [i for i, square in enumerate(squares.tolist()) if square > 0]
+    if len(moving) < 2:
+        return None
+    together = torch.zeros((), dtype=torch.float64)
+    for name, before in start.items():
+        total = torch.zeros_like(before, dtype=torch.float64)
+        for i in moving:
+            total += (ends[i][name] - before).double() / float(squares[i].sqrt())
+        together += total.square().sum().cpu()
+    n = len(moving)
+    return (float(together) - n) / (n * (n - 1))

@@ -33,9 +33,11 @@ class LearnedClient(ClientHalf):
             first = download.extra["start"]["neurons"]
         else:
             first = like.new_full((net.graph.size,), self.masks.start)
-        scores = first if memory is None else memory["scores"]["neurons"]
+        # a plain round before the warmup leaves a memory without scores
+        known = memory if memory is not None and "scores" in memory else None
+        scores = first if known is None else known["scores"]["neurons"]
         # what this client last shared (at first, its start): its own part of θ_g
-        shared = torch.sigmoid(first) if memory is None else memory["shared"]["neurons"]
+        shared = torch.sigmoid(first) if known is None else known["shared"]["neurons"]
         total, mean = download.total, download.extra[THETA]["neurons"]
         # θ_{g∖i}, the mean over the other clients; a client alone has nobody to differ from
         others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None

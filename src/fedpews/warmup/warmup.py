@@ -17,7 +17,7 @@ from fedpews.methods.contract import THETA, ClientHalf, Cohort, Download, Method
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree
-from fedpews.warmup.auto import Auto
+from fedpews.warmup.auto import Auto, agreement
 from fedpews.warmup.clients import LearnedClient, WarmClient
 from fedpews.warmup.masks import Fixed, Learned, Random, draw_starts
 
@@ -61,9 +61,13 @@ class Warmup(Method):
     masks: Learned | Fixed | Random
 
     def phase(self, state: Nest, round: int) -> str:
-        if round <= self.rounds and not bool(state["warmup"]["over"]):
+        if round <= self.rounds and not bool(state["warmup"]["over"]) and not self._probing(state):
             return WARMUP
         return self.inner.phase(state["inner"], round)
+
+    def _probing(self, state: Nest) -> bool:
+        """Whether it is still open if a warmup is wanted at all."""
+        return isinstance(self.masks, Auto) and not bool(state["warmup"]["auto"]["probed"])
 
     def client(self, phase: str) -> ClientHalf:
         if phase != WARMUP:
@@ -80,7 +84,7 @@ class Warmup(Method):
             "inner": self.inner.init(net, params, total),
             "warmup": {
                 "over": torch.tensor(False),
-                "first_loss": torch.tensor(float("nan")),
+                "auto": self.masks.begin() if isinstance(self.masks, Auto) else {},
                 # one tensor for all clients: many thousands of them stay a few megabytes, quick to sum and to save
                 "theta": torch.full(shape, self.first_theta, device=device),  # what each last shared of θ_i
                 "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # what each last owned
@@ -140,9 +144,14 @@ class Warmup(Method):
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         inner = self.inner.update(net, state["inner"], uploads, average)
         round = uploads[0].round
-        if self.phase(state, round) != WARMUP:
-            return state | {"inner": inner}
         warmup = dict(state["warmup"])
+        if self.phase(state, round) != WARMUP:
+            if isinstance(self.masks, Auto) and self._probing(state) and round <= self.rounds:
+                before = {name: self.params(state)[name] for name in net.trainable}
+                agreed = agreement(before, [upload.params for upload in uploads])
+                warmup["auto"], over = self.masks.decide(warmup["auto"], agreed)
+                warmup["over"] = torch.tensor(over)
+            return {"inner": inner, "warmup": warmup}
         clients = torch.tensor([upload.client for upload in uploads], device=net.device)
         warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
         # in place: a copy of these tables would cost as much as there are clients in the federation
@@ -150,12 +159,11 @@ class Warmup(Method):
         if isinstance(self.masks, Learned):
             shared = torch.stack([_shared(upload) for upload in uploads])  # (clients, neurons)
             warmup["theta"].index_copy_(0, clients, shared)
-        # the clients' training losses, never test data: this decides when the warmup ends
-        loss = torch.tensor(sum(upload.loss for upload in uploads) / len(uploads))
-        warmup["first_loss"] = torch.where(warmup["first_loss"].isnan(), loss, warmup["first_loss"])
         if isinstance(self.masks, Auto):
-            over = self.masks.is_over(round, loss, warmup["first_loss"])
-            warmup["over"] = warmup["over"] if over is None else over
+            # the clients' training losses, never test data: this decides when the warmup ends
+            loss = sum(upload.loss for upload in uploads) / len(uploads)
+            warmup["auto"], over = self.masks.watch(warmup["auto"], loss)
+            warmup["over"] = torch.tensor(over)
         return {"inner": inner, "warmup": warmup}
 
 

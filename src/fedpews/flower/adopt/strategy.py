@@ -8,7 +8,6 @@ from logging import INFO, WARNING
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -38,7 +37,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         gradient, start, start_spread, upload_mask: as in `fedpews.Learned`; each site draws its own start.
         first_round: the absolute number of this start's first round, when it goes on from an earlier one.
         masks: ``learned`` at the clients; ``fixed``, one contiguous group of every layer for each of ``sites`` nodes in
-            the order in which they are met; or ``auto``, learned until the training loss says that it is enough.
+            the order in which they are met; or ``auto``, learned until the training loss has become flat.
         sites: how many there are; for fixed masks.
         loss_key: with ``auto``, what the clients call their training loss among their metrics.
     """
@@ -79,7 +78,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         self._types: dict[str, np.dtype[Any]] = {}  # the model's own
         self._theta: dict[int, NDArray[Any]] = {}  # by node: what it last shared
         self._places: dict[int, int] = {}  # by node: its group of neurons, when they are fixed
-        self._first_loss: float | None = None
+        self._losses: list[float] = []  # of the warmup's rounds, by which auto decides
         self._over = False
 
     def is_warmup(self, server_round: int) -> bool:
@@ -90,7 +89,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         return {
             "theta": {str(node): theta.tolist() for node, theta in self._theta.items()},
             "places": {str(node): place for node, place in self._places.items()},
-            "first_loss": self._first_loss,
+            "losses": self._losses,
             "over": self._over,
         }
 
@@ -98,7 +97,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         """Go on from what ``state`` gave."""
         self._theta = {int(node): np.asarray(theta, np.float32) for node, theta in state["theta"].items()}
         self._places = {int(node): int(place) for node, place in state["places"].items()}
-        self._first_loss, self._over = state["first_loss"], bool(state["over"])
+        self._losses, self._over = [float(loss) for loss in state["losses"]], bool(state["over"])
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -154,12 +153,8 @@ class WithWarmup(Strategy):  # type: ignore[misc]
     def _look_at_loss(self, server_round: int, metrics: MetricRecord) -> None:
         if self.loss_key not in metrics:
             raise ConfigError(f"the clients report no {self.loss_key!r}, by which auto decides; see loss_key")
-        loss = float(metrics[self.loss_key])
-        self._first_loss = loss if self._first_loss is None else self._first_loss
-        over = Auto().is_over(
-            server_round + self.first_round - 1, torch.tensor(loss), torch.tensor(self._first_loss)
-        )
-        if over is not None and bool(over):
+        self._losses.append(float(metrics[self.loss_key]))
+        if Auto().is_flat(self._losses):
             self._over = True
             log(INFO, "the warmup is over after round %d", server_round + self.first_round - 1)
 
