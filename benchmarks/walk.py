@@ -4,18 +4,19 @@
     python benchmarks/walk.py --list      # which functions, and which rooms call which
 
 The second round of a warmup of fedavg+pews on the eager engine, two clients, one step each: everything that is made
-once is there already. Comprehensions count as functions (Python 3.11 runs them as such).
+once is there already. Comprehensions and lambdas are read where they stand, and a generator is entered once.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import fedpews
@@ -30,11 +31,16 @@ class Walk:
         self.on = False
         self.entered: set[tuple[str, str]] = set()
         self.crossings: Counter[tuple[str, str]] = Counter()
+        self.generators: set[CodeType] = set()
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         here, caller = frame.f_code, frame.f_back
         if event != "call" or not self.on or not here.co_filename.startswith(str(ROOT)):
             return
+        is_resumed = bool(here.co_flags & inspect.CO_GENERATOR) and here in self.generators
+        if here.co_name.startswith("<") or is_resumed:
+            return
+        self.generators.add(here)
         self.entered.add((here.co_filename, here.co_qualname))
         if caller is not None and caller.f_code.co_filename.startswith(str(ROOT)):
             rooms = room(caller.f_code.co_filename), room(here.co_filename)
