@@ -279,9 +279,8 @@ class Server:
             record["client_accuracy"] = score.client_accuracy(self._counts)
         if score.sites:
             record["sites"] = {
-                name: {"accuracy": right / seen, "loss": loss / seen, "samples": seen}
-                for name, (right, seen, loss) in score.sites.items()
-                if seen
+                name: {**self.data.task.measure(sums), "loss": Score(sums).mean_loss, "samples": samples}
+                for name, (samples, sums) in score.sites.items()
             }
         return record
 

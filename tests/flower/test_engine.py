@@ -330,19 +330,34 @@ def test_sites_with_their_own_data_train_and_evaluate_without_showing_it(
     serve(config, grid, {"out": str(tmp_path / "sites")})
     records = read_rounds(tmp_path / "sites")
     assert [record["round"] for record in records] == [1, 2, 3]
-    assert all("client_accuracy" not in record for record in records)
-    assert all(0 <= record["accuracy"] <= 1 for record in records)
+    assert all(record["accuracy"] == pytest.approx(sum(record["client_accuracy"]) / 2) for record in records)
+    # of the test samples only totals leave a site: nobody learns how many it has of each class
+    scores = [
+        answer.content[name]
+        for answer in grid.answered
+        for name in answer.content
+        if name.startswith("test-")
+    ]
+    assert scores
+    assert all(len(score["seen"].data) == len(score["correct"].data) == 8 for score in scores)
 
 
-def own_data(tmp_path: Path, method: str = "fedavg+pews", **changes: Any) -> tuple[Path, dict[int, Any]]:
+def own_data(
+    tmp_path: Path,
+    method: str = "fedavg+pews",
+    data: dict[str, Any] | None = None,
+    flower: dict[str, Any] | None = None,
+    **changes: Any,
+) -> tuple[Path, dict[int, Any]]:
     """Two sites, each with its own data and test samples; the server has none."""
     nothing = {"partition": None, "train_per_class": None, "test_per_class": None}
     made = experiment(
-        data={"name": "sites", "clients": 2, **nothing},
-        flower={"input_shape": [5], "classes": 4, **changes},
+        data={"name": "sites", "clients": 2, **nothing, **(data or {})},
+        flower={"input_shape": [5], "classes": 4, **(flower or {})},
         method={"name": method},
         warmup={"rounds": 1} if "pews" in method else {},
         rounds=4,
+        **changes,
     )
     config = write(tmp_path / "experiment.toml", made)
     for site in (0, 1):
@@ -409,18 +424,64 @@ def test_a_record_that_waits_for_its_evaluation_outlives_the_server(tmp_path: Pa
     assert without_seconds(tmp_path / "sites") == without_seconds(tmp_path / "whole")
 
 
-def test_each_site_gets_the_final_and_the_best_model(tmp_path: Path, grid: MemoryGrid) -> None:
+def kept(tmp_path: Path, site: int, name: str) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
+    (path,) = (tmp_path / "state" / f"site-{site}").rglob(f"{name}-model-0.safetensors")
+    model: dict[str, torch.Tensor] = load_file(path)
+    return model
+
+
+def test_each_site_gets_the_final_model_and_the_best_on_held_out_samples(
+    tmp_path: Path, grid: MemoryGrid
+) -> None:
+    from safetensors.torch import load_file
+
+    config, grid.nodes = own_data(tmp_path, data={"validation": 0.2}, stop={"best": True})
+    serve(config, grid, {"out": str(tmp_path / "sites")})
+    records = read_rounds(tmp_path / "sites")
+    assert all(0 <= record["validation"]["accuracy"] <= 1 for record in records)
+    kinds = [message.metadata.message_type for message in grid.sent]
+    assert kinds.count(MessageType.EVALUATE) == 8  # test and held-out samples in one message
+    for kind, name in (("final", "model-0"), ("best", "best-0")):
+        model = load_file(tmp_path / "sites" / f"{name}.safetensors")
+        for site in (0, 1):
+            found = kept(tmp_path, site, kind)
+            assert found.keys() == model.keys()
+            assert all(torch.equal(found[name], value) for name, value in model.items())
+
+
+def test_without_held_out_samples_no_model_is_called_the_best(tmp_path: Path, grid: MemoryGrid) -> None:
     config, grid.nodes = own_data(tmp_path)
     serve(config, grid, {"out": str(tmp_path / "sites")})
-    final = load_file(tmp_path / "sites" / "model-0.safetensors")
-    for site in (0, 1):
-        (kept,) = (tmp_path / "state" / f"site-{site}").rglob("final-model-0.safetensors")
-        found = load_file(kept)
-        assert found.keys() == final.keys()
-        assert all(torch.equal(found[name], value) for name, value in final.items())
-        assert kept.with_name("best-model-0.safetensors").exists()
+    assert kept(tmp_path, 0, "final")
+    assert not list((tmp_path / "state").rglob("best-model-*"))
+
+
+def test_each_site_has_its_own_model_in_its_folder(tmp_path: Path, grid: MemoryGrid) -> None:
+    config, grid.nodes = own_data(tmp_path, method="fedavg+ditto")
+    serve(config, grid, {"out": str(tmp_path / "sites")})
+    mine, theirs = kept(tmp_path, 0, "personal"), kept(tmp_path, 1, "personal")
+    assert mine.keys() == theirs.keys() == kept(tmp_path, 0, "final").keys()
+    assert any(not torch.equal(mine[name], theirs[name]) for name in mine)
+    assert "client_personal_accuracy" in read_rounds(tmp_path / "sites")[-1]
+
+
+def test_sites_measure_any_task_on_their_own_samples(tmp_path: Path, grid: MemoryGrid) -> None:
+    config, grid.nodes = own_data(
+        tmp_path,
+        method="fedavg",
+        task={"name": "regression", "metrics": ["r2", "mae"]},
+        flower={"classes": 1},
+    )
+    serve(config, grid, {"out": str(tmp_path / "sites")})
+    for record in read_rounds(tmp_path / "sites"):
+        by_site = record["sites"]
+        assert by_site["site-0"].keys() == {"r2", "mae", "loss", "samples"}
+        mean = (by_site["site-0"]["mae"] * 10 + by_site["site-1"]["mae"] * 11) / 21
+        assert record["metrics"]["mae"] == pytest.approx(mean)
+        # what the report page reads for every client
+        assert record["client_metrics"]["mae"] == [found["mae"] for found in by_site.values()]
 
 
 def test_warmup_rounds_send_less_over_the_wire(tmp_path: Path, grid: MemoryGrid) -> None:

@@ -43,20 +43,8 @@ class Score:
 
     sums: Sums
     clients: Mapping[int, Sums] = field(default_factory=dict)
-    # by the site's name, what it found on its own test samples: right, seen and loss
-    sites: Mapping[str, tuple[int, int, float]] = field(default_factory=dict, kw_only=True)
-
-    @classmethod
-    def of_counts(cls, correct: int, seen: int, loss: float) -> Score:
-        """The score of one class per sample, from three numbers."""
-        counts = {"correct": torch.tensor([correct]), "seen": torch.tensor([seen])}
-        return cls(
-            counts | {"loss": torch.tensor(loss, dtype=torch.float64), "weight": torch.tensor(float(seen))}
-        )
-
-    def counts(self) -> tuple[int, int, float]:
-        """Right answers, samples and summed loss."""
-        return int(self.sums["correct"].sum()), int(self.sums["seen"].sum()), self.loss
+    # by the site's name: how many test samples of its own it has, and the sums over them
+    sites: Mapping[str, tuple[int, Sums]] = field(default_factory=dict, kw_only=True)
 
     @property
     def loss(self) -> float:

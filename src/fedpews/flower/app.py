@@ -90,7 +90,7 @@ def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
 def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
     """Run the experiment with its clients at the sites; the run's folder is as in one process."""
     from fedpews.build import build
-    from fedpews.flower.delivery import BEST, FINAL, Best, send_models
+    from fedpews.flower.delivery import BEST, FINAL, send_models, tell_progress
     from fedpews.flower.memory import AcceptedRounds
     from fedpews.flower.site_log import log_line
     from fedpews.running import Watcher, train
@@ -103,7 +103,7 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
     out = Path(str(settings.get("out") or f"runs/flower-{experiment.method_label}")).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     (out / layout.SITES_ERROR).unlink(missing_ok=True)
-    accepted, best = AcceptedRounds(), Best(log_line)
+    accepted = AcceptedRounds()
     engines: list[FlowerEngine] = []
 
     def make_engine(setup: Setup) -> tuple[Engine, str]:
@@ -119,12 +119,13 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
             ),
             out=out,
             resume=bool(settings.get("resume", False)),
-            watcher=Watcher(round=best.judge, models=best.keep),
+            watcher=Watcher(round=lambda records: tell_progress(log_line, experiment.goal, records)),
             make_engine=make_engine,
             memories=accepted,
         )
         for engine in engines:
-            for kind, models in ((FINAL, result.params), (BEST, best.models)):
+            # which is best is decided on validation samples, so there is none without them (stop.best)
+            for kind, models in ((FINAL, result.params), *([(BEST, result.best)] if result.best else [])):
                 given = send_models(
                     grid, engine.net, engine.roster, engine.run, kind, models, engine.limits.round_seconds
                 )
@@ -141,14 +142,20 @@ def _engine(
     setup: Setup, grid: Any, out: Path, accepted: AcceptedRounds, settings: Mapping[str, Any]
 ) -> FlowerEngine:
     """The engine whose clients are the sites."""
+    import torch
+
     from fedpews.build import schedule
+    from fedpews.data.inputs import take
     from fedpews.engines.eager import EagerEngine
     from fedpews.flower.engine import FlowerEngine
     from fedpews.flower.hello import Seen, expected_of
     from fedpews.flower.known_sites import KnownSites
     from fedpews.flower.roster import Roster
+    from fedpews.flower.scores import ScoreCheck
     from fedpews.flower.site_log import SiteLog, log_line
     from fedpews.flower.uploads import UploadCheck
+    from fedpews.tasks import Classification
+    from fedpews.torch_private import tree_leaves
 
     experiment, net, data = setup.experiment, setup.net, setup.data
     run = _run_id(out)
@@ -158,14 +165,25 @@ def _engine(
     roster = Roster(grid, expected, known, Seen(out / layout.SITES_SEEN), log_line)
     has_test = len(data.test_y) > 0
     local = EagerEngine(net, data, schedule(experiment), workers=1) if has_test else None
-    if local is None and (data.task.name != "classification" or data.task.metrics != ("accuracy",)):
-        raise ConfigError(
-            "sites send three numbers about their own test samples: right answers, samples and loss. For other "
-            "tasks and metrics give the server a test set (test=FILE.npz)"
-        )
     check = UploadCheck(net, experiment.flower, schedule(experiment))
     site_log = SiteLog(out / layout.SITES, log_line)
-    return FlowerEngine(grid, net, roster, run, accepted, site_log, experiment.flower, check, local)
+    numbers = sum(leaf[0].numel() for leaf in tree_leaves(take(data.x, torch.zeros(1, dtype=torch.int64))))
+    # where the server has a test set no site is asked for a score, so any metric will do
+    score_check = ScoreCheck(Classification() if local else data.task, places=numbers)
+    return FlowerEngine(
+        grid,
+        net,
+        roster,
+        run,
+        accepted,
+        site_log,
+        experiment.flower,
+        check,
+        score_check,
+        local,
+        validates=bool(data.validation),
+        holds_validation=any(len(rows) for rows in data.validation),
+    )
 
 
 def _run_id(out: Path) -> str:
@@ -221,6 +239,7 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
     if own is None:
         return load_data(experiment, data_dir=settings.get("data-dir"))
     from fedpews import data as data_room
+    from fedpews.data.federation import hold_out
 
     task, table = build_task(experiment), experiment.data
     found = data_room.load(
@@ -239,7 +258,8 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
         raise ConfigError(f"this site has labels up to {found.classes - 1}, but flower.classes is {classes}")
     sites = experiment.data.clients or number + 1
     own_rows = replace(found, classes=classes)
-    return _federation(own_rows.x, own_rows.y, sites, number, found.test_x, found.test_y, classes, task)
+    mine = _federation(own_rows.x, own_rows.y, sites, number, found.test_x, found.test_y, classes, task)
+    return hold_out(mine, table.validation, table.seed) if isinstance(table.validation, float) else mine
 
 
 def _with_classes(task: Task, classes: int | None) -> Task:

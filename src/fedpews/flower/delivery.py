@@ -1,10 +1,9 @@
-"""What sites get back at the end: the final model and the best one, in each site's own folder."""
+"""What sites get back: the final model, the best one and their own, in each site's own folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -16,38 +15,34 @@ from fedpews.methods.contract import Download
 from fedpews.methods.wire import encode_download
 from fedpews.neurons.network import Network
 from fedpews.results.nests import write_atomically
+from fedpews.results.records import Record, value_of
+from fedpews.tasks.names import Goal, is_share
 from fedpews.trees import Tree
 
-FINAL, BEST = "final", "best"
+FINAL, BEST, PERSONAL = "final", "best", "personal"
 
 
-class Best:
-    """The model of the round with the highest accuracy, for each seed. A round's record may come a round later."""
+def tell_progress(say: Callable[[str], None], goal: Goal, records: Sequence[Record]) -> None:
+    """How good each round's model is, over all sites and at each, for the stream that operators follow."""
+    for record in records:
+        value = value_of(record, goal.metric)
+        if value is None:
+            continue
+        by_site = "".join(
+            f", {name} {in_words(goal.metric, found.get(goal.metric))} of {found['samples']}"
+            for name, found in record.get("sites", {}).items()
+        )
+        say(
+            f"round {record['round']}, seed {record['seed']}: {goal.metric} {in_words(goal.metric, value)}, "
+            f"loss {record['loss']:.4g}{by_site}"
+        )
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._recent: dict[int, Mapping[int, Tree]] = {}  # by round
-        self._accuracy: dict[int, float] = {}
-        self.models: dict[int, Tree] = {}
-        self.rounds: dict[int, int] = {}
 
-    def keep(self, round: int, models: Mapping[int, Tree]) -> None:
-        """The global models after a round."""
-        self._recent[round] = models
-        self._recent.pop(round - 2, None)
-
-    def judge(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """What is known of rounds now; each is also told in the stream."""
-        for record in records:
-            seed, round, accuracy = record["seed"], record["round"], record.get("accuracy")
-            if accuracy is None:
-                continue
-            by_site = record.get("sites", {})
-            told = "".join(f", {name} {found['accuracy']:.1%}" for name, found in by_site.items())
-            self._say(f"round {round}, seed {seed}: accuracy {accuracy:.1%}, loss {record['loss']:.4g}{told}")
-            if accuracy > self._accuracy.get(seed, -1.0) and round in self._recent:
-                self._accuracy[seed], self.rounds[seed] = accuracy, round
-                self.models[seed] = self._recent[round][seed]
+def in_words(metric: str, value: float | None) -> str:
+    """A metric for reading: a share in per cent, anything else in four digits."""
+    if value is None:
+        return "undefined"
+    return f"{value:.1%}" if is_share(metric) else f"{value:.4g}"
 
 
 def send_models(

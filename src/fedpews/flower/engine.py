@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import reduce
 
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
@@ -15,23 +16,23 @@ from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
 from fedpews.flower.memory import AcceptedRounds
 from fedpews.flower.messages import (
-    Counts,
     Part,
     Task,
     deliver,
     read_reply,
-    read_scores,
     size_on_wire,
     task_content,
 )
 from fedpews.flower.norms import NormRule, norms
 from fedpews.flower.roster import Roster
+from fedpews.flower.scores import ScoreCheck
 from fedpews.flower.site_log import Answer, Attempt, SiteLog
 from fedpews.flower.uploads import FLOWER_SLACK, UploadCheck
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
 from fedpews.neurons.network import Network
 from fedpews.tables import FlowerTable
+from fedpews.tasks.contract import Sums, add
 from fedpews.trees import Tree
 
 Key = tuple[int, int]
@@ -47,6 +48,8 @@ class FlowerEngine(Engine):
 
     Args:
         local: evaluates on the server's own test set; without one the sites evaluate on theirs.
+        validates: whether sites hold samples out for validation.
+        holds_validation: whether the server has them, too, because the data has a name.
     """
 
     name = "flower"
@@ -61,20 +64,26 @@ class FlowerEngine(Engine):
         site_log: SiteLog,
         limits: FlowerTable,
         check: UploadCheck,
+        score_check: ScoreCheck,
         local: Engine | None,
+        validates: bool = False,
+        holds_validation: bool = True,
     ) -> None:
         self.grid, self.net, self.roster, self.run = grid, net, roster, run
         self.accepted, self.site_log, self.limits = accepted, site_log, limits
-        self.check, self.local = check, local
+        self.check, self.score_check, self.local = check, score_check, local
         self._rules: dict[int, NormRule] = {}  # by seed
-        self._found: dict[int, dict[int, Counts]] = {}  # by seed and site: how good the downloaded model was
+        # by part of the sites' data, seed and site: how good the model was
+        self._found: dict[EvaluatedPart, dict[int, dict[int, Sums]]] = {}
         self._jobs: Sequence[Job] = ()
+        self.validates, self.holds_validation = validates, holds_validation
         self._started = False
         self._round = 0
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         self._round = jobs[0].download.round
-        self._jobs, self._found = jobs, {job.seed: {} for job in jobs}
+        self._jobs = jobs
+        self._found = {"test": {job.seed: {} for job in jobs}}
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
@@ -105,17 +114,23 @@ class FlowerEngine(Engine):
         part: EvaluatedPart = "test",
         owners: Sequence[int | None] | None = None,
     ) -> list[Score]:
-        if self.local is not None:
+        held_here = part == "test" or self.holds_validation
+        if self.local is not None and held_here:
             return self.local.evaluate(models, seeds, part, owners)
-        return self._evaluate_at_sites(models, seeds)
+        # one message asks a site for both parts, so validation after test costs nothing
+        if part == "test" or "validation" not in self._found:
+            self._evaluate_at_sites(models, seeds)
+        return [self._total(self._found[part][seed]) for seed in seeds]
 
     def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
         """Whether the sites can say how good the model is while they train: all are asked, and all get all of it."""
         sites = {job.client for job in jobs}
-        return self.local is None and len(sites) == self.roster.total and all(map(self._is_whole, jobs))
+        if self.local is not None or self.validates:
+            return False
+        return len(sites) == self.roster.total and all(map(self._is_whole, jobs))
 
     def scores_found(self, seeds: Sequence[int]) -> list[Score]:
-        return [self._total(self._found[seed]) for seed in seeds]
+        return [self._total(self._found["test"][seed]) for seed in seeds]
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         return tuple(client for client in clients if self.accepted.accepted(seed, client))
@@ -134,11 +149,11 @@ class FlowerEngine(Engine):
         found = {}
         for site, reply in sorted(deliver(self.grid, messages, self.limits.round_seconds).items()):
             record = None if isinstance(reply, str) else reply.content.get("personal")
-            accuracy = record.get("accuracy") if isinstance(record, ConfigRecord) else None
-            if isinstance(accuracy, float) and 0 <= accuracy <= 1:
-                found[site] = accuracy
+            value = record.get("value") if isinstance(record, ConfigRecord) else None
+            if isinstance(value, float) and math.isfinite(value):
+                found[site] = value
             else:
-                why = reply if isinstance(reply, str) else f"{accuracy!r:.40} is no accuracy"
+                why = reply if isinstance(reply, str) else f"{value!r:.40} is no metric"
                 self.site_log.say(f"round {self._round}: site {site} did not evaluate its own model: {why}")
         return found
 
@@ -184,7 +199,7 @@ class FlowerEngine(Engine):
                     continue
                 done |= self._read(by_site[site], reply, answer)
                 if self.scores_on_the_way(self._jobs):
-                    self._read_scores(site, reply, self._found)
+                    self._read_scores(site, reply, "test")
         return done
 
     def _read(self, jobs: Sequence[Job], reply: Message, answer: Answer) -> dict[Key, Done]:
@@ -234,8 +249,8 @@ class FlowerEngine(Engine):
         self._started = True
         return here
 
-    def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> list[Score]:
-        """Sum what the sites found on their own test samples; only three numbers leave a site."""
+    def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
+        """Add up what the sites found on their own test samples; only sums over samples leave a site."""
         downloads = [Download(self._round, "evaluate", self.roster.total, model) for model in models]
         parts = tuple(
             Part(seed, encode_download(self.net, d)) for seed, d in zip(seeds, downloads, strict=True)
@@ -245,34 +260,40 @@ class FlowerEngine(Engine):
             site: Message(content, node, MessageType.EVALUATE, ttl=self.limits.round_seconds)
             for site, node in self.roster.online().items()
         }
-        found: dict[int, dict[int, Counts]] = {seed: {} for seed in seeds}
+        parts_asked: list[EvaluatedPart] = ["test", "validation"] if self.validates else ["test"]
+        self._found = {part: {seed: {} for seed in seeds} for part in parts_asked}
         for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK).items():
             if isinstance(reply, str):
                 self.site_log.say(f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}")
             else:
-                self._read_scores(site, reply, found)
-        return [self._total(found[seed]) for seed in seeds]
+                for asked in parts_asked:
+                    self._read_scores(site, reply, asked)
 
-    def _read_scores(self, site: int, reply: Message, into: dict[int, dict[int, Counts]]) -> None:
+    def _read_scores(self, site: int, reply: Message, part: EvaluatedPart) -> None:
+        facts, into = self.roster.facts[site], self._found[part]
+        declared = facts.test_samples if part == "test" else facts.validation_samples
         try:
-            declared = self.roster.facts[site].test_samples
-            for key, counts in read_scores(reply.content, into, declared).items():
-                into[key][site] = counts
+            for seed, sums in self.score_check.read(reply.content, part, into, declared).items():
+                if sums:
+                    into[seed][site] = sums
         except BadMessage as error:
             self.site_log.say(
                 f"round {self._round}: the score of {self.roster.name(site)} is refused: {error}"
             )
 
-    def _total(self, found: Mapping[int, Counts]) -> Score:
-        """The sum of what the sites found on their own test samples; only three numbers leave a site."""
-        right, seen, loss = (sum(counts[place] for counts in found.values()) for place in range(3))
-        if not seen:
+    def _total(self, found: Mapping[int, Sums]) -> Score:
+        """What the sites found on their own test samples: together, and each."""
+        if not found:
             raise RunFailed(
                 "no site has test samples and the server has none either; give the server a test set "
                 "(test=FILE in its run config) or the sites theirs (test_x, test_y)"
             )
-        named = {self.roster.name(site): counts for site, counts in sorted(found.items())}
-        return replace(Score.of_counts(int(right), int(seen), float(loss)), sites=named)
+        by_site = dict(sorted(found.items()))
+        named = {
+            self.roster.name(site): (self.roster.facts[site].test_samples, sums)
+            for site, sums in by_site.items()
+        }
+        return Score(reduce(add, by_site.values()), by_site, sites=named)
 
     def _is_whole(self, job: Job) -> bool:
         download = job.download

@@ -49,16 +49,18 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         from fedpews.flower.messages import read_task, reply_content
+        from fedpews.flower.scores import score_records
 
         site = build(site_number(context.node_config), context.node_config)
         task = read_task(message.content)
         # the model as it was sent, before anything is trained
-        scores = site.evaluate(task) if task.evaluate else {}
+        scores = score_records(site.evaluate(task)) if task.evaluate else {}
         return Message(reply_content(site.train(task), scores), reply_to=message)
 
     @app.evaluate()  # type: ignore[untyped-decorator]
     def evaluate(message: Message, context: Context) -> Message:
-        from fedpews.flower.messages import read_task, score_records
+        from fedpews.flower.messages import read_task
+        from fedpews.flower.scores import score_records
 
         site = build(site_number(context.node_config), context.node_config)
         return Message(RecordDict(score_records(site.evaluate(read_task(message.content)))), reply_to=message)
@@ -68,7 +70,7 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
         from fedpews.flower.messages import read_task
 
         site = build(site_number(context.node_config), context.node_config)
-        found = ConfigRecord({"accuracy": site.evaluate_personal(read_task(message.content))})
+        found = ConfigRecord({"value": site.evaluate_personal(read_task(message.content))})
         return Message(RecordDict({"personal": found}), reply_to=message)
 
     return app

@@ -34,6 +34,7 @@ class Facts:
     classes: int
     samples: int  # the site's own
     test_samples: int
+    validation_samples: int
     data: (
         str  # a digest: of all the data when it has a name, else of the site's own, under a key that it keeps
     )
@@ -135,6 +136,7 @@ def site_facts(config: str, site: int, data: Federation, own: bool, state: Path)
         classes=data.classes,
         samples=len(data.clients[site]),
         test_samples=len(data.test_y),
+        validation_samples=len(data.validation[site]) if data.validation else 0,
         data=hashlib.blake2b(digest(data).encode(), key=key, digest_size=8).hexdigest(),
     )
 

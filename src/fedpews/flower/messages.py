@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,12 +17,7 @@ from fedpews.methods.wire import BadMessage
 TASK, PAYLOAD, FORMAT = "task", "payload", "fedpews.wire"
 POLL_SECONDS = 0.3
 
-LARGEST_LOSS = 1e6
-"""Of one sample, that a site may report; honest ones are below a hundred."""
-
 Key = TypeVar("Key", bound=Hashable)
-Counts = tuple[int, int, float]
-"""Right answers, samples, and the loss summed over them."""
 
 
 @dataclass(frozen=True)
@@ -70,36 +65,9 @@ def read_task(content: RecordDict) -> Task:
     return Task(str(about["run"]), int(about["round"]), float(about["lr"]), parts, bool(about["evaluate"]))
 
 
-def reply_content(uploads: Mapping[int, bytes], scores: Mapping[int, Counts]) -> RecordDict:
+def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord]) -> RecordDict:
     """A site's answer: an encoded upload for each seed, and how good each seed's model was, if that was asked."""
-    return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()} | score_records(scores))
-
-
-def score_records(scores: Mapping[int, Counts]) -> dict[str, Any]:
-    """Counts on a site's own test samples, by seed or place."""
-    names = ("correct", "seen", "loss")
-    return {
-        f"score-{key}": ConfigRecord(dict(zip(names, score, strict=True))) for key, score in scores.items()
-    }
-
-
-def read_scores(content: RecordDict, keys: Iterable[int], declared: int) -> dict[int, Counts]:
-    """A site's counts for each model, checked: of so many test samples as it declared, no more and no fewer."""
-    scores = {}
-    for key in keys:
-        record = content.get(f"score-{key}")
-        if not isinstance(record, ConfigRecord):
-            raise BadMessage(f"it has no score for model {key}")
-        right, seen, loss = (record.get(name) for name in ("correct", "seen", "loss"))
-        whole = type(right) is int and type(seen) is int and isinstance(loss, float)
-        if not whole or not 0 <= right <= seen or not 0 <= loss <= LARGEST_LOSS * max(seen, 1):
-            raise BadMessage(
-                f"its score for model {key} makes no sense: {right!r} of {seen!r}, loss {loss!r}"
-            )
-        if seen != declared:
-            raise BadMessage(f"its score is over {seen} test samples, and it declared {declared}")
-        scores[key] = (right, seen, loss)
-    return scores
+    return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()} | dict(scores))
 
 
 def read_reply(content: RecordDict, seeds: Sequence[int]) -> Iterator[tuple[int, bytes | BadMessage]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -12,14 +13,19 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job, Schedule
-from fedpews.flower.delivery import keep_models
+from fedpews.engines.evaluate import Part as EvaluatedPart
+from fedpews.engines.evaluate import Score
+from fedpews.flower.delivery import PERSONAL, keep_models
 from fedpews.flower.hello import Facts
 from fedpews.flower.memory import MemoryLost, SiteMemory
-from fedpews.flower.messages import Counts, Part, Task
+from fedpews.flower.messages import Part, Task
+from fedpews.flower.scores import least
 from fedpews.flower.uploads import sample_upload
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
+from fedpews.tasks.contract import Sums
+from fedpews.tasks.names import short
 from fedpews.trees import Nest
 
 LATE = 10**9
@@ -75,17 +81,30 @@ class Site:
         """Put the models that the server hands out at the end into this site's folder."""
         keep_models(self.memory(task.run).folder, kind, {p.seed: self._receive(p).params for p in task.parts})
 
-    def evaluate(self, task: Task) -> dict[int, Counts]:
-        """For each seed's model: right answers, samples and summed loss on the site's own test samples."""
-        if not len(self.data.test_y):
-            return {part.seed: (0, 0, 0.0) for part in task.parts}
+    def evaluate(self, task: Task) -> dict[EvaluatedPart, dict[int, Sums]]:
+        """For each seed's model the sums over the site's own test samples, and over those it holds out."""
         models = [self._receive(part).params for part in task.parts]
+        seeds = [part.seed for part in task.parts]
+        found: dict[EvaluatedPart, dict[int, Sums]] = {"test": {seed: {} for seed in seeds}}
         with closing(self._engine()) as engine:
-            scores = engine.evaluate(models, [part.seed for part in task.parts])
-        return {part.seed: score.counts() for part, score in zip(task.parts, scores, strict=True)}
+            if len(self.data.test_y):
+                scores = engine.evaluate(models, seeds)
+                found["test"] = self._sums(seeds, scores)
+            if self.data.validation:
+                found["validation"] = {seed: {} for seed in seeds}
+            if self.data.validation and len(self.data.validation[self.number]):
+                held = engine.evaluate(models, seeds, "validation")
+                found["validation"] = self._sums(seeds, held)
+        return found
+
+    def _sums(self, seeds: Sequence[int], scores: Sequence[Score]) -> dict[int, Sums]:
+        return {seed: least(self.data.task, score.sums) for seed, score in zip(seeds, scores, strict=True)}
 
     def evaluate_personal(self, task: Task) -> float:
-        """The accuracy of this site's own model on its own test samples, or on the classes it has."""
+        """How good this site's own model is on its own test samples, or on the classes it has.
+
+        The model itself is left in the site's folder.
+        """
         (part,) = task.parts
         download = self._receive(part)
         memory = self.memory(task.run).read(part.seed, part.accepted)
@@ -93,9 +112,14 @@ class Site:
             raise MemoryLost(f"site {self.number} has no memory to make its own model of")
         memory = self._here(memory, self._device)
         model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
+        keep_models(self.memory(task.run).folder, PERSONAL, {part.seed: model})
         with closing(self._engine()) as engine:
             (score,) = engine.evaluate([model], [part.seed])
-        return score.client_accuracy(self.data.counts())[self.number]
+        labelled = self.data.task
+        if labelled.classes_of(self.data.y) is not None:
+            return score.client_accuracy(self.data.counts())[self.number]
+        value = labelled.measure(score.sums)[short(labelled.metrics[0])]
+        return math.nan if value is None else value
 
     @property
     def _device(self) -> torch.device:

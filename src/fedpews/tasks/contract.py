@@ -123,7 +123,7 @@ class Task(ABC):
         else:
             found = {"loss": (losses * weight).sum(), "weight": weight.double().sum()}
         ways = {**self.tallies(outputs, labels), **self._keep(outputs, labels)}
-        found |= {key: ways[key]() for key in self._needed() if key not in found}
+        found |= {key: ways[key]() for key in self.sum_names() if key not in found}
         return {key: value.detach().cpu() for key, value in found.items()}
 
     def measure(self, sums: Mapping[str, Tensor]) -> dict[str, float | None]:
@@ -141,8 +141,9 @@ class Task(ABC):
     def _keep(self, outputs: Tensor, labels: Tensor) -> Tallies:
         return dict(zip(KEPT, (lambda: self.scores(outputs), lambda: labels), strict=True))
 
-    def _needed(self) -> list[str]:
-        wanted = [*self.ALWAYS]
+    def sum_names(self) -> list[str]:
+        """What ``sums`` has for the chosen metrics."""
+        wanted = ["loss", "weight", *self.ALWAYS]
         for metric in self.metrics:
             wanted += self.METRICS[metric].needs if metric in self.METRICS else KEPT
         return list(dict.fromkeys(wanted))

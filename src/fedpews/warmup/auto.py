@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,8 +15,11 @@ from fedpews.methods.options import NotNegative, Share
 from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
 
-WINDOW = 5
+WINDOW = 10
 """Rounds over which the training loss is averaged before it is compared: one round's goes up and down."""
+
+TINY = 1e-12
+"""A loss below this counts as this: zero has no logarithm."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,13 @@ class Auto(Learned):
 
     Round 1 is a plain one. Where the clients' updates point the same way (iid data, for instance) that was all, and
     nothing was lost. Otherwise the warmup begins, and lasts until the masked networks have learnt what their clients
-    can teach them alone: until the mean training loss falls by no more than a given part of what it fell by when it
-    fell most. All of it is known from what clients upload anyway; no test or validation data are used.
+    can teach them alone: until the logarithm of the mean training loss falls by no more than a given part of what it
+    fell by when it fell most. All of it is known from what clients upload anyway; no test or validation data are used.
 
     Args:
         agree_at: the mean cosine of the clients' first updates from which on there is no warmup.
-        flat_at: the warmup ends when the loss falls, from one five rounds to the next, by less than this part of its
-            steepest fall.
+        flat_at: the warmup ends when the log of the loss falls, from ten rounds to the next ten, by less than this
+            part of its steepest fall.
         learnt_at: how much of its first value the loss must have lost before the warmup may end.
 
     >>> Auto().diversity
@@ -39,7 +43,7 @@ class Auto(Learned):
 
     diversity: NotNegative = 2.0
     agree_at: Annotated[float, Field(ge=-1, le=1)] = 0.1
-    flat_at: Share = 0.1
+    flat_at: Share = 0.2
     learnt_at: Share = 0.1
 
     def begin(self) -> Nest:
@@ -66,16 +70,17 @@ class Auto(Learned):
     def is_flat(self, losses: Sequence[float]) -> bool:
         """Whether the training loss of the warmup's rounds so far has fallen and now falls no more.
 
-        >>> falling = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
-        >>> Auto().is_flat(falling), Auto().is_flat(falling + [0.1] * 9)
+        >>> falling = [0.9**t for t in range(20)]
+        >>> Auto().is_flat(falling), Auto().is_flat(falling + [0.1] * 19)
         (False, True)
         """
         if len(losses) < 2 * WINDOW:
             return False
-        means = torch.tensor(losses, dtype=torch.float64).unfold(0, WINDOW, 1).mean(1)
-        # from each five rounds to the five after them
+        # the logarithm, since a client that knows its samples by heart has a loss that is ever smaller, never flat
+        logs = torch.tensor(losses, dtype=torch.float64).clamp_min(TINY).log()
+        means = logs.unfold(0, WINDOW, 1).mean(1)
         falls = means[:-WINDOW] - means[WINDOW:]
-        learnt = bool(means[-1] <= (1 - self.learnt_at) * losses[0])
+        learnt = bool(means[-1] <= logs[0] + math.log1p(-self.learnt_at))
         return learnt and bool(falls[-1] < self.flat_at * falls.max())
 
 
