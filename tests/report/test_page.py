@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from page_runs import HOSTILE, federation, tiny
 
 from command_line import fedpews
@@ -255,3 +256,25 @@ def test_a_port_in_use_is_said_and_exit_2(watched: int, runs_folder: Path) -> No
 
     assert done.code == 2
     assert "--port 0" in done.stderr
+
+
+def test_every_client_is_shown_by_the_metric_that_counts_on_its_own_test_samples(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def site(samples: int) -> dict[str, Any]:
+        x = torch.randn(samples + 4, 3, generator=generator)
+        return {"train": (x[4:], x[4:].sum(1)), "test": (x[:4], x[:4].sum(1))}
+
+    result = run(clients=[site(12), site(9)], task="regression", method="fedavg", rounds=3, out=tmp_path)
+    shown = collect(find_runs([tmp_path]))
+    clients = shown["runs"][0]["clients"]
+    metric = shown["key"]
+    assert metric == "mae"
+    assert not shown["higher"]
+    assert clients["own"]
+    assert clients["final"] == pytest.approx(result.rounds[-1]["client_metrics"][metric])
+    low, high = clients["range"]
+    for number, packed in enumerate(clients["values"]):
+        shares = np.frombuffer(b64decode(packed), "<u2") / 65534
+        found = [record["client_metrics"][metric][number] for record in result.rounds]
+        assert low + (high - low) * shares == pytest.approx(found, rel=1e-4)

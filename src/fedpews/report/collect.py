@@ -7,7 +7,6 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil, isfinite, nan
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from fedpews.report.compare import Comparison, columns, compare, goal_text, rema
 from fedpews.report.runs import Run
 from fedpews.results import layout
 from fedpews.results.neurons import EACH_CLIENT_UP_TO, Ownership
-from fedpews.results.records import Record, evaluated, value_of
+from fedpews.results.records import Record, client_values, evaluated, value_of
 from fedpews.results.statistics import Difference
 from fedpews.tasks.names import is_share
 
@@ -63,6 +62,7 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
         "metric": goal.metric.replace("_", " "),
         "key": goal.metric,
         "percent": is_share(goal.metric),
+        "higher": goal.higher_is_better,
         "columns": list(columns(runs)),
         "table": [list(row) for row in table(runs)],
         "runs": [_run(run, stride, tints[run.label], budget) for run in runs],
@@ -159,7 +159,7 @@ def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str,
         "rounds": [first[place]["round"] for place in places],
         "curves": {
             key: [_floats(values, places) for values in found]
-            for key in dict.fromkeys([*CURVES, run.goal.metric])
+            for key in dict.fromkeys([*CURVES, run.goal.metric, f"personal_{run.goal.metric}"])
             if (found := _column(run, key)) is not None
         },
         "bytes": [_floats(_total(rows, _bytes), places) for rows in run.by_seed.values()],
@@ -197,38 +197,47 @@ def _floats(values: Sequence[float], places: Sequence[int]) -> str:
 
 def client_names(run: Run) -> list[str]:
     """Every client by its own name, or by its number."""
-    about = run.federation
-    last: list[Any] = next(
-        (record["client_accuracy"] for record in run.records if "client_accuracy" in record), []
-    )
+    about, metric = run.federation, run.goal.metric
+    last = next(filter(None, (client_values(record, metric) for record in run.records)), [])
     count = int(about.get("clients", len(last)))
     names = [str(name) for name in about.get("client_names", [])]
     return names if len(names) == count else [f"client {number}" for number in range(count)]
 
 
 def _clients(run: Run) -> dict[str, Any]:
-    """Each client's accuracy on its own classes, mean over seeds, in 65,535ths."""
-    names = client_names(run)
+    """Each client's metric, mean over seeds, in 65,534ths of its range; the largest number is no value."""
+    names, metric = client_names(run), run.goal.metric
     rows = [evaluated(records) for records in run.by_seed.values()]
-    if not any("client_accuracy" in record for records in rows for record in records[-1:]):
+    if not any(client_values(record, metric) for records in rows for record in records[-1:]):
         missing = (
-            f"With {len(names):,} clients, single clients' accuracies are not kept."
+            f"With {len(names):,} clients, single clients' {metric.replace('_', ' ')} is not kept."
             if run.federation.get("counts") and len(names) > CLIENT_ROUNDS
             else "The server does not have the clients' data here, so it cannot say how well it serves each of them."
         )
         return {"names": [], "missing": missing}
     count = min(map(len, rows))
     places = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
+    nobody = [None] * len(names)
     values = np.array(
-        [[row[place]["client_accuracy"] for place in places] for row in rows], dtype=float
-    ).mean(0)  # (rounds, clients)
+        [[client_values(row[place], metric) or nobody for place in places] for row in rows], dtype=float
+    ).mean(0)  # (rounds, clients); nan where a seed has none
+    if is_share(metric):
+        low, high = 0.0, 1.0
+    else:
+        known = values[np.isfinite(values)]
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     # two bytes a value suffice for a curve; (clients, rounds)
-    packed = np.rint(65535 * np.nan_to_num(values)).astype("<u2").T
+    shares = np.nan_to_num((values - low) / ((high - low) or 1.0), nan=-1.0)
+    packed = np.where(shares < 0, 65535, np.rint(65534 * shares)).astype("<u2").T
+    last = np.array([client_values(row[-1], metric) or nobody for row in rows], dtype=float).mean(0)
     return {
         "names": names,
         "rounds": [rows[0][place]["round"] for place in places],
+        "range": [low, high],
         "values": [b64encode(line.tobytes()).decode() for line in packed],
-        "final": [fmean(row[-1]["client_accuracy"][i] for row in rows) for i in range(len(names))],
+        "final": [float(value) if np.isfinite(value) else None for value in last],
+        # a client's own test samples, or the common ones of its classes
+        "own": any("client_metrics" in row[-1] for row in rows),
     }
 
 

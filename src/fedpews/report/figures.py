@@ -16,7 +16,7 @@ from fedpews.report.curves import plain, plot_curves, plot_over_bytes
 from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.runs import Run, scale
 from fedpews.report.style import PAGE, new_figure, save, styled
-from fedpews.results.records import evaluated, value_of
+from fedpews.results.records import client_values, evaluated, value_of
 from fedpews.tasks.names import is_share
 
 if TYPE_CHECKING:
@@ -133,20 +133,28 @@ def plot_masks(axes: Any, masks: Masks) -> None:
 
 
 def _clients(runs: Sequence[Run]) -> Figure:
-    known = [run for run in runs if any("client_accuracy" in record for record in run.records)]
+    metric = runs[0].goal.metric
+    known = [run for run in runs if any(client_values(record, metric) for record in run.records)]
     if not known:
-        raise ConfigError("no run here has kept single clients' accuracies: too many clients, or real sites")
+        raise ConfigError(f"no run here has kept single clients' {metric}: too many clients, or real sites")
     names = max((client_names(run) for run in known), key=len)
     figure = new_figure(PAGE, min(9.0, 1.2 + 0.24 * len(names)))
     axes = figure.subplots()
     tints = colors([run.label for run in runs])
     for run in known:
-        ends = [evaluated(rows)[-1]["client_accuracy"] for rows in run.by_seed.values()]
-        values = [100 * fmean(end[client] for end in ends) for client in range(len(ends[0]))]
+        ends = [client_values(evaluated(rows)[-1], metric) or [] for rows in run.by_seed.values()]
+        factor = 100 if is_share(metric) else 1
+        # a client without test samples has no dot
+        values = [
+            factor * fmean(math.nan if value is None else value for value in client)
+            for client in zip(*ends, strict=True)
+        ]
         axes.plot(values, range(len(values)), "o", color=tints[run.label].light, label=plain(run.label))
     axes.set_yticks(range(len(names)), [plain(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set(xlabel="accuracy on the client's own classes (%)")
+    own = any("client_metrics" in record for run in known for record in run.records[-1:])
+    where = "the client's own test samples" if own else "the client's own classes"
+    axes.set(xlabel=f"{metric.replace('_', ' ')} on {where}{' (%)' if is_share(metric) else ''}")
     figure.legend(loc="outside upper left", ncols=3)
     return figure
 

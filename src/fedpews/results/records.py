@@ -79,6 +79,16 @@ def value_of(record: Record, metric: str) -> float | None:
     return None if found is None else float(found)
 
 
+def client_values(record: Record, metric: str) -> list[float | None] | None:
+    """A metric of the global model for every client: on its own test samples, or else (accuracy) on its own classes.
+
+    >>> client_values({"client_metrics": {"mae": [0.5, None]}}, "mae")
+    [0.5, None]
+    """
+    found: list[float | None] | None = record.get("client_metrics", {}).get(metric)
+    return record.get("client_accuracy") if found is None and metric == "accuracy" else found
+
+
 def rounds_to_target(records: Sequence[Record], goal: Goal) -> int | None:
     """The first round whose metric reaches the goal, or None."""
     return next((r["round"] for r in records if goal.is_reached(value_of(r, goal.metric))), None)

@@ -43,7 +43,8 @@ function toolbar() {
 function curves() {
   const has = (key) => doc.now.runs.some((run) => run.curves[key]);
   const made = [lineChart({ title: doc.now.metric[0].toUpperCase() + doc.now.metric.slice(1), wide: true, percent: doc.now.percent, target: doc.now.target === null ? undefined : doc.now.target, lines: curveLines(doc.now.key), say: "The global model on the test data. Hover or use the arrow keys for values; drag to zoom, double-click to show all." })];
-  if (has("personal_accuracy")) made.push(lineChart({ title: "Accuracy of the clients' own models", percent: true, lines: curveLines("personal_accuracy"), say: "Each client's personal model on the classes it holds." }));
+  const personal = `personal_${doc.now.key}`;
+  if (has(personal)) made.push(lineChart({ title: `The clients' own models: ${doc.now.metric}`, percent: doc.now.percent, lines: curveLines(personal), say: "Each client's personal model on its own test samples, or on the classes it holds; mean over clients." }));
   made.push(lineChart({ title: "Test loss", lines: curveLines("loss"), say: "The global model on the common test set." }));
   made.push(lineChart({ title: "Training loss", lines: curveLines("train_loss"), say: "Mean over the clients of the round, on their own data." }));
   if (has("update_cosine")) made.push(lineChart({ title: "Do the clients' updates agree?", zero: true, lines: curveLines("update_cosine"), say: "Mean cosine between two clients' updates, on what both own. Below 0 they undo each other." }));
@@ -52,30 +53,43 @@ function curves() {
   byId("mask-charts").replaceChildren(...Object.entries(words).filter(([key]) => has(key)).map(([key, [title, text]]) => lineChart({ title, fixed: [-3, 103], percent: true, lines: curveLines(key), say: text })));
 }
 
+// Where values lie, with a little room, also when they are all the same.
+function reach(values) {
+  const low = Math.min(...values, Infinity), high = Math.max(...values, -Infinity);
+  if (!Number.isFinite(low)) return [0, 1];
+  const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
+  return [low - room, high + room];
+}
+
 function clients() {
   const known = doc.now.runs.filter((run) => run.clients.names.length), place = byId("client-charts");
   const missing = doc.now.runs.filter((run) => run.clients.missing).map((run) => el("p", { class: "say wide" }, `${run.label}: ${run.clients.missing}`));
   if (!known.length) { byId("clients").querySelector(".lead").hidden = true; place.replaceChildren(...missing); return; }
   const names = known.reduce((most, run) => (run.clients.names.length > most.length ? run.clients.names : most), []);
-  const worst = known[0].clients.final.indexOf(Math.min(...known[0].clients.final));
+  const metric = doc.now.metric, percent = doc.now.percent, factor = percent ? 100 : 1, unit = percent ? " %" : "";
+  const digits = (value) => (percent ? number(value) + unit : brief(value));
+  const where = known[0].clients.own ? "on this client's own test samples" : "on the classes that this client holds";
+  byId("clients").querySelector(".lead").textContent = `How well the global model serves each client: its ${metric} ${where}, mean over seeds.`;
+  const there = known[0].clients.final.filter((value) => value !== null);
+  const worst = Math.max(0, known[0].clients.final.indexOf(doc.now.higher ? Math.min(...there) : Math.max(...there)));
   if (view.client === null || view.client >= names.length) view.client = worst;
   const label = (i) => names[i];
-  const chart = lineChart({ title: "One client over the rounds", percent: true, control: () => choice("client", names.map((name, i) => [i, name]), view.client, (value) => { view.client = Number(value); redrawAll(); }),
-    lines: () => shown().filter((run) => run.clients.names.length > view.client).map((run) => { const at = new Map(run.rounds.map((round, i) => [round, i])), x = xOf(run); return { run, label: run.label, x: run.clients.rounds.map((round) => x[at.get(round)] ?? round), seeds: [shares(run.clients.values[view.client])], dash: dashOf(run) }; }), say: "The global model on this client's own classes." });
-  const rows = () => names.map((name, i) => ({ name, runs: shown().filter((run) => run.clients.names.length > i).map((run) => ({ run, value: 100 * run.clients.final[i] })) }));
+  const chart = lineChart({ title: "One client over the rounds", percent, control: () => choice("client", names.map((name, i) => [i, name]), view.client, (value) => { view.client = Number(value); redrawAll(); }),
+    lines: () => shown().filter((run) => run.clients.names.length > view.client).map((run) => { const at = new Map(run.rounds.map((round, i) => [round, i])), x = xOf(run); return { run, label: run.label, x: run.clients.rounds.map((round) => x[at.get(round)] ?? round), seeds: [clientValues(run.clients, view.client)], dash: dashOf(run) }; }), say: `The global model's ${metric} ${where}.` });
+  const rows = () => names.map((name, i) => ({ name, runs: shown().filter((run) => run.clients.names.length > i).map((run) => ({ run, value: run.clients.final[i] === null ? null : factor * run.clients.final[i] })) }));
   const dots = el("div", { class: "scroll" });
-  const card = el("figure", { class: "card" }, el("header", {}, el("h3", {}, "Every client at the end")), dots, el("figcaption", { class: "say" }, "Accuracy on the client's own classes after the last round, mean over seeds."),
-    behind("Every client", () => table(["client", ...shown().map((run) => run.label)], rows().map((row) => [row.name, ...row.runs.map((one) => number(one.value) + " %")]), "Every client at the end")));
+  const card = el("figure", { class: "card" }, el("header", {}, el("h3", {}, "Every client at the end")), dots, el("figcaption", { class: "say" }, `The ${metric} ${where} after the last round, mean over seeds.`),
+    behind("Every client", () => table(["client", ...shown().map((run) => run.label)], rows().map((row) => [row.name, ...row.runs.map((one) => digits(one.value))]), "Every client at the end")));
   const draw = () => {
     if (!card.isConnected) return;
-    const width = Math.max(250, card.clientWidth - 38), left = Math.min(150, width * 0.34), step = Math.max(15, Math.min(80, 300 / names.length)), height = names.length * step + 30, at = (v) => left + (v / 100) * (width - left - 16);
-    const made = svg("svg", { width, height, role: "img", "aria-label": "Final accuracy of every client; the table below has the numbers" });
-    for (const tick of [0, 25, 50, 75, 100]) made.append(svg("line", { x1: at(tick), x2: at(tick), y1: 4, y2: height - 24, class: "axis" }), svg("text", { x: at(tick), y: height - 8, "text-anchor": "middle", class: "soft" }, tick + (tick === 100 ? "" : " %")));
+    const width = Math.max(250, card.clientWidth - 38), left = Math.min(150, width * 0.34), step = Math.max(15, Math.min(80, 300 / names.length)), height = names.length * step + 30, ends = percent ? [0, 100] : reach(rows().flatMap((row) => row.runs.map((one) => one.value)).filter((v) => v !== null)), at = (v) => left + ((v - ends[0]) / (ends[1] - ends[0])) * (width - left - 24);
+    const made = svg("svg", { width, height, role: "img", "aria-label": `Final ${metric} of every client; the table below has the numbers` });
+    for (const tick of [0, 0.25, 0.5, 0.75, 1].map((part) => ends[0] + part * (ends[1] - ends[0]))) made.append(svg("line", { x1: at(tick), x2: at(tick), y1: 4, y2: height - 24, class: "axis" }), svg("text", { x: at(tick), y: height - 8, "text-anchor": "middle", class: "soft" }, percent ? tick + (tick === 100 ? "" : unit) : brief(tick)));
     rows().forEach((row, i) => {
-      const y = step / 2 + 4 + i * step, values = row.runs.map((one) => one.value);
+      const y = step / 2 + 4 + i * step, values = row.runs.map((one) => one.value).filter((value) => value !== null);
       made.append(svg("text", { x: 0, y: y + 4, class: "soft" }, cut(row.name, left / 7.2)));
       if (values.length > 1) made.append(svg("line", { x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: y, y2: y, class: "axis", "stroke-width": 3 }));
-      for (const one of row.runs) made.append(svg("circle", { cx: at(one.value), cy: y, r: step > 20 ? 5.5 : 4, fill: tint(one.run) }, svg("title", {}, `${row.name}, ${one.run.label}: ${number(one.value)} %`)));
+      for (const one of row.runs) if (one.value !== null) made.append(svg("circle", { cx: at(one.value), cy: y, r: step > 20 ? 5.5 : 4, fill: tint(one.run) }, svg("title", {}, `${row.name}, ${one.run.label}: ${digits(one.value)}`)));
     });
     dots.replaceChildren(made);
   };
