@@ -252,6 +252,27 @@ def test_fine_tuning_gives_each_client_a_model_that_fits_its_own_data_better(tmp
         run(rounds=2, method="ditto", finetune={"epochs": 1})
 
 
+def test_fine_tuning_is_judged_by_the_metric_that_counts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    slopes = (torch.tensor([1.0, 2.0, 0.0]), torch.tensor([-1.0, 0.0, 2.0]))
+    clients = []
+    for slope in slopes:
+        x = torch.randn(40, 3, generator=generator)
+        clients.append({"train": (x[:30], x[:30] @ slope), "test": (x[30:], x[30:] @ slope)})
+    result = fedpews.run(
+        clients=clients,
+        task="regression",
+        method="fedavg",
+        rounds=2,
+        train={"lr": 0.02, "batch_size": 10},
+        finetune={"epochs": 40, "lr": 0.05},
+    )
+    tuned = result.summary["finetuned"]
+    before = result.rounds[-1]["client_metrics"]["mae"]
+    assert all(after < first for after, first in zip(tuned["client_personal_mae"][0], before, strict=True))
+    assert tuned["personal_mae"]["mean"] == pytest.approx(sum(tuned["client_personal_mae"][0]) / 2)
+
+
 def test_a_folder_is_read_back(tmp_path: Path) -> None:
     result = run(rounds=3, seeds=[0, 1], method="fedavg+pews", warmup={"rounds": 2}, out=tmp_path / "run")
     found = fedpews.load(tmp_path / "run")

@@ -54,7 +54,7 @@ ROOMS = {
         "trees",
     },
     "resuming": {"build", "configs", "engines", "experiment", "results"},
-    "finetuning": {"build", "engines", "methods", "trees"},
+    "finetuning": {"build", "engines", "methods", "server", "trees"},
     "loading": {"build", "experiment", "results", "trees"},
     "running": {
         "build",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from statistics import fmean
 from typing import Any
 
 from fedpews.build import Setup, schedule
@@ -13,6 +15,7 @@ from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import ConfigError
 from fedpews.methods.contract import Download
 from fedpews.methods.ditto import own_solver
+from fedpews.server import personal_metric, score_personal
 from fedpews.trees import Tree
 
 Models = dict[int, dict[int, Tree]]
@@ -27,10 +30,6 @@ def check_finetuning(setup: Setup) -> None:
         raise ConfigError(
             "finetune: the clients' data are at their sites, and this process has none to train on"
         )
-    if setup.data.task.classes_of(setup.data.y) is None:
-        raise ConfigError(
-            f"finetune is evaluated by accuracy, so it is for classification, not {setup.data.task.name}"
-        )
     if setup.method.personalised:
         raise ConfigError(
             f"finetune starts from the global model; {setup.experiment.method_label} has personal models already"
@@ -38,7 +37,7 @@ def check_finetuning(setup: Setup) -> None:
 
 
 def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[str, Any]]:
-    """Each client's model after so many epochs from the global one, and how good they are, each on its own classes.
+    """Each client's model after so many epochs from the global one, and how good each is for its own client.
 
     Clients use the method's optimiser without the method's own terms.
     """
@@ -60,23 +59,17 @@ def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[st
         rounds=1,
         jobs=len(jobs),
     )
-    with closing(engine):
-        done = engine.train(jobs)
-        scores = engine.evaluate([one.upload.params for one in done], [one.seed for one in done])
-    counts = setup.data.counts()
     tuned: Models = {seed: {} for seed in models}
-    found: dict[int, list[float | None]] = {seed: [] for seed in models}
-    for one, score in zip(done, scores, strict=True):
-        tuned[one.seed][one.client] = one.upload.params
-        found[one.seed].append(score.client_accuracy(counts)[one.client])
-    means = {seed: _mean([value for value in each if value is not None]) for seed, each in found.items()}
+    with closing(engine):
+        for one in engine.train(jobs):
+            tuned[one.seed][one.client] = one.upload.params
+        found = [score_personal(engine, setup.data, seed, own) for seed, own in tuned.items()]
+    # nan where the metric is undefined for every client
+    means = [fmean(each.values()) if each else math.nan for each in found]
+    name = personal_metric(setup.data.task)
     return tuned, {
         "epochs": table.epochs,
         "lr": lr,
-        "personal_accuracy": {"mean": _mean(list(means.values())), "by_seed": list(means.values())},
-        "client_personal_accuracy": list(found.values()),
+        f"personal_{name}": {"mean": fmean(means), "by_seed": means},
+        f"client_personal_{name}": [[each.get(client) for client in clients] for each in found],
     }
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

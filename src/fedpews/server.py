@@ -25,6 +25,7 @@ from fedpews.results.memories import Store
 from fedpews.results.nests import leaves
 from fedpews.results.neurons import Ownership
 from fedpews.seeds import fold
+from fedpews.tasks.contract import Task
 from fedpews.tasks.names import short
 from fedpews.tasks.sums import accuracy
 from fedpews.trees import Nest, Tree, norm
@@ -308,37 +309,38 @@ class Server:
         if known:
             half = self.method.client(self.method.phase(state, after.round))
             net = self.net.at(seed)
-            models = [half.personal(net, downloads[client], memory) for client, memory in known.items()]
-            found = self._personal(seed, list(known), models)
+            models = {i: half.personal(net, downloads[i], memory) for i, memory in known.items()}
+            found = score_personal(self.engine, self.data, seed, models)
         else:
             found = self.engine.evaluate_personal(seed, downloads)
         if not found:
             return {}
-        # the metric that counts; of classification, which has it always, the accuracy
-        name = "accuracy" if "accuracy" in self.data.task.METRICS else short(self.data.task.metrics[0])
+        name = personal_metric(self.data.task)
         record: dict[str, Any] = {f"personal_{name}": sum(found.values()) / len(found)}
         if self.total <= SHOWN_CLIENTS:
             record[f"client_personal_{name}"] = [found.get(client) for client in clients]
         return record
 
-    def _personal(self, seed: int, clients: Sequence[int], models: Sequence[Tree]) -> dict[int, float]:
-        """Each client's own model: its accuracy, or the metric that counts where there is no accuracy."""
-        task, seeds = self.data.task, [seed] * len(models)
-        if task.classes_of(self.data.y) is not None:
-            counts = self.data.counts()
-            return {
-                client: score.client_accuracy(counts)[client]
-                for client, score in zip(clients, self.engine.evaluate(models, seeds), strict=True)
-            }
-        owners = [*clients] if self.data.test_owner is not None else None
-        name = "accuracy" if "accuracy" in task.METRICS else short(task.metrics[0])
-        found = {
-            client: task.measure(score.sums).get(name)
-            for client, score in zip(
-                clients, self.engine.evaluate(models, seeds, "test", owners), strict=True
-            )
-        }
-        return {client: value for client, value in found.items() if value is not None}
+
+def personal_metric(task: Task) -> str:
+    """By what clients' own models are judged: accuracy, or the metric that counts where there is none."""
+    return "accuracy" if "accuracy" in task.METRICS else short(task.metrics[0])
+
+
+def score_personal(
+    engine: Engine, data: Federation, seed: int, models: Mapping[int, Tree]
+) -> dict[int, float]:
+    """Each client's own model, by ``personal_metric``: on its own test samples, or else on the classes it has."""
+    seeds, clients = [seed] * len(models), [*models]
+    if data.task.classes_of(data.y) is not None:
+        counts = data.counts()
+        scores = engine.evaluate([*models.values()], seeds)
+        return {i: score.client_accuracy(counts)[i] for i, score in zip(clients, scores, strict=True)}
+    owners = clients if data.test_owner is not None else None
+    scores = engine.evaluate([*models.values()], seeds, "test", owners)
+    name = personal_metric(data.task)
+    found = {i: data.task.measure(score.sums).get(name) for i, score in zip(clients, scores, strict=True)}
+    return {client: value for client, value in found.items() if value is not None}
 
 
 def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str, Any]:
