@@ -86,6 +86,7 @@ ROOMS = {
         "seeds",
         "tasks",
         "tables",
+        "warmup",
     },
     "flower": {
         "build",

@@ -62,6 +62,16 @@ def test_all_claims_of_a_page_are_corrected_together() -> None:
     ] * 2  # Holm: the smaller of two, doubled
 
 
+def test_what_only_its_own_interval_says_is_not_concluded() -> None:
+    claim = Claim(text="higher", rows=["pews"], than="fedavg")
+    both = readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]) | readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0], "b")
+    verdict = judge(study(claims=[claim]), both)[0]  # p = 4/64 among two claims
+    assert verdict.agrees is None
+    assert verdict.finding.startswith(
+        "undecided: by its own interval better by 1.06 to 2.94 points, but p = 0.06"
+    )
+
+
 def test_fewer_rounds_are_better() -> None:
     claim = Claim(text="faster", rows=["pews"], than="fedavg", measure="rounds", columns=["a"])
     found = {
@@ -108,7 +118,7 @@ def test_between_looks_at_the_interval_not_at_the_mean() -> None:
 def test_a_baseline_is_compared_with_in_every_column() -> None:
     rows = dict(study().rows)
     rows["fedavg"] = rows["fedavg"].model_copy(update={"columns": ["a"], "baseline": True})
-    found = readings([1.0] * 6) | {("final", "pews", "b"): dict.fromkeys(SEEDS, 69.0)}
+    found = readings([1.0] * 8) | {("final", "pews", "b"): dict.fromkeys(range(8), 69.0)}
 
     verdicts = judge(study(rows=rows, paper={}), found)
 

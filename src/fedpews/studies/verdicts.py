@@ -1,7 +1,7 @@
 """What our runs say about a claim of the paper: a paired difference with its interval, and words that follow from it.
 
 Seeds are paired because they differ far more than methods do. A claim is never said to hold: it says *better by a to
-b*, *worse*, *no difference larger than d* or *not enough runs*, and whether that agrees with the paper.
+b*, *worse*, *no difference larger than d*, *undecided* or *not enough runs*, and whether that agrees with the paper.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from fedpews.studies.study import Claim, Study
 
 ENOUGH_SEEDS = 6
 """With five seeds even a unanimous two-sided sign test cannot go below 0.0625; with six it reaches 0.031."""
+
+SIGNIFICANT = 0.05
+"""Above this, corrected for the page's claims, nobody is said to be better."""
 
 Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
 """(measure, row, column) → seed → number; cells that are not finished are absent."""
@@ -46,7 +49,15 @@ def judge(study: Study, readings: Readings) -> list[Verdict]:
     tested = [i for i, verdict in enumerate(found) if verdict.p is not None]
     # all claims of a page at once: with many of them some would look significant by chance
     corrected = dict(zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True))
-    return [replace(v, p=corrected[i]) if i in corrected else v for i, v in enumerate(found)]
+    return [_correct(v, corrected[i]) if i in corrected else v for i, v in enumerate(found)]
+
+
+def _correct(verdict: Verdict, p: float) -> Verdict:
+    """The verdict among all of its page: what only its own interval says is not concluded."""
+    if p < SIGNIFICANT or not verdict.finding.startswith(("better", "worse")):
+        return replace(verdict, p=p)
+    finding = f"undecided: by its own interval {verdict.finding}, but p = {p:.2g} among the page's claims"
+    return replace(verdict, p=p, finding=finding, agrees=None)
 
 
 def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
