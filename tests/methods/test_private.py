@@ -15,8 +15,11 @@ from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Method, Upload, Work
+from fedpews.methods.fedavg import FedAvg
+from fedpews.methods.fedprox import FedProx
 from fedpews.methods.private import NoisyAverage, Private, epsilon, gaussian, with_dp
 from fedpews.neurons.network import Batch, Network
+from fedpews.testing import check_method
 from fedpews.warmup import Fixed, with_warmup
 
 NET = Network(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 3))
@@ -170,3 +173,32 @@ def test_a_run_reports_what_it_spent(method: str) -> None:
 def test_an_experiment_whose_clients_do_not_count_alike_is_refused() -> None:
     with pytest.raises(ConfigError, match="uniform"):
         Experiment(privacy={"clip": 1.0}, train={"weighting": "samples"})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        with_dp(FedAvg(), clip=0.5, noise=1.0, noise_seed=3),
+        with_dp(FedAvg(), clip=0.5, noise=1.0, place="client", noise_seed=3),
+        with_dp(FedAvg(), clip=0.5, noise=0.5, adaptive=True, noise_seed=3),
+        with_dp(with_warmup(FedProx(), 2, Fixed()), clip=0.5, noise=0.1, noise_seed=3),
+    ],
+    ids=["server", "client", "adaptive", "fixed masks"],
+)
+def test_private_methods_obey_the_laws_of_every_method(method: Method) -> None:
+    check_method(method)
+
+
+@pytest.mark.parametrize("count", [1, 2, 100_001])
+def test_noise_of_the_operating_system_is_normal_and_never_the_same(count: int) -> None:
+    drawn, again = gaussian((count,), 2.0, None), gaussian((count,), 2.0, None)
+    assert drawn.shape == (count,)
+    assert not torch.equal(drawn, again)
+    assert bool(torch.isfinite(drawn).all())
+    if count > 1000:
+        from scipy import stats
+
+        # 1e-9: it fails once in a billion runs by chance, and at once with a wrong deviation
+        assert stats.kstest(drawn.numpy() / 2.0, "norm").pvalue > 1e-9
+        first, second = drawn[: count // 2], drawn[count // 2 : 2 * (count // 2)]
+        assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.03
