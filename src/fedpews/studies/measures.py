@@ -76,6 +76,10 @@ def _in_warmup(key: str) -> Callable[[Sequence[Record], Goal], float]:
     return read
 
 
+def _warmup_rounds(records: Sequence[Record], goal: Goal) -> float:
+    return float(sum(record["phase"] == "warmup" for record in records))
+
+
 def _upload(records: Sequence[Record], goal: Goal) -> float:
     plain = [record["bytes_up"] for record in records if record["phase"] != "warmup"]
     warm = [record["bytes_up"] for record in records if record["phase"] == "warmup"]
@@ -168,6 +172,7 @@ MEASURES: dict[str, Measure] = _Measures(
             never=lambda records: float(sum(record["seconds"] for record in records)),
         ),
         "omega": Measure("ω, a warmup round's time over a plain one's", _omega, higher_is_better=False),
+        "warmup_rounds": Measure("rounds of the warmup", _warmup_rounds, higher_is_better=False, digits=0),
         "density": Measure(
             "part of the neurons a client trains", _in_warmup("density"), higher_is_better=False
         ),
