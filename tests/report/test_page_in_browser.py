@@ -344,3 +344,16 @@ def test_a_watched_run_shows_new_rounds_by_itself(look: Open, tmp_path: Path) ->
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_axe_finds_no_fault_for_people_with_disabilities(
+    look: Open, report: Path, width: int, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = look(report, width=width, scheme=scheme)
+    found = Axe().run(page).response
+    assert len(found["passes"]) > 30  # it has really looked
+    assert [(fault["id"], fault["nodes"][0]["target"]) for fault in found["violations"]] == []

@@ -101,7 +101,7 @@ function clients() {
 }
 
 function split() {
-  const made = doc.now.federations.map((one) => {
+  const made = doc.now.federations.map((one, place) => {
     const most = Math.max(1, ...one.counts.flat()), step = Math.max(9, Math.min(30, 1100 / one.clients.length)), left = 96, width = left + step * one.clients.length + 70;
     const top = one.clients.length <= 60 ? 92 : 12, height = top + step * one.classes.length + 10, draw = svg("svg", { width, height, role: "img", "aria-label": `Samples of every class at every client; the table below has the numbers` });
     one.classes.forEach((name, k) => { if (step > 11 || one.classes.length < 40) draw.append(svg("text", { x: left - 10, y: top + (k + 0.5) * step + 4, "text-anchor": "end", class: "soft" }, cut(name, 12))); draw.append(svg("line", { x1: left, x2: width - 70, y1: top + (k + 0.5) * step, y2: top + (k + 0.5) * step, class: "axis" })); });
@@ -111,7 +111,7 @@ function split() {
     });
     const sizes = one.counts.map((row) => row.reduce((a, b) => a + b, 0)), held = one.counts.map((row) => row.filter(Boolean).length);
     const told = `${one.total.toLocaleString("en")} clients, ${one.classes.length} classes; a client holds ${span(sizes)} samples of ${span(held)} classes. A dot's area is the number of samples.` + (one.total > one.clients.length ? ` Drawn are the first ${one.clients.length}.` : "");
-    return el("figure", { class: "card" }, el("header", {}, el("h3", {}, one.name || "Data")), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Split of the data" }, draw), el("figcaption", { class: "say" }, told),
+    return el("figure", { class: "card" }, el("header", {}, el("h3", {}, one.name || "Data")), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": doc.now.federations.length > 1 ? `Split of the data, ${place + 1}` : "Split of the data" }, draw), el("figcaption", { class: "say" }, told),
       behind("Who holds what", () => table(["client", ...one.classes, "samples"], one.counts.map((row, i) => [one.clients[i], ...row.map(String), String(sizes[i])]), "Who holds what")));
   });
   byId("split").replaceChildren(...(made.length ? made : [el("p", { class: "say" }, "How the samples are spread is not known here: they are at the clients, or the run was made by an older version.")]));
