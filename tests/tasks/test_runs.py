@@ -224,24 +224,63 @@ def test_folders_may_have_val_and_test_per_client_and_labels_by_name(tmp_path: P
     assert [rows.tolist() for rows in data.test_clients] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize(("task", "method"), [("regression", "fedavg+pews"), ("multilabel", "fedavg")])
-def test_the_compiled_engine_gives_the_eager_engines_numbers(task: str, method: str) -> None:
-    y = X[:, :2] * 2 if task == "regression" else (X[:, :2] > 0).float()
+class Tagger(nn.Module):
+    """A class for every token, from integer inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.hidden, self.out = nn.Embedding(12, 8), nn.Linear(8, 10), nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tags: torch.Tensor = self.out(torch.relu(self.hidden(self.embed(x))))
+        return tags
+
+
+def pixel_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        ("regression", "fedavg+pews"),
+        ("multilabel", "fedavg"),
+        ("segmentation", "fedavg+pews"),
+        ("tokens", "fedavg+pews"),
+    ],
+)
+def test_the_compiled_engine_gives_the_eager_engines_numbers(
+    task: str, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    given: dict[str, Any] = {}
+    x, y = X, X[:, :2] * 2 if task == "regression" else (X[:, :2] > 0).float()
+    if task == "segmentation":
+        x, y = torch.randn(60, 1, 6, 6, generator=draw), torch.randint(0, 3, (60, 6, 6), generator=draw)
+        given["model"] = pixel_net
+    elif task == "tokens":
+        x, y = (torch.randint(0, n, (60, 5), generator=draw) for n in (12, 3))
+        given["model"] = Tagger
+    engines: list[str] = []
     runs = [
         fedpews.run(
-            clients=halves(X, y),
-            test=(X[40:], y[40:]),
+            clients=halves(x, y),
+            test=(x[40:], y[40:]),
             task=task,
+            watcher=fedpews.Watcher(begin=lambda experiment, done, engine: engines.append(engine)),
             **FAST
             | {
                 "method": method,
                 "warmup": {"rounds": 1} if "pews" in method else {},
                 "runtime": {"engine": engine},
                 "train": {"batch_size": 8, "lr": 0.01},
-            },
+            }
+            | given,
         )
         for engine in ("eager", "compiled")
     ]
+    assert [engine.split()[0] for engine in engines] == ["eager", "compiled"]
+    assert "eager engine" not in caplog.text  # nothing was refused on the way
     assert runs[0].rounds.column("loss") == pytest.approx(runs[1].rounds.column("loss"), rel=1e-4)
 
 
