@@ -14,7 +14,7 @@ setup: $(VENV)/.ready
 # the constraints pin torch first: an unpinned one pulls gigabytes of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,flower,pandas,privacy]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,flower,pandas,privacy,cluster,search]"
 	touch $@
 
 demo: setup

@@ -22,6 +22,10 @@ class ConfigError(FedpewsError):
     exit_code = 2
 
 
+class FolderInUse(ConfigError):
+    """Another process holds the run folder: nothing is wrong with it, and it may be finished soon."""
+
+
 class DataMissing(FedpewsError):
     """A file of a data set is neither here nor downloadable."""
 

@@ -21,6 +21,7 @@ from fedpews.cli.pages import PAGES, write_joint_page
 from fedpews.cli.recipes import RECIPES
 from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
+from fedpews.cli.sweeps import SWEEPS
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, nearest
 
 app = typer.Typer(
@@ -228,7 +229,7 @@ def _explained(debug: bool) -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-for command in (*RECIPES, *PAGES, *STUDIES):
+for command in (*RECIPES, *PAGES, *STUDIES, *SWEEPS):
     app.command()(command)
 
 

@@ -40,6 +40,15 @@ Set = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")]
 
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ADDRESS",
+        help="Run cells on the workers of a Dask scheduler, such as tcp://10.0.0.5:8786; local:2 starts two here.",
+    ),
+]
+
 Log = Annotated[
     list[str] | None,
     typer.Option(

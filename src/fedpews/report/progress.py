@@ -51,11 +51,20 @@ class ProgressBar:
         self._task = self._bar.add_task(self._label, total=rounds, completed=done, status="")
 
     def round(self, records: Sequence[Record]) -> None:
-        seen = evaluated(records)
-        if seen:
-            metric = next(iter(seen[0].get("metrics", {"accuracy": None})))
-            known = [value for record in seen if (value := value_of(record, metric)) is not None]
-            shown = show(metric, sum(known) / len(known) if known else None)
-            self._shown = f"{metric} {shown:>7}"
+        self._shown = metric_in_words(records) or self._shown
         status = f"{records[0]['phase']:6} {self._shown}"
         self._bar.update(self._task, completed=records[0]["round"], status=status)
+
+
+def metric_in_words(records: Sequence[Record]) -> str:
+    """The first metric of a round, over its seeds; empty if the round was not evaluated.
+
+    >>> metric_in_words([{"accuracy": 0.5}, {"accuracy": 0.7}])
+    'accuracy  60.0 %'
+    """
+    seen = evaluated(records)
+    if not seen:
+        return ""
+    metric = next(iter(seen[0].get("metrics", {"accuracy": None})))
+    known = [value for record in seen if (value := value_of(record, metric)) is not None]
+    return f"{metric} {show(metric, sum(known) / len(known) if known else None):>7}"

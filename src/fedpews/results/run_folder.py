@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from fedpews.errors import CheckpointError, ConfigError
+from fedpews.errors import CheckpointError, FolderInUse
 from fedpews.results import layout
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.nests import read_nest, write_atomically, write_nest
@@ -209,7 +209,7 @@ def _lock(path: Path) -> BaseFileLock:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise ConfigError(
+        raise FolderInUse(
             f"{path} is in use by another run; wait for it or give another folder (--out)"
         ) from error
     return lock

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpews.errors import ConfigError, DataMissing, FedpewsError, Interrupted, first_line
+from fedpews.errors import ConfigError, DataMissing, FedpewsError, FolderInUse, Interrupted, first_line
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import Record, Rounds, read_rounds
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MakeWatcher = Callable[[Experiment], AbstractContextManager["Watcher"]]
 """Who looks on while an experiment runs, for as long as it does."""
 
+Job = tuple[str, Cell]
+"""A cell to run, and what a person calls it."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -29,8 +32,10 @@ class Found:
 
     cell: Cell
     runs: dict[int, list[Record]] = field(default_factory=dict)  # finished seeds
-    status: str = "not run"  # done, part done, data missing, failed, not run
+    status: str = "not run"  # done, part done, data missing, busy, failed, not run
     message: str = ""
+    error: str = ""
+    """The kind of error that ended it, as its class is called."""
     folders: tuple[Path, ...] = ()
 
     @property
@@ -42,9 +47,11 @@ class Found:
         return float(sum(record["seconds"] for run in self.runs.values() for record in run))
 
 
-def read_cell(
-    root: Path, cell: Cell, published: Path | None = None, status: str = "", message: str = ""
-) -> Found:
+RunCells = Callable[[Sequence[Job]], Iterable[Found]]
+"""Runs cells, here or elsewhere, and hands back each one as it ends, in any order."""
+
+
+def read_cell(root: Path, cell: Cell, published: Path | None = None) -> Found:
     """The finished seeds of a cell, of those that are asked for: run folders, then what was published."""
     runs: dict[int, list[Record]] = {}
     folders = []
@@ -60,10 +67,9 @@ def read_cell(
         folders += [folder] if wanted else []
     # a run of this machine goes before one that was published
     runs = {**read_published(published, cell), **runs}
-    if not status:
-        complete = set(runs) >= set(cell.experiment.seeds)
-        status = "done" if complete else "part done" if runs else "not run"
-    return Found(cell, dict(sorted(runs.items())), status, message, tuple(folders))
+    complete = set(runs) >= set(cell.experiment.seeds)
+    status = "done" if complete else "part done" if runs else "not run"
+    return Found(cell, dict(sorted(runs.items())), status, folders=tuple(folders))
 
 
 def run_cell(
@@ -93,12 +99,20 @@ def run_cell(
     except Interrupted:
         raise
     except DataMissing as error:
-        return read_cell(root, cell, published, "data missing", str(error))
+        return _ended(read_cell(root, cell, published), "data missing", str(error), error)
+    except FolderInUse as error:
+        now = read_cell(root, cell, published)
+        # it may have come to its end in the meantime
+        return _ended(now, "busy", "another process is at it", error) if now.missing else now
     except FedpewsError as error:
-        return read_cell(root, cell, published, "failed", str(error))
+        return _ended(read_cell(root, cell, published), "failed", str(error), error)
     except Exception as error:  # noqa: BLE001 - days of other cells may wait behind this one
-        return read_cell(root, cell, published, "failed", first_line(error))
+        return _ended(read_cell(root, cell, published), "failed", first_line(error), error)
     return read_cell(root, cell, published)
+
+
+def _ended(found: Found, status: str, message: str, error: Exception) -> Found:
+    return replace(found, status=status, message=message, error=type(error).__name__)
 
 
 def _run(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedpews.errors import ConfigError
-from fedpews.studies.cells import MakeWatcher, read_cell, run_cell
+from fedpews.studies.cells import Found, Job, MakeWatcher, RunCells, read_cell, run_cell
 from fedpews.studies.page import RUNS, Outcome, conclude, write_page
 from fedpews.studies.published import publish
 from fedpews.studies.study import Cell, Scale, Study, cells, load_study, scaled, studies, used
+
+Elsewhere = Callable[[Path, Path | None, Path | None], RunCells]
+"""From where runs are kept, where they are published and where data lie: who runs cells."""
 
 
 def reproduce(
@@ -23,6 +27,7 @@ def reproduce(
     run: bool = True,
     tell: Callable[[str], None] = lambda text: None,
     watch: MakeWatcher | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Iterator[Outcome]:
     """One study after the other (``all``: every one), each with its page written to ``pages`` (default ``root``).
 
@@ -31,6 +36,7 @@ def reproduce(
 
     Args:
         only: cells to run, ``row`` or ``row:column``, several joined by commas, in this order; all by default.
+        elsewhere: who runs the cells instead of this process, such as a cluster.
     """
     scale = scale or Scale()
     for one in list(studies()) if name == "all" else [name]:
@@ -47,6 +53,7 @@ def reproduce(
             run=run,
             tell=tell,
             watch=watch,
+            elsewhere=elsewhere,
         )
         write_page(outcome, pages or root, data_dir)
         yield outcome
@@ -63,25 +70,46 @@ def run_study(
     run: bool = True,
     tell: Callable[[str], None] = lambda text: None,
     watch: MakeWatcher | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Outcome:
     """Every cell of a study, then what follows from them."""
     scale = scale or Scale()
     every = cells(study, scale)
     todo = _chosen(study, every, only)
-    found = {}
-    for number, cell in enumerate(todo, 1):
-        one = read_cell(root, cell, published)
-        if run and one.missing:
-            tell(f"{study.name} {number}/{len(todo)}: {_place(study, cell)}, {cell.experiment.rounds} rounds")
-            one = run_cell(root, cell, data_dir, watch, published)
-            if one.message:
-                tell(f"  {one.status}: {one.message}")
+    found = {(cell.row, cell.column): read_cell(root, cell, published) for cell in todo}
+    todo = [cell for cell in todo if run and found[cell.row, cell.column].missing]
+    as_it_is = [one for one in found.values() if one.cell not in todo]
+    run_cells = run_here(study.name, root, published, data_dir, tell, watch)
+    if elsewhere is not None:
+        run_cells = elsewhere(root, published, data_dir)
+    for one in itertools.chain(as_it_is, run_cells([(_place(study, cell), cell) for cell in todo])):
         if published is not None and one.folders:
-            publish(cell, one.runs, published)
-        found[cell.row, cell.column] = one
+            publish(one.cell, one.runs, published)
+        found[one.cell.row, one.cell.column] = one
     return conclude(
         study, scale, [found.get((c.row, c.column)) or read_cell(root, c, published) for c in every]
     )
+
+
+def run_here(
+    name: str,
+    root: Path,
+    published: Path | None,
+    data_dir: Path | None,
+    tell: Callable[[str], None],
+    watch: MakeWatcher | None,
+) -> RunCells:
+    """Cells one after the other in this process."""
+
+    def run_cells(jobs: Sequence[Job]) -> Iterator[Found]:
+        for number, (place, cell) in enumerate(jobs, 1):
+            tell(f"{name} {number}/{len(jobs)}: {place}, {cell.experiment.rounds} rounds")
+            one = run_cell(root, cell, data_dir, watch, published)
+            if one.message:
+                tell(f"  {one.status}: {one.message}")
+            yield one
+
+    return run_cells
 
 
 def _chosen(study: Study, every: Sequence[Cell], only: str | None) -> list[Cell]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,42 @@ from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
 from fedpews.studies.study import Figure, Line, Study
 
-Grid = Mapping[str, Sequence[Any]]
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from ``low`` to ``high``, for a search."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    def __str__(self) -> str:
+        how = ":log" if self.log else "" if self.step is None else f":{self.step:g}"
+        return f"{self.low:g}..{self.high:g}{how}"
 
 
-def parse_grid(text: str) -> tuple[str, list[Any]]:
-    """``key=value,value,...`` from the command line.
+Grid = Mapping[str, Sequence[Any] | Range]
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_RANGE = re.compile(rf"\s*({_NUMBER})\.\.({_NUMBER})(?::(log|{_NUMBER}))?\s*")
+
+
+def parse_grid(text: str) -> tuple[str, list[Any] | Range]:
+    """``key=value,value,...`` or ``key=low..high`` from the command line; ``:log`` or a step may follow a range.
 
     >>> parse_grid("warmup.diversity=0.1,1,5"), parse_grid("method.name=fedavg,fedavg+pews")
     (('warmup.diversity', [0.1, 1, 5]), ('method.name', ['fedavg', 'fedavg+pews']))
+    >>> parse_grid("warmup.rounds=10..100")
+    ('warmup.rounds', Range(low=10, high=100, log=False, step=None))
     """
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
         raise ConfigError(
             f"--grid {text!r}: give it as key=value,value, for instance --grid train.lr=0.01,0.1"
         )
+    if match := _RANGE.fullmatch(values):
+        return key.strip(), _range(text, *match.groups())
     try:
         parsed = tomllib.loads(f"values = [{values}]")["values"]
     except tomllib.TOMLDecodeError:
@@ -35,26 +59,57 @@ def parse_grid(text: str) -> tuple[str, list[Any]]:
     return key.strip(), parsed
 
 
-def make_sweep(config: str, grid: Grid, seeds: Sequence[int] | None = None) -> Study:
-    """The last key across, all combinations of the others down."""
-    if not grid:
+def _range(text: str, low: str, high: str, how: str | None) -> Range:
+    whole = all(re.fullmatch(r"[+-]?\d+", part) for part in (low, high))
+    number: Callable[[str], float] = int if whole and how in (None, "log") else float
+    if whole and how is not None and how.isdecimal():
+        number = int
+    made = Range(
+        number(low), number(high), how == "log", None if how is None or how == "log" else number(how)
+    )
+    if made.low >= made.high:
+        raise ConfigError(f"--grid {text!r}: the range must begin below its end")
+    if made.log and made.low <= 0:
+        raise ConfigError(f"--grid {text!r}: a logarithmic range must begin above 0")
+    if made.step is not None and made.step <= 0:
+        raise ConfigError(f"--grid {text!r}: the step must be above 0")
+    return made
+
+
+def make_sweep(
+    config: str, grid: Grid, seeds: Sequence[int] | None = None, fixed: Mapping[str, Any] | None = None
+) -> Study:
+    """The last key across, all combinations of the others down.
+
+    Args:
+        fixed: keys that are changed in every cell.
+    """
+    fixed = dict(fixed or {})
+    values: dict[str, Sequence[Any]] = {}
+    for key, given in grid.items():
+        if isinstance(given, Range):
+            raise ConfigError(
+                f"--grid {key}={given}: a range has no end of values; search it: --search optuna"
+            )
+        values[key] = given
+    if not values:
         names = ", ".join(list(known_keys())[:3])
         raise ConfigError(f"a sweep needs at least one --grid key=value,value; keys are {names}, ...")
-    *down, across = grid
+    *down, across = values
     rows = {
-        ", ".join(f"{key} = {value}" for key, value in zip(down, values, strict=True)) or "all": Line(
-            set=dict(zip(down, values, strict=True))
+        ", ".join(f"{key} = {value}" for key, value in zip(down, combination, strict=True)) or "all": Line(
+            set=dict(zip(down, combination, strict=True))
         )
-        for values in itertools.product(*(grid[key] for key in down))
+        for combination in itertools.product(*(values[key] for key in down))
     }
-    columns = {f"{across} = {value}": Line(set={across: value}) for value in grid[across]}
-    base = Experiment.load(config)
+    columns = {f"{across} = {value}": Line(set={**fixed, across: value}) for value in values[across]}
+    base = Experiment.load(config, fixed)
     metric = base.goal.metric
     # a sweep chooses, so it looks at validation data where there is any
     chosen = f"validation:{metric}" if base.data.validation else "final"
     if chosen == "final" and metric != "accuracy":
         chosen = f"final:{metric}"
-    name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
+    name = name_of(config)
     return Study(
         name=f"sweep-{name}",
         item="Sweep",
@@ -65,20 +120,33 @@ def make_sweep(config: str, grid: Grid, seeds: Sequence[int] | None = None) -> S
         rows=rows,
         columns=columns,
         figures=[Figure(kind="heatmap", options={"measure": chosen})],
-        command=_command(config, grid, seeds),
+        command=command(config, grid, seeds, fixed),
     )
 
 
-def _command(config: str, grid: Grid, seeds: Sequence[int] | None) -> str:
+def name_of(config: str) -> str:
+    """What pages about a configuration are called."""
+    return Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
+
+
+def command(
+    config: str, grid: Grid, seeds: Sequence[int] | None, fixed: Mapping[str, Any] | None = None
+) -> str:
     """What makes the sweep again.
 
-    >>> _command("synthetic-32k", {"warmup.diversity": [0.1, 5], "method.name": ["fedavg"]}, [0, 1])
-    'fedpews sweep synthetic-32k --grid warmup.diversity=0.1,5 --grid method.name=fedavg --seeds 0,1'
+    >>> command("synthetic-32k", {"warmup.diversity": [0.1, 5], "train.lr": Range(0.1, 1.0, log=True)}, [0, 1])
+    'fedpews sweep synthetic-32k --grid warmup.diversity=0.1,5 --grid train.lr=0.1..1:log --seeds 0,1'
     """
 
     def text(value: Any) -> str:
         return value if isinstance(value, str) else json.dumps(value)
 
-    keys = [f"--grid {shlex.quote(f'{key}=' + ','.join(map(text, values)))}" for key, values in grid.items()]
+    def values(given: Sequence[Any] | Range) -> str:
+        return str(given) if isinstance(given, Range) else ",".join(map(text, given))
+
+    keys = [f"--grid {shlex.quote(f'{key}={values(given)}')}" for key, given in grid.items()]
     chosen = [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
-    return " ".join([f"fedpews sweep {shlex.quote(config)}", *keys, *chosen])
+    # what trains does not change a number
+    same = {key: value for key, value in (fixed or {}).items() if not key.startswith("runtime.")}
+    changes = [f"--set {shlex.quote(f'{key}={text(value)}')}" for key, value in same.items()]
+    return " ".join([f"fedpews sweep {shlex.quote(config)}", *keys, *chosen, *changes])

@@ -1,0 +1,130 @@
+"""What the commands about studies share: how cells are run and watched, and how an outcome is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from fedpews.cli.console import err, out
+from fedpews.cli.options import parse_seeds
+from fedpews.errors import ConfigError, Interrupted, RunFailed
+
+if TYPE_CHECKING:
+    from fedpews.experiment import Experiment
+    from fedpews.running import Watcher
+    from fedpews.studies.page import Outcome
+    from fedpews.studies.reproduce import Elsewhere
+    from fedpews.studies.study import Scale
+    from fedpews.studies.verdicts import Verdict
+
+
+def show_outcome(outcome: Outcome, page: Path) -> None:
+    from fedpews.studies.measures import MEASURES
+    from fedpews.studies.page import number_rows
+
+    study = outcome.study
+    out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
+    for sentence in outcome.scale.describe(study):
+        out.print(f"[yellow]not at the paper's scale:[/] {escape(sentence)}", soft_wrap=True)
+    for measure in study.measures:
+        brackets = "; in brackets the paper's" if study.paper.get(measure) else ""
+        _grid(f"{MEASURES[measure].label}{brackets}", number_rows(outcome, measure))
+    for claim in dict.fromkeys(verdict.claim for verdict in outcome.verdicts):
+        out.print(f"[bold]Claim:[/] {escape(claim)}", soft_wrap=True)
+        for verdict in outcome.verdicts:
+            if verdict.claim == claim:
+                out.print(f"  {_sentence(verdict)}", soft_wrap=True)
+    for found in outcome.table.values():
+        if found.message:
+            place = f"{study.row_label(found.cell.row)}, {study.column_label(found.cell.column)}"
+            out.print(f"{escape(place)}: {found.status}: {escape(found.message)}", soft_wrap=True)
+    out.print(f"written to {page}", soft_wrap=True)
+
+
+def _sentence(verdict: Verdict) -> str:
+    color = {True: "green", False: "red", None: "yellow"}[verdict.agrees]
+    paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
+    p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
+    found = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
+    return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + found)}"
+
+
+def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
+    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for head in rows[0]:
+        grid.add_column(escape(head), overflow="fold")
+    for row in rows[1:]:
+        grid.add_row(*map(escape, row))
+    out.print(grid)
+
+
+@contextmanager
+def watch_run(experiment: Experiment, quiet: bool) -> Iterator[Watcher]:
+    from fedpews.report.progress import ProgressBar
+    from fedpews.running import Watcher
+
+    with ProgressBar(experiment.method_label, err, quiet) as bar:
+
+        def begin(_: Any, done: int, *engine: str) -> None:
+            bar.begin(experiment.rounds, done)
+
+        yield Watcher(begin=begin, round=bar.round)
+
+
+@contextmanager
+def elsewhere(address: str | None, quiet: bool) -> Iterator[Elsewhere | None]:
+    """Who runs cells instead of this process: the cluster at an address, if there is one."""
+    if address is None:
+        yield None
+        return
+    from fedpews.studies.cluster.grid import on_cluster
+
+    with on_cluster(address, err, quiet) as elsewhere:
+        yield elsewhere
+
+
+def count_failed(outcome: Outcome) -> int:
+    return sum(found.status == "failed" for found in outcome.table.values())
+
+
+def end(failed: int) -> None:
+    """Whoever waits for the command must not take a page with holes for a whole one."""
+    if failed:
+        raise RunFailed(f"{failed} cells failed; the same command tries them again")
+
+
+@contextmanager
+def goes_on() -> Iterator[None]:
+    """A stopped study goes on with the same command."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        err.print("stopped; what is finished is kept, the same command goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def read_scale(
+    quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None
+) -> Scale:
+    from fedpews.configs import parse_setting
+    from fedpews.studies.study import Scale
+
+    others: dict[str, str] = {}
+    for text in stand_in or []:
+        name, equals, other = text.partition("=")
+        if not equals or not name or not other:
+            raise ConfigError(f"--stand-in {text!r}: give it as DATA=OTHER")
+        others[name] = other
+    return Scale(
+        quick,
+        None if seeds is None else tuple(parse_seeds(seeds)),
+        dict(parse_setting(text) for text in settings or []) or None,
+        others or None,
+    )
