@@ -1,6 +1,27 @@
-"""The toy study is beside the tests."""
+"""The toy study and the Dask scheduler are beside the tests."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from dask_here import Dask
+
+
+@pytest.fixture(scope="session")
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
+    """A scheduler and two workers, once for all tests of a process."""
+    from dask_here import Dask
+
+    with closing(Dask(tmp_path_factory.mktemp("dask"))) as started:
+        for _ in range(2):
+            started.add_worker()
+        yield started

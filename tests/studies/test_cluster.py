@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import tarfile
 import threading
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dask_here import Dask, when
 from rich.console import Console
 from toy import TINY, study
 from typer.testing import CliRunner
@@ -36,59 +31,7 @@ from fedpews.studies.page import Outcome, number_rows
 from fedpews.studies.reproduce import run_study
 from fedpews.studies.study import Line, cells
 
-distributed = pytest.importorskip("distributed", reason="needs Dask: pip install 'fedpews[cluster]'")
-
-
-class Dask:
-    """A scheduler and workers, each a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
-        file = folder / "scheduler.json"
-        self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        self.address = str(json.loads(_when(lambda: file.read_text() if file.exists() else ""))["address"])
-
-    def add_worker(self) -> None:
-        place = str(self._folder)
-        self._start("worker", self.address, "--no-nanny", "--nthreads", "1", "--local-directory", place)
-
-    def _start(self, kind: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", *arguments, "--no-dashboard"]
-        quiet = subprocess.DEVNULL
-        self._processes.append(subprocess.Popen(command, stdout=quiet, stderr=quiet))
-
-    def kill_the_worker_at_work(self) -> str:
-        """End the worker that runs a task, as when its machine fails; its address."""
-        with distributed.Client(self.address, set_as_default=False) as client:
-            pids = client.run(os.getpid)
-            address = next(worker for worker, tasks in client.processing().items() if tasks)
-            os.kill(pids[address], signal.SIGKILL)
-            return str(address)
-
-    def close(self) -> None:
-        for process in reversed(self._processes):
-            process.kill()
-            process.wait()
-
-
-def _when(look: Any, seconds: float = 120.0) -> Any:
-    """What ``look`` finds, as soon as it finds something."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise TimeoutError("it did not happen")
-
-
-@pytest.fixture(scope="module")
-def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
-    with closing(Dask(tmp_path_factory.mktemp("dask"))) as started:
-        for _ in range(2):
-            started.add_worker()
-        yield started
+pytest.importorskip("distributed", reason="needs Dask: pip install 'fedpews[cluster]'")
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +69,7 @@ def test_a_cell_whose_worker_is_killed_goes_on_at_another_to_the_same_numbers(
                 file.read_text().count("\n") > 30 for file in tmp_path.glob("there/runs/*/*/rounds.jsonl")
             )
 
-        _when(rounds)
+        when(rounds)
         killed.append(dask.kill_the_worker_at_work())
 
     told = io.StringIO()

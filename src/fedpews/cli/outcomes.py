@@ -94,10 +94,10 @@ def count_failed(outcome: Outcome) -> int:
     return sum(found.status == "failed" for found in outcome.table.values())
 
 
-def end(failed: int) -> None:
+def end(failed: int, what: str = "cells") -> None:
     """Whoever waits for the command must not take a page with holes for a whole one."""
     if failed:
-        raise RunFailed(f"{failed} cells failed; the same command tries them again")
+        raise RunFailed(f"{failed} {what} failed" + "; the same command tries them again" * (what == "cells"))
 
 
 @contextmanager

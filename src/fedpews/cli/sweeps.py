@@ -39,13 +39,50 @@ def sweep(
     seeds: Seeds = None,
     data_dir: DataDir = None,
     set_: Set = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="optuna",
+            help="Search instead of trying everything: TPE, hopeless trials are given up early. Chooses on validation "
+            "data only.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="How many trials a search has, finished ones included.")] = 30,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where a search keeps its trials: any database URL that Optuna takes, for several machines.",
+            show_default="a journal file in the --out folder",
+        ),
+    ] = None,
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Try every combination of some settings, and show a table and a heat map.
+    """Try every combination of some settings, and show a table and a heat map; or search for the best ones.
 
     For instance:  fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid warmup.fraction=0.1,0.2
+
+    Or:  fedpews sweep synthetic-32k --search optuna --trials 40 --grid warmup.diversity=0.1..10:log --grid
+    warmup.rounds=10..100
     """
+    if search is not None:
+        if search != "optuna":
+            raise ConfigError(f"--search {search!r}: there is optuna")
+        _search(
+            config,
+            *_settings(grid, method, rounds, set_),
+            seeds,
+            trials,
+            storage,
+            folder,
+            data_dir,
+            on,
+            quiet,
+        )
+        return
+    if storage is not None:
+        raise ConfigError("--storage is where a search keeps its trials; add --search optuna")
     from fedpews.studies.page import write_page
     from fedpews.studies.reproduce import run_study
     from fedpews.studies.sweep import make_sweep
@@ -65,6 +102,55 @@ def sweep(
     show_outcome(outcome, write_page(outcome, folder, data_dir))
     _name_best(outcome)
     end(count_failed(outcome))
+
+
+def _search(
+    config: str,
+    grid: Grid,
+    fixed: dict[str, Any],
+    seeds: str | None,
+    count: int,
+    storage: str | None,
+    folder: Path,
+    data_dir: Path | None,
+    on: str | None,
+    quiet: bool,
+) -> None:
+    from fedpews.studies.search.page import conclude_search, write_search
+    from fedpews.studies.search.run import search_here, search_on
+    from fedpews.studies.search.space import VALIDATION, in_words, plan_search
+    from fedpews.studies.search.trials import open_trials
+    from fedpews.tasks.names import show
+
+    def tell(text: str) -> None:
+        if not quiet:
+            err.print(escape(text), soft_wrap=True)
+
+    asked = plan_search(config, grid, count, None if seeds is None else parse_seeds(seeds), fixed)
+    if asked.adds_validation:
+        tell(
+            f"{config} has no validation data: {VALIDATION:.0%} of each client's training samples are held out "
+            "(data.validation)"
+        )
+    with goes_on(), open_trials(asked, folder, storage) as trials:
+        if on is None:
+            search_here(trials, folder, data_dir, tell, lambda experiment: watch_run(experiment, quiet))
+        else:
+            search_on(on, trials, folder, data_dir, err, quiet)
+        outcome = conclude_search(trials, folder)
+    page, toml = write_search(outcome, folder)
+    best, metric = outcome.best, asked.base.goal.metric
+    if best is not None:
+        out.print(
+            f"best: {escape(in_words(best.settings))}, {metric} {show(metric, best.value)} on validation data, "
+            f"{show(metric, outcome.best_test)} on test data",
+            soft_wrap=True,
+        )
+        parts = ", ".join(f"{key} {part:.2f}" for key, part in outcome.importance.items())
+        out.print(f"importance: {escape(parts) or 'too few trials to say'}", soft_wrap=True)
+        out.print(escape(f"run it with: fedpews run {toml}"), soft_wrap=True)
+    out.print(escape(f"written to {page}"), soft_wrap=True)
+    end(outcome.failed, "trials")
 
 
 def _settings(

@@ -52,6 +52,8 @@ def connect(place: Place) -> Iterator[Client]:
             n_workers=place.processes,
             threads_per_worker=1,
             dashboard_address=None,
+            # Dask would end a worker at its share of the memory; a cell needs what it needs
+            memory_limit=0,
             silence_logs=logging.ERROR,
         )
         with cluster, distributed.Client(cluster, set_as_default=False) as client:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fedpews
 from fedpews.errors import Interrupted
 from fedpews.experiment import Experiment
 from fedpews.report.progress import metric_in_words
@@ -47,13 +48,11 @@ def write_order(
         marker: a file in ``root`` that only those see who share the folder.
         cores: how many the worker may use; None for all it has.
     """
-    from fedpews import __version__
-
     values = cell.experiment.to_dict()
     if cores is not None and cell.experiment.runtime.workers is None:
         values["runtime"] = values["runtime"] | {"workers": cores}
     return {
-        "version": __version__,
+        "version": fedpews.__version__,
         "key": key,
         "topic": topic,
         "row": cell.row,
@@ -71,10 +70,8 @@ def carry_out(order: Order) -> Answer:
     """Run at a worker: the whole cell, in the shared folder or in one of the worker's own that is then sent back."""
     from distributed import get_worker
 
-    from fedpews import __version__
-
-    if order["version"] != __version__:
-        return _answer("failed", f"the worker has fedpews {__version__}, not {order['version']}")
+    if order["version"] != fedpews.__version__:
+        return _answer("failed", f"the worker has fedpews {fedpews.__version__}, not {order['version']}")
     experiment = Experiment(**order["experiment"])
     cell = Cell(order["row"], order["column"], experiment, order["probe"], order["draws"])
     data_dir = None if order["data_dir"] is None else Path(order["data_dir"])

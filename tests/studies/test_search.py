@@ -1,0 +1,375 @@
+"""A search for settings: what is tried, what is chosen by, and that it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dask_here import Dask, when
+from toy import TINY
+from typer.testing import CliRunner
+
+from fedpews.cli import app
+from fedpews.errors import ConfigError
+from fedpews.experiment import Experiment
+from fedpews.results import layout
+from fedpews.results.records import read_rounds
+from fedpews.studies.search.holders import Holder, attribute, holding, is_lost
+from fedpews.studies.search.page import SearchOutcome, Tried, conclude_search
+from fedpews.studies.search.run import search_here
+from fedpews.studies.search.space import Search, plan_search
+from fedpews.studies.search.trials import open_trials
+from fedpews.studies.sweep import Range, make_sweep, parse_grid
+from fedpews.studies.validation import Values
+
+optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'fedpews[search]'")
+
+DATA = {"train_per_class": 20, "test_per_class": 10, "validation": 0.25}
+RATES = Range(1e-6, 0.5, log=True)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    return write_config(tmp_path)
+
+
+def write_config(folder: Path, **changes: Any) -> str:
+    values: dict[str, Any] = TINY | {"data": DATA, "train": {"steps": 2}, "method": {"name": "fedavg+pews"}}
+    file = folder / "mine.toml"
+    file.write_text(Experiment(**(values | changes)).to_toml())
+    return str(file)
+
+
+@contextmanager
+def nobody(experiment: Experiment) -> Iterator[Any]:
+    from fedpews.running import Watcher
+
+    yield Watcher()
+
+
+def run_search(search: Search, root: Path, storage: str | None = None) -> SearchOutcome:
+    with open_trials(search, root, storage) as trials:
+        search_here(trials, root, None, lambda text: None, nobody)
+        return conclude_search(trials, root)
+
+
+def sweep(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["sweep", *arguments, "--search", "optuna"])
+
+
+# ---- what is searched
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train.lr=0.001..0.1:log", Range(0.001, 0.1, log=True)),
+        ("train.lr=1e-4..1e-1:log", Range(1e-4, 0.1, log=True)),
+        ("warmup.rounds=10..100", Range(10, 100)),
+        ("warmup.rounds=10..100:10", Range(10, 100, step=10)),
+        ("train.lr=0..1:0.25", Range(0.0, 1.0, step=0.25)),
+        ("train.lr=-.5...5", Range(-0.5, 0.5)),
+        ("warmup.rounds=1..1000:log", Range(1, 1000, log=True)),
+    ],
+)
+def test_a_range_is_read_with_its_kind_of_numbers(text: str, expected: Range) -> None:
+    key, found = parse_grid(text)
+    assert found == expected
+    assert isinstance(found, Range)
+    assert [type(found.low), type(found.high)] == [type(expected.low), type(expected.high)]
+    assert parse_grid(f"{key}={found}") == (key, found)
+
+
+@pytest.mark.parametrize("text", ["a=2..1", "a=1..1", "a=0..1:log", "a=-1..1:log", "a=0..1:0", "a=0..1:-1"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--grid"):
+        parse_grid(text)
+
+
+def test_a_grid_without_a_search_takes_no_range(config: str) -> None:
+    with pytest.raises(ConfigError, match="--search optuna"):
+        make_sweep(config, {"train.lr": RATES})
+
+
+@pytest.mark.parametrize(
+    ("grid", "fixed", "match"),
+    [
+        ({}, {}, "at least one"),
+        ({"train.lr": Range(-1.0, 1.0)}, {}, "train.lr=-1.0"),
+        ({"trian.lr": RATES}, {}, "unknown key"),
+        ({"warmup.rounds": Range(1, 9)}, {}, "only 2 rounds"),
+        ({"data.validation": Range(0.1, 0.5)}, {}, "cannot be searched"),
+        ({"train.lr": RATES}, {"stop.patience": 3, "stop.on": "test"}, "validation data only"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_runs(
+    config: str, grid: Any, fixed: Any, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        plan_search(config, grid, 3, None, fixed)
+
+
+def test_without_validation_data_some_are_held_out(tmp_path: Path) -> None:
+    config = write_config(tmp_path, data={"train_per_class": 20, "test_per_class": 10})
+    search = plan_search(config, {"train.lr": RATES}, 3, None, {})
+    assert search.adds_validation
+    assert search.experiment({"train.lr": 0.1}).data.validation == 0.2
+    own = plan_search(config, {"train.lr": RATES}, 3, None, {"data.validation": 0.5})
+    assert own.experiment({"train.lr": 0.1}).data.validation == 0.5
+
+
+def test_searches_that_differ_have_studies_of_their_own_and_more_trials_do_not(config: str) -> None:
+    def name(grid: Any, trials: int = 3, fixed: Any = None) -> str:
+        return plan_search(config, grid, trials, None, fixed or {}).study_name
+
+    first = name({"train.lr": RATES})
+    assert name({"train.lr": RATES}, trials=9) == first
+    assert name({"train.lr": Range(1e-5, 0.5, log=True)}) != first
+    assert name({"train.lr": RATES}, fixed={"rounds": 3}) != first
+
+
+# ---- what it chooses by
+
+
+def test_a_round_counts_behind_the_warmup_and_when_all_seeds_are_known() -> None:
+    def record(seed: int, round: int, value: float | None, phase: str = "train") -> dict[str, Any]:
+        return {"seed": seed, "round": round, "phase": phase, "validation": {"accuracy": value}}
+
+    values = Values("accuracy", [0, 1])
+    assert values.add([record(0, 1, 0.9, "warmup"), record(1, 1, 0.9, "warmup")]) == []
+    assert values.add([{"seed": 0, "round": 2, "phase": "train"}]) == []
+    assert values.add([record(0, 3, 0.2), record(1, 3, 0.4)]) == [(3, pytest.approx(0.3))]
+    # seed 1 has ended: its last value stays
+    assert values.add([record(0, 4, 0.6)]) == [(4, pytest.approx(0.5))]
+    assert values.add([record(0, 5, None)]) == []
+
+
+def test_the_best_is_the_highest_or_where_less_is_better_the_lowest(config: str, tmp_path: Path) -> None:
+    grid = {"train.lr": RATES}
+    tried = [Tried(i, {"train.lr": 0.1}, "done", value) for i, value in enumerate((0.2, 0.9, 0.4))]
+    tried.append(Tried(3, {"train.lr": 0.1}, "given up", None))
+    up = plan_search(config, grid, 3, None, {})
+    down = plan_search(config, grid, 3, None, {"target_metric": "loss", "task.metrics": ["accuracy", "loss"]})
+    assert [SearchOutcome(s, tried, {}).best.number for s in (up, down)] == [1, 0]  # type: ignore[union-attr]
+
+
+# ---- from beginning to end
+
+
+def test_a_search_ends_with_a_configuration_that_runs_to_the_same_number(config: str, tmp_path: Path) -> None:
+    arguments = [config, "--grid", "train.lr=0.001..0.5:log", "--method", "fedavg", "--method", "fedavg+pews"]
+    out = tmp_path / "out"
+
+    answer = sweep(*arguments, "--rounds", "3", "--trials", "4", "--out", str(out))
+
+    assert answer.exit_code == 0, answer.output
+    best = out / "search-mine.best.toml"
+    assert Experiment.load(best).rounds == 3
+    ran = CliRunner().invoke(app, ["run", str(best), "--out", str(tmp_path / "best"), "--quiet"])
+    assert ran.exit_code == 0, ran.output
+    value = read_rounds(tmp_path / "best")[-1]["validation"]["accuracy"]
+    assert f"accuracy {100 * value:.1f} % on validation data" in answer.output
+    page = (out / "search-mine.md").read_text()
+    assert "the test data choose nothing" in page
+    assert (out / "search-mine.png").exists()
+
+
+def test_finished_trials_are_not_run_again_and_more_can_be_asked_for(config: str, tmp_path: Path) -> None:
+    grid = {"train.lr": RATES, "model.hidden": [[4, 4], [8, 8]]}
+
+    def folders() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in tmp_path.glob(f"runs/*/*/{layout.SUMMARY}")}
+
+    first = run_search(plan_search(config, grid, 2, None, {}), tmp_path)
+    before = folders()
+    again = run_search(plan_search(config, grid, 2, None, {}), tmp_path)
+    assert again.tried == first.tried
+    assert folders() == before
+
+    more = run_search(plan_search(config, grid, 4, None, {}), tmp_path)
+
+    assert more.tried[:2] == first.tried
+    assert len(more.tried) == 4
+    assert len({str(one.settings) for one in more.tried}) == 4
+    assert folders().items() > before.items()
+
+
+def test_a_killed_search_goes_on_with_the_trial_it_was_at(tmp_path: Path) -> None:
+    config = write_config(tmp_path, rounds=100, warmup={"rounds": 10})
+    out = tmp_path / "out"
+    arguments = [config, "--grid", "train.lr=0.01..0.5:log", "--trials", "2", "--out", str(out), "--quiet"]
+    command = [sys.executable, "-m", "fedpews", "sweep", *arguments, "--search", "optuna"]
+    process = subprocess.Popen(command)
+    when(lambda: any(f.read_text().count("\n") > 20 for f in out.glob("runs/*/*/rounds.jsonl")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (begun,) = out.glob(f"runs/*/*/{layout.CONFIG}")
+    assert not layout.is_finished(begun.parent)
+
+    answer = sweep(*arguments)
+
+    assert answer.exit_code == 0, answer.output
+    # the run that was killed is one of the two, and went on where it was
+    assert layout.is_finished(begun.parent)
+    assert len(list(out.glob(f"runs/*/*/{layout.CONFIG}"))) == 2
+    assert (
+        len(re.findall(r"^\| \d+ \|.*\| done \|$", (out / "search-mine.md").read_text(), re.MULTILINE)) == 2
+    )
+
+
+def test_a_hopeless_trial_is_given_up_and_leaves_no_run_that_looks_finished(tmp_path: Path) -> None:
+    config = write_config(tmp_path, rounds=12, warmup={"rounds": 1}, train={"steps": 5})
+    search = plan_search(config, {"train.lr": RATES}, 12, None, {"data.train_per_class": 60})
+
+    outcome = run_search(search, tmp_path)
+
+    given_up = [one for one in outcome.tried if one.state == "given up"]
+    assert given_up
+    assert {one.note for one in given_up} == {"no better than the median of the others"}
+    done = [file.parent for file in tmp_path.glob(f"runs/*/*/{layout.SUMMARY}")]
+    assert len(done) == len([one for one in outcome.tried if one.state == "done"])
+    assert {read_rounds(folder)[-1]["round"] for folder in done} == {12}
+    assert outcome.importance == {} or outcome.importance == {"train.lr": pytest.approx(1.0)}
+
+
+def test_settings_that_diverge_are_given_up_and_do_not_fail_the_search(config: str, tmp_path: Path) -> None:
+    search = plan_search(config, {"train.lr": [1e30, 0.1]}, 4, None, {})
+
+    outcome = run_search(search, tmp_path)
+
+    diverged = [one for one in outcome.tried if one.settings == {"train.lr": 1e30}]
+    assert diverged
+    assert all(one.state == "given up" and "finite" in one.note for one in diverged)
+    assert outcome.failed == 0
+
+
+def test_trials_that_all_fail_end_the_search(config: str, tmp_path: Path) -> None:
+    answer = sweep(
+        config, "--grid", "train.lr=0.1..0.5", "--set", "model.name=nothing", "--out", str(tmp_path)
+    )
+    assert answer.exit_code != 0
+    assert "the first 3 trials all failed" in str(answer.exception)
+
+
+def test_on_workers_a_search_comes_to_the_numbers_of_one_process(
+    dask: Dask, config: str, tmp_path: Path
+) -> None:
+    arguments = ["--grid", "train.lr=0.1,0.2,0.3", "--trials", "5", "--rounds", "6", "--on", dask.address]
+
+    answer = sweep(config, *arguments, "--out", str(tmp_path / "there"), "--quiet")
+
+    assert answer.exit_code == 0, answer.output
+    search = plan_search(config, {"train.lr": [0.1, 0.2, 0.3]}, 5, None, {"rounds": 6})
+    with open_trials(search, tmp_path / "there") as trials:
+        there = conclude_search(trials, tmp_path / "there")
+    assert len(there.tried) == 5
+    assert {one.state for one in there.tried} == {"done"}
+    here = {str(one.settings): one.value for one in run_search(search, tmp_path / "here").tried}
+    for one in there.tried:
+        assert one.value == here.get(str(one.settings), one.value)
+    assert {str(one.settings) for one in there.tried} & here.keys()
+
+
+# ---- who holds a trial
+
+
+def test_only_a_process_that_is_gone_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signs: dict[str, float] = {}
+    me = Holder("me", tmp_path / ".search")
+    with holding(tmp_path, signs.__setitem__) as other:
+        assert not is_lost(me, other.name, None)
+    assert not is_lost(me, "me", None)
+    # it ended as it should, and says so
+    assert is_lost(me, other.name, signs[attribute(other.name)])
+    # one with another folder is known by its signs of life alone
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    assert not is_lost(me, "far away", 900.0)
+    assert is_lost(me, "far away", 800.0)
+
+
+def test_a_trial_of_a_process_that_lives_is_left_alone(config: str, tmp_path: Path) -> None:
+    search = plan_search(config, {"train.lr": RATES}, 1, None, {})
+    with open_trials(search, tmp_path) as first:
+        begun = first.next()
+        assert begun is not None
+        with open_trials(search, tmp_path) as second:
+            assert second.next() is None
+
+    with open_trials(search, tmp_path) as third:
+        taken = third.next()
+        assert taken is not None
+        assert taken.settings == begun.settings
+
+
+def test_without_optuna_the_command_says_how_to_get_it(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    answer = sweep(config, "--grid", "train.lr=0.1..0.5", "--out", str(tmp_path))
+    assert "pip install 'fedpews[search]'" in str(answer.exception)
+
+
+# ---- PostgreSQL
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """A real server with a database of its own, listening on a socket in a folder; its URL."""
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    places = [path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
+    found = shutil.which("initdb") or (str(places[-1] / "initdb") if places else None)
+    if found is None:
+        pytest.skip("there is no PostgreSQL server here: apt install postgresql")
+    programs = Path(found).resolve().parent
+    # a socket's path must be short, and the server's user must be able to reach it
+    folder = Path(tempfile.mkdtemp(prefix="fedpews-pg-"))
+    # the server refuses to run as root
+    user = "postgres" if os.geteuid() == 0 else None
+    if user is not None:
+        shutil.chown(folder, user)
+
+    def run(program: str, *arguments: str) -> None:
+        command = [str(programs / program), *arguments]
+        subprocess.run(command, check=True, user=user, stdout=subprocess.DEVNULL, cwd=folder)
+
+    data = str(folder / "data")
+    run("initdb", "-D", data, "-U", "fedpews", "-A", "trust", "--no-sync")
+    options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+    run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start")
+    try:
+        yield f"postgresql+psycopg://fedpews@/postgres?host={folder}"
+    finally:
+        run("pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+        shutil.rmtree(folder)
+
+
+def test_several_folders_search_together_through_a_postgresql_server(
+    postgres: str, config: str, tmp_path: Path
+) -> None:
+    grid = {"train.lr": RATES}
+
+    first = run_search(plan_search(config, grid, 2, None, {}), tmp_path / "one", postgres)
+    second = run_search(plan_search(config, grid, 4, None, {}), tmp_path / "two", postgres)
+
+    assert second.tried[:2] == first.tried
+    assert len(second.tried) == 4
+    # only the trials that were missing ran there
+    assert len(list((tmp_path / "two").glob(f"runs/*/*/{layout.SUMMARY}"))) == 2
+
+
+def test_a_storage_that_does_not_answer_is_told(config: str, tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    url = f"postgresql+psycopg://nobody@/none?host={tmp_path}"
+    answer = sweep(config, "--grid", "train.lr=0.1..0.5", "--out", str(tmp_path), "--storage", url)
+    assert isinstance(answer.exception, ConfigError)
+    assert "--storage" in str(answer.exception)
