@@ -226,3 +226,16 @@ def test_what_runs_and_what_failed_is_shown_first_when_not_all_fits() -> None:
     assert "9 done, 1 failed, 9 waiting, 1 running" in shown
     assert shown.index("cell 15") < shown.index("cell 3") < shown.index("and 17 more")
     assert "3/10" in shown
+
+
+def test_in_a_terminal_the_table_is_there_while_cells_run() -> None:
+    console = Console(file=io.StringIO(), width=100, height=20, force_terminal=True)
+    with Board(console) as board:
+        board.update("FedAvg, A", state="running", round=3, rounds=10, shown="train accuracy 50.0 %")
+        board.say("FedAvg, A: on tcp://10.0.0.6:40123")
+        console.file.flush()
+
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "1 running" in shown
+    assert "train accuracy 50.0 %" in shown
+    assert "on tcp://10.0.0.6:40123" in shown

@@ -222,6 +222,33 @@ def test_the_sweep_command_names_the_highest(tmp_path: Path) -> None:
     assert "highest: train.lr = 0.1" in answer.output or "highest: train.lr = 0.01" in answer.output
 
 
+def test_a_sweep_over_methods_names_the_best_by_validation_data(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(Experiment(**TINY).to_toml())
+    command = [
+        "sweep",
+        str(config),
+        "--method",
+        "fedavg",
+        "--method",
+        "fedavg+pews",
+        "--grid",
+        "train.lr=0.01,0.1",
+    ]
+    options = ["--rounds", "3", "--set", "data.validation=0.5", "--out", str(tmp_path), "--quiet"]
+
+    answer = CliRunner().invoke(app, [*command, *options])
+
+    assert answer.exit_code == 0, answer.output
+    assert "highest: method.name = fedavg" in answer.output
+    assert "accuracy on validation data after the last round" in answer.output
+    assert "test data" not in answer.output
+    ran = [Experiment.load(file) for file in tmp_path.glob("runs/*/*/config.toml")]
+    assert {(one.method_label, one.train.lr, one.rounds) for one in ran} == {
+        (method, rate, 3) for method in ("fedavg", "fedavg+pews") for rate in (0.01, 0.1)
+    }
+
+
 def test_the_command_on_a_sweeps_page_is_one_that_makes_it_again(tmp_path: Path) -> None:
     config = tmp_path / "my runs.toml"
     config.write_text(Experiment(**TINY, method={"name": "fedavg"}).to_toml())

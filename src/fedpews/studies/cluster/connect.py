@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,14 +50,16 @@ def connect(place: Place) -> Iterator[Client]:
     """A client of the scheduler there, until the block ends."""
     distributed = _distributed()
     if place.processes:
-        cluster = distributed.LocalCluster(
-            n_workers=place.processes,
-            threads_per_worker=1,
-            dashboard_address=None,
-            # Dask would end a worker at its share of the memory; a cell needs what it needs
-            memory_limit=0,
-            silence_logs=logging.ERROR,
-        )
+        with _deaf_to_ctrl_c():
+            cluster = distributed.LocalCluster(
+                n_workers=place.processes,
+                threads_per_worker=1,
+                dashboard_address=None,
+                # Dask would end a worker at its share of the memory; a cell needs what it needs
+                memory_limit=0,
+                # what becomes of a cell is told by the table
+                silence_logs=logging.CRITICAL + 1,
+            )
         with cluster, distributed.Client(cluster, set_as_default=False) as client:
             yield client
         return
@@ -65,6 +69,19 @@ def connect(place: Place) -> Iterator[Client]:
         raise ConfigError(f"no Dask scheduler answers at {place.address}: {first_line(error)}") from error
     with client:
         yield client
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes that are started inside do not hear the terminal's Ctrl-C: the command tells their cells to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _distributed() -> Any:
