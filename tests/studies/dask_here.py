@@ -47,7 +47,7 @@ class Dask:
             process.wait()
 
 
-def when(look: Any, seconds: float = 120.0) -> Any:
+def when(look: Any, seconds: float = 300.0) -> Any:
     """What ``look`` finds, as soon as it finds something."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -55,7 +55,7 @@ def test_a_cell_whose_worker_is_killed_goes_on_at_another_to_the_same_numbers(
     dask: Dask, tmp_path: Path
 ) -> None:
     long = TINY | {
-        "rounds": 250,
+        "rounds": 150,
         "warmup": {"rounds": 20},
         "runtime": {"engine": "eager", "checkpoint_every": 5},
     }
@@ -66,7 +66,7 @@ def test_a_cell_whose_worker_is_killed_goes_on_at_another_to_the_same_numbers(
     def kill_in_the_middle() -> None:
         def rounds() -> bool:
             return any(
-                file.read_text().count("\n") > 30 for file in tmp_path.glob("there/runs/*/*/rounds.jsonl")
+                file.read_text().count("\n") > 15 for file in tmp_path.glob("there/runs/*/*/rounds.jsonl")
             )
 
         when(rounds)
@@ -82,8 +82,8 @@ def test_a_cell_whose_worker_is_killed_goes_on_at_another_to_the_same_numbers(
 
     again = re.search(rf"from round (\d+), after {re.escape(killed[0])} was lost", told.getvalue())
     assert again is not None, told.getvalue()
-    # 30 rounds were written, and every fifth is saved
-    assert int(again[1]) > 25
+    # 15 rounds were written, and every fifth is saved
+    assert int(again[1]) > 10
     assert [found.status for found in outcome.table.values()] == ["done"]
     assert numbers(outcome) == numbers(run_study(slow, tmp_path / "here"))
 
@@ -93,10 +93,11 @@ def test_the_table_is_that_of_one_process_also_when_workers_send_their_runs_back
 ) -> None:
     # without its marker in the folder no worker knows that it shares it
     monkeypatch.setattr("fedpews.studies.cluster.pool.write_atomically", lambda path, content: None)
+    small = study(columns={"a": Line(set=TINY)}, paper={})
     with on_cluster(dask.address, Console(quiet=True)) as elsewhere:
-        there = run_study(study(), tmp_path / "there", elsewhere=elsewhere)
+        there = run_study(small, tmp_path / "there", elsewhere=elsewhere)
 
-    here = run_study(study(), tmp_path / "here")
+    here = run_study(small, tmp_path / "here")
 
     assert numbers(there) == numbers(here)
     assert number_rows(there, "final") == number_rows(here, "final")
@@ -238,4 +239,4 @@ def test_in_a_terminal_the_table_is_there_while_cells_run() -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "1 running" in shown
     assert "train accuracy 50.0 %" in shown
-    assert "on tcp://10.0.0.6:40123" in shown
+    assert "FedAvg, A: on tcp:" in shown

@@ -205,12 +205,12 @@ def test_finished_trials_are_not_run_again_and_more_can_be_asked_for(config: str
 
 
 def test_a_killed_search_goes_on_with_the_trial_it_was_at(tmp_path: Path) -> None:
-    config = write_config(tmp_path, rounds=100, warmup={"rounds": 10})
+    config = write_config(tmp_path, rounds=60, warmup={"rounds": 5})
     out = tmp_path / "out"
     arguments = [config, "--grid", "train.lr=0.01..0.5:log", "--trials", "2", "--out", str(out), "--quiet"]
     command = [sys.executable, "-m", "fedpews", "sweep", *arguments, "--search", "optuna"]
     process = subprocess.Popen(command)
-    when(lambda: any(f.read_text().count("\n") > 20 for f in out.glob("runs/*/*/rounds.jsonl")))
+    when(lambda: any(f.read_text().count("\n") > 10 for f in out.glob("runs/*/*/rounds.jsonl")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     (begun,) = out.glob(f"runs/*/*/{layout.CONFIG}")
@@ -228,8 +228,8 @@ def test_a_killed_search_goes_on_with_the_trial_it_was_at(tmp_path: Path) -> Non
 
 
 def test_a_hopeless_trial_is_given_up_and_leaves_no_run_that_looks_finished(tmp_path: Path) -> None:
-    config = write_config(tmp_path, rounds=12, warmup={"rounds": 1}, train={"steps": 5})
-    search = plan_search(config, {"train.lr": RATES}, 12, None, {"data.train_per_class": 60})
+    config = write_config(tmp_path, rounds=8, warmup={"rounds": 1}, train={"steps": 5})
+    search = plan_search(config, {"train.lr": RATES}, 10, None, {"data.train_per_class": 60})
 
     outcome = run_search(search, tmp_path)
 
@@ -238,7 +238,7 @@ def test_a_hopeless_trial_is_given_up_and_leaves_no_run_that_looks_finished(tmp_
     assert {one.note for one in given_up} == {"no better than the median of the others"}
     done = [file.parent for file in tmp_path.glob(f"runs/*/*/{layout.SUMMARY}")]
     assert len(done) == len([one for one in outcome.tried if one.state == "done"])
-    assert {read_rounds(folder)[-1]["round"] for folder in done} == {12}
+    assert {read_rounds(folder)[-1]["round"] for folder in done} == {8}
     assert outcome.importance == {} or outcome.importance == {"train.lr": pytest.approx(1.0)}
 
 
