@@ -37,8 +37,10 @@ def plot_curves(
         mean, spread = _smooth(mean, smooth), _smooth(spread, smooth)
         color = tints[label].light
         axes.plot(rounds, mean, color=color, label=plain(label), linewidth=1.4)
-        # no accuracy is below 0 or above 100 %, whatever a standard deviation says
+        # no accuracy is below 0 or above 100 %, and no loss below 0, whatever a standard deviation says
         floor, ceiling = (0.0, 100.0) if _factor(key) == 100 else (-math.inf, math.inf)
+        if key.endswith("loss") and min(mean, default=0.0) >= 0:
+            floor = 0.0
         low = [max(floor, m - s) for m, s in zip(mean, spread, strict=True)]
         high = [min(ceiling, m + s) for m, s in zip(mean, spread, strict=True)]
         axes.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)

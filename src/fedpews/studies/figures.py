@@ -75,8 +75,18 @@ def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
         if key == "accuracy":
             plot_paper(axes, study, column, list(options.get("rows") or study.rows))
         axes.set_title(study.column_label(column), fontsize=10)
-        axes.legend(fontsize=8)
+    _shared_legend(figure)
     return figure
+
+
+def _shared_legend(figure: Figure) -> None:
+    """One legend below all panels, since a label has one colour in all of them: inside it would hide the curves."""
+    known: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        known |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in known}
+    columns = min(len(known), 4 if len(figure.axes) > 1 else 2)
+    figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def _target(table: Table, column: str) -> float | None:
@@ -90,7 +100,7 @@ def _time(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     for axes, column in zip(places, columns, strict=False):
         plot_over_time(axes, _lines(study, table, column))
         axes.set_title(study.column_label(column), fontsize=10)
-        axes.legend(fontsize=8)
+    _shared_legend(figure)
     return figure
 
 
