@@ -44,6 +44,10 @@ class RunFailed(FedpewsError):
     exit_code = 5
 
 
+class RankLost(RunFailed):
+    """One of the processes that share a run is gone in the middle of a round; the rounds before are whole."""
+
+
 class Interrupted(FedpewsError):
     """The run was asked to stop (Ctrl-C) and has saved where it stands."""
 

@@ -24,7 +24,7 @@ from fedpews.build import (
 )
 from fedpews.data.federation import Federation, Samples
 from fedpews.engines.engine import Engine
-from fedpews.errors import ConfigError, Interrupted
+from fedpews.errors import ConfigError, Interrupted, RankLost
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
 from fedpews.methods.contract import Method
@@ -280,8 +280,14 @@ def _loop(
         for round in range(done + 1, experiment.rounds + 1):
             if not active:
                 break
-            # whoever judges by a round's record needs it at once
-            new = server.run(round, active, last=round == experiment.rounds or rule.judges)
+            try:
+                # whoever judges by a round's record needs it at once
+                new = server.run(round, active, last=round == experiment.rounds or rule.judges)
+            except RankLost:
+                # the state is still that of the round before
+                if folder is not None and round > done + 1:
+                    _save(folder, round - 1, server, setup, so_far)
+                raise
             so_far.records += new
             if rule.judges:
                 _keep_best(rule, so_far, server, active)

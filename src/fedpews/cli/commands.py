@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +24,8 @@ from fedpews.cli.recipes import RECIPES
 from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
 from fedpews.cli.sweeps import SWEEPS
-from fedpews.errors import ConfigError, FedpewsError, Interrupted, nearest
+from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost, nearest
+from fedpews.ranks.place import Place
 
 app = typer.Typer(
     name="fedpews",
@@ -74,22 +77,49 @@ def run(
     Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint; then one page
     about all of them, whose path is printed last. Kill it at any moment: with --resume it goes on to the same
     numbers. `fedpews watch` shows the page while it goes on.
+
+    Over several machines or GPUs: `torchrun ... -m fedpews run CONFIG`, to the same numbers (docs/how-to/cluster.md).
     """
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
-    for experiment, place in runs:
-        _run_one(experiment, place, data_dir, resume, quiet, log or [])
+    rank = Place.here()
+    if rank is not None and rank.rank > 0:
+        from fedpews.ranks.running import work
+
+        raise typer.Exit(work(rank, [experiment for experiment, _ in runs], data_dir))
+    with _ranks(rank, runs[0][0]) as group:
+        for experiment, place in runs:
+            _run_one(experiment, place, data_dir, resume, quiet, log or [], group)
     places = [place for _, place in runs]
     show_runs(places)
     write_joint_page(places, folder, runs[0][0].method_label)
 
 
+def _ranks(place: Place | None, experiment: Any) -> AbstractContextManager[Any]:
+    """The ranks that share the run; None in a process that is alone."""
+    if place is None:
+        return nullcontext()
+    from fedpews.ranks.running import leading
+
+    return leading(place, experiment.runtime.device)
+
+
 def _run_one(
-    experiment: Any, folder: Path, data_dir: Path | None, resume: bool, quiet: bool, log: list[str]
+    experiment: Any,
+    folder: Path,
+    data_dir: Path | None,
+    resume: bool,
+    quiet: bool,
+    log: list[str],
+    group: Any,
 ) -> None:
     from fedpews.report.progress import ProgressBar
     from fedpews.running import Watcher
-    from fedpews.running import run as run_experiment
+    from fedpews.running import run as run_alone
     from fedpews.trackers import tracking
+
+    if group is not None:
+        from fedpews.ranks.running import lead
+    run_experiment = run_alone if group is None else partial(lead, group)
 
     with ProgressBar(experiment.method_label, err, quiet) as bar:
 
@@ -224,8 +254,16 @@ def _explained(debug: bool) -> Iterator[None]:
     except FedpewsError as error:
         if debug:
             raise
-        mark = "" if isinstance(error, Interrupted) else "[bold red]error:[/] "
-        err.print(f"{mark}{escape(str(error))}", soft_wrap=True)
+        rank = Place.here()
+        # what all ranks of a machine find, one of them says
+        if rank is None or rank.local_rank == 0:
+            who = "" if rank is None or rank.rank == 0 else f"rank {rank.rank}: "
+            mark = "" if isinstance(error, Interrupted) else "[bold red]error:[/] "
+            err.print(f"{mark}{who}{escape(str(error))}", soft_wrap=True)
+        if isinstance(error, RankLost):
+            # threads that still wait for an answer would keep the process
+            sys.stdout.flush()
+            os._exit(error.exit_code)
         sys.exit(error.exit_code)
 
 

@@ -1,0 +1,225 @@
+"""Run an experiment over the ranks that torchrun started: the first one leads, the others work for it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedpews
+from fedpews.build import Setup, available_cores, build, build_engine
+from fedpews.engines.engine import Engine
+from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost
+from fedpews.experiment import Experiment
+from fedpews.ranks.engine import RankEngine
+from fedpews.ranks.group import ERROR, LEADER, Group, device_name, error_message, joined, read_error
+from fedpews.ranks.memories import RankMemories
+from fedpews.ranks.packing import Message
+from fedpews.ranks.place import Place
+from fedpews.ranks.share import Share
+from fedpews.results.layout import CHECKPOINT, MEMORIES
+from fedpews.results.memories import MemoryStore
+from fedpews.resuming import about
+from fedpews.running import Result, Watcher, train
+from fedpews.server import cohort_size
+
+READY, NEXT, END = "ready", "next", "end"
+
+
+@contextmanager
+def leading(place: Place, device: str) -> Iterator[Group]:
+    """All ranks, seen from the first; however this ends, the others end too, with the same code."""
+    with joined(place, torch.device(device_name(device, place))) as group:
+        try:
+            yield group
+        except RankLost:
+            # those that are left notice that this one goes, too
+            raise
+        except Exception as error:
+            _dismiss(group, error)
+            raise
+
+
+def lead(
+    group: Group,
+    experiment: Experiment,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data_dir: str | Path | None = None,
+    watcher: Watcher | None = None,
+) -> Result:
+    """`fedpews.run` on the first rank, with the clients spread over all; the others are at `work`.
+
+    A run that torchrun starts again after a rank died is resumed, whether that was asked for or not.
+    """
+    try:
+        here = _build(experiment, group.place, data_dir)
+    finally:
+        # heard also when there will be no run, or they could not hear that
+        others = {rank: group.receive(rank) for rank in group.others}
+    for rank, told in others.items():
+        _check_alike(here, told, rank)
+    _check_size(here.setup, group.place)
+    device = here.setup.net.device
+    folder = None if out is None else Path(out) / CHECKPOINT / MEMORIES
+    memories = RankMemories(group, MemoryStore(folder, device))
+
+    def make_engine(setup: Setup) -> tuple[Engine, str]:
+        engine, why = here.engine(setup.experiment)
+        return RankEngine(group, setup, engine, memories), f"on {group.place.world} ranks, {why}"
+
+    result = train(
+        here.setup,
+        out=out,
+        resume=resume or group.place.restarts > 0,
+        watcher=watcher,
+        make_engine=make_engine,
+        memories=memories,
+    )
+    for rank in group.others:
+        group.send(rank, Message(NEXT))
+    return result
+
+
+def work(place: Place, experiments: Sequence[Experiment], data_dir: str | Path | None = None) -> int:
+    """A rank that is not the first: it does what it is asked to, prints nothing, and returns its exit code."""
+    logging.getLogger("fedpews").setLevel(logging.CRITICAL + 1)
+    device = torch.device(device_name(experiments[0].runtime.device, place))
+    with joined(place, device) as group:
+        # Ctrl-C reaches all; the first rank finishes the round with everybody's help, and then says that it is over
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        for experiment in experiments:
+            ended = serve(group, experiment, data_dir)
+            if ended is not None:
+                return ended
+    return 0
+
+
+def serve(group: Group, experiment: Experiment, data_dir: str | Path | None) -> int | None:
+    """Do what the first rank asks for until the run is over: None if another may follow, or an exit code."""
+    try:
+        here = _build(experiment, group.place, data_dir)
+        share = Share(here.setup, here.engine(experiment)[0])
+    except FedpewsError as error:
+        group.send(LEADER, error_message(error))
+        return _end(group, group.receive(LEADER))
+    with closing(share):
+        group.send(LEADER, Message(READY, here.identity))
+        while True:
+            asked = group.receive(LEADER)
+            if asked.kind == NEXT:
+                return None
+            if asked.kind == END:
+                return _end(group, asked)
+            group.send(LEADER, _answer(share, asked))
+
+
+def _end(group: Group, told: Message) -> int:
+    """The exit code, once the first rank has ended: torchrun stops all others as soon as one has."""
+    with suppress(RankLost):
+        group.receive(LEADER)
+    return int(told.about["code"])
+
+
+def _answer(share: Share, asked: Message) -> Message:
+    if asked.kind == READY:
+        return asked
+    try:
+        return share.answer(asked)
+    except FedpewsError as error:
+        return error_message(error)
+    except Exception as error:  # noqa: BLE001 - raised again by the first rank
+        # a mistake in somebody's code: the first rank says what, and this one shows where
+        traceback.print_exc()
+        return error_message(error)
+
+
+@dataclass(frozen=True)
+class _Here:
+    """An experiment as this rank has it."""
+
+    setup: Setup
+    place: Place
+
+    def engine(self, experiment: Experiment) -> tuple[Engine, str]:
+        """The engine of one process, with this rank's part of the machine's cores."""
+        cores = max(1, available_cores() // self.place.local_world)
+        return build_engine(
+            replace(self.setup, experiment=_with(experiment, workers=experiment.runtime.workers or cores))
+        )
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What must be the same at all ranks, or their numbers would not fit together."""
+        told = about(self.setup)
+        return {
+            "experiment": told["changes"],
+            "data": told["data"],
+            "version of fedpews": fedpews.__version__,
+            "version of torch": torch.__version__,
+        }
+
+
+def _build(experiment: Experiment, place: Place, data_dir: str | Path | None) -> _Here:
+    """What `fedpews.build.build` makes, with all tensors on this rank's device."""
+    if experiment.data.name == "sites":
+        raise ConfigError(
+            "data.name is 'sites': across sites every site is a process of its own, started by `fedpews site`; "
+            "torchrun is for the clients of one place. Run `fedpews flower start` without it."
+        )
+    local = _with(experiment, device=device_name(experiment.runtime.device, place))
+    return _Here(replace(build(local, data_dir=data_dir), experiment=experiment), place)
+
+
+def _with(experiment: Experiment, **changes: Any) -> Experiment:
+    """The experiment with other values in its table ``runtime``."""
+    return experiment.model_copy(update={"runtime": experiment.runtime.model_copy(update=changes)})
+
+
+def _check_alike(here: _Here, there: Message, rank: int) -> None:
+    if there.kind == ERROR:
+        raise read_error(there, rank)
+    differ = [what for what, value in here.identity.items() if there.about[what] != value]
+    if differ:
+        raise ConfigError(
+            f"rank {rank} has another {differ[0]} than rank 0; give all ranks the same command, the same data and the "
+            "same versions"
+        )
+
+
+def _check_size(setup: Setup, place: Place) -> None:
+    experiment = setup.experiment
+    cohort = cohort_size(len(setup.data), experiment.participation)
+    jobs = cohort * len(experiment.seeds)
+    if place.world > jobs:
+        seeds = len(experiment.seeds)
+        times = f" for each of {seeds} seeds" if seeds > 1 else ""
+        raise ConfigError(
+            f"{place.world} ranks were started, but a round trains {cohort} clients{times}, so "
+            f"{place.world - jobs} would have nothing to do; start at most {jobs}"
+        )
+
+
+def _dismiss(group: Group, error: Exception) -> None:
+    """Tell the other ranks that it is over; if one is not there any more, that may be why."""
+    code = error.exit_code if isinstance(error, FedpewsError) else 1
+    try:
+        for rank in group.others:
+            # an answer first: a message to a process that is gone need not fail
+            if isinstance(error, Interrupted):
+                group.send(rank, Message(READY))
+                group.answer(rank)
+            group.send(rank, Message(END, {"code": code}))
+    except RankLost as lost:
+        # torchrun asks all ranks to stop when one has died, which is not Ctrl-C
+        if isinstance(error, Interrupted):
+            raise RankLost(f"rank {group.lost[0]} of {group.place.world} is gone; {error}") from lost

@@ -1,0 +1,125 @@
+"""One rank's share of the work: it trains clients with the engine it would use alone, and keeps their memories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedpews.build import Setup
+from fedpews.engines.engine import Engine, Job
+from fedpews.server import score_personal
+from fedpews.methods.contract import Download
+from fedpews.ranks.packing import Message, download_parts, join_download, upload_parts
+from fedpews.results.memories import MemoryStore
+from fedpews.results.nests import nest_bytes
+from fedpews.trees import Nest
+
+Key = tuple[int, int]
+"""Seed and client."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the leader asks of a rank, client by client.
+
+    A memory goes along only where the rank does not have it: after a resume, which may be on other ranks.
+    """
+
+    downloads: Mapping[Key, Download]
+    memories: Mapping[Key, Nest] = field(default_factory=dict)
+    lr: float = 0.0
+
+    def message(self, kind: str) -> Message:
+        """The order as it is sent. Clients that get one download together name it once."""
+        distinct = {id(download): download for download in self.downloads.values()}
+        number = {key: str(i) for i, key in enumerate(distinct)}
+        parts = {number[key]: download_parts(download) for key, download in distinct.items()}
+        about = {
+            "clients": [(*key, number[id(download)]) for key, download in self.downloads.items()],
+            "downloads": {name: about for name, (about, _) in parts.items()},
+            "lr": self.lr,
+        }
+        tensors: Nest = {
+            "downloads": {name: nest for name, (_, nest) in parts.items()},
+            "memories": {f"{seed}-{client}": memory for (seed, client), memory in self.memories.items()},
+        }
+        return Message(kind, about, tensors)
+
+    @classmethod
+    def read(cls, message: Message) -> Order:
+        """The inverse of ``message``."""
+        about, tensors = message.about, message.tensors
+        made = {
+            name: join_download(told, tensors["downloads"][name]) for name, told in about["downloads"].items()
+        }
+        downloads = {(seed, client): made[name] for seed, client, name in about["clients"]}
+        held = tensors["memories"]
+        memories = {key: held[f"{key[0]}-{key[1]}"] for key in downloads if f"{key[0]}-{key[1]}" in held}
+        return cls(downloads, memories, about["lr"])
+
+
+class Share:
+    """What a rank does for a run. Its answers are messages, for the first rank no less than for the others."""
+
+    def __init__(self, setup: Setup, engine: Engine) -> None:
+        self.setup, self.engine = setup, engine
+        self.memories = MemoryStore(None, setup.net.device)
+        self._answers: dict[str, Callable[[Message], Message]] = {
+            "train": lambda message: self.train(Order.read(message)),
+            "personal": lambda message: self.personal(Order.read(message)),
+            "memories": lambda message: self.recall([(s, c) for s, c in message.about["clients"]]),
+        }
+
+    def answer(self, message: Message) -> Message:
+        """What the message asks for."""
+        return self._answers[message.kind](message)
+
+    def train(self, order: Order) -> Message:
+        """These clients' uploads; what they keep stays here."""
+        self._take(order)
+        jobs = [
+            Job(
+                *key,
+                self.setup.method.client(download.phase),
+                download,
+                self.memories.get(*key),
+                order.lr,
+            )
+            for key, download in order.downloads.items()
+        ]
+        told: list[dict[str, Any]] = []
+        uploads: Nest = {}
+        for place, done in enumerate(self.engine.train(jobs)):
+            self.memories.put(done.seed, done.client, done.memory)
+            about, uploads[str(place)] = upload_parts(done.upload)
+            keeps = nest_bytes(done.memory) is not None
+            told.append({"seed": done.seed, "keeps": keeps, "upload": about})
+        return Message("done", {"done": told}, uploads)
+
+    def personal(self, order: Order) -> Message:
+        """How good the clients' own models are, which need their memories."""
+        self._take(order)
+        found: list[tuple[int, int, float]] = []
+        for seed in {seed for seed, _ in order.downloads}:
+            net = self.setup.net.at(seed)
+            models = {}
+            for key, download in order.downloads.items():
+                memory = self.memories.get(*key)
+                if key[0] == seed and memory is not None:
+                    half = self.setup.method.client(download.phase)
+                    models[key[1]] = half.personal(net, download, memory)
+            scores = score_personal(self.engine, self.setup.data, seed, models)
+            found += [(seed, client, value) for client, value in scores.items()]
+        return Message("personal", {"found": found})
+
+    def recall(self, keys: Sequence[Key]) -> Message:
+        """These clients' memories, for a checkpoint."""
+        return Message("memories", {}, {f"{s}-{c}": self.memories.get(s, c) or {} for s, c in keys})
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _take(self, order: Order) -> None:
+        for key, memory in order.memories.items():
+            self.memories.put(*key, memory)
