@@ -20,6 +20,7 @@ from fedpews.errors import (
     RunFailed,
     first_line,
 )
+from fedpews.ranks.meeting import meet
 from fedpews.ranks.packing import Message, pack, unpack
 from fedpews.ranks.place import Place
 
@@ -38,6 +39,8 @@ class Group:
 
     place: Place
     device: torch.device
+    again: bool = False
+    """Whether torchrun started all ranks anew, because one had died."""
     lost: list[int] = field(default_factory=list)
     """Ranks that are gone: nothing can be sent to them or expected of them any more."""
 
@@ -95,8 +98,15 @@ def joined(place: Place, device: torch.device) -> Iterator[Group]:
     """All ranks, once every one of them is here."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-    group = Group(place, device)
+    store, again = meet(place, PATIENCE)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=PATIENCE,
+    )
+    group = Group(place, device, again)
     yield group
     # after an error the others may never answer, and to take leave would be to wait for them
     dist.destroy_process_group()

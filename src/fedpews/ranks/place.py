@@ -23,7 +23,7 @@ class Place:
     local_rank: int = 0
     local_world: int = 1
     restarts: int = 0
-    """How often torchrun has started all ranks anew, because one of them had died."""
+    """How often torchrun says that it started all ranks anew, because one of them had died."""
 
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> Place | None:

@@ -37,6 +37,8 @@ READY, NEXT, END = "ready", "next", "end"
 def leading(place: Place, device: str) -> Iterator[Group]:
     """All ranks, seen from the first; however this ends, the others end too, with the same code."""
     with joined(place, torch.device(device_name(device, place))) as group:
+        # torchrun sends it when another rank has died: this one has a checkpoint to write and an error to print first
+        _ignore(signal.SIGTERM)
         try:
             yield group
         except RankLost:
@@ -79,7 +81,7 @@ def lead(
     result = train(
         here.setup,
         out=out,
-        resume=resume or group.place.restarts > 0,
+        resume=resume or group.again,
         watcher=watcher,
         make_engine=make_engine,
         memories=memories,
@@ -95,8 +97,7 @@ def work(place: Place, experiments: Sequence[Experiment], data_dir: str | Path |
     device = torch.device(device_name(experiments[0].runtime.device, place))
     with joined(place, device) as group:
         # Ctrl-C reaches all; the first rank finishes the round with everybody's help, and then says that it is over
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        _ignore(signal.SIGINT, signal.SIGTERM)
         for experiment in experiments:
             ended = serve(group, experiment, data_dir)
             if ended is not None:
@@ -121,6 +122,12 @@ def serve(group: Group, experiment: Experiment, data_dir: str | Path | None) -> 
             if asked.kind == END:
                 return _end(group, asked)
             group.send(LEADER, _answer(share, asked))
+
+
+def _ignore(*signals: signal.Signals) -> None:
+    for number in signals:
+        # not SIG_IGN, which a compiler that is started would inherit
+        signal.signal(number, lambda number, frame: None)
 
 
 def _end(group: Group, told: Message) -> int:

@@ -1,0 +1,201 @@
+"""A run over ranks gives the numbers of one process, for every kind of method; here the ranks are threads."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from threads import run_over
+
+import fedpews
+from fedpews.errors import ConfigError, RankLost, RunFailed
+from fedpews.experiment import Experiment
+from fedpews.ranks.group import device_name
+from fedpews.ranks.meeting import meet_at
+from fedpews.ranks.place import Place
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 4,
+    "data": {"name": "synthetic-3.2k", "partition": "dirichlet", "alpha": 0.5, "clients": 5},
+    "train": {"batch_size": 16, "steps": 2},
+    "warmup": {"rounds": 2},
+    "runtime": {"engine": "eager", "workers": 1, "checkpoint_every": 2},
+}
+
+
+def tiny(method: str, **changes: Any) -> Experiment:
+    settings = {key: dict(value) if isinstance(value, dict) else value for key, value in SETTINGS.items()}
+    for key, value in changes.items():
+        settings[key] = settings.get(key, {}) | value if isinstance(value, dict) else value
+    if "pews" not in method:
+        settings.pop("warmup")
+    return Experiment(**settings, method={"name": method})
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) | {"seconds": 0} for line in lines]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedavg",
+        "fedavg+pews",
+        "fedprox+pews-fixed",
+        "scaffold+pews",
+        "moon",
+        "feddyn",
+        "fedpm",
+        "heterofl",
+        "lotteryfl",
+        "fedweit",
+        "fedavg+ditto",
+        "fedavg+fedrep",
+    ],
+)
+def test_two_ranks_give_the_numbers_of_one_process(method: str, tmp_path: Path) -> None:
+    experiment = tiny(method)
+    alone = fedpews.run(experiment, out=tmp_path / "one")
+    shared, _ = run_over(2, experiment, tmp_path / "two")
+    assert records(tmp_path / "one") == records(tmp_path / "two")
+    for name, value in alone.params[0].items():
+        assert torch.equal(value, shared.params[0][name])
+
+
+def test_three_ranks_two_seeds_and_part_of_the_clients_change_nothing(tmp_path: Path) -> None:
+    experiment = tiny("scaffold+pews", seeds=[0, 1], participation=0.6)
+    fedpews.run(experiment, out=tmp_path / "one")
+    run_over(3, experiment, tmp_path / "three")
+    assert records(tmp_path / "one") == records(tmp_path / "three")
+
+
+@pytest.mark.parametrize("method", ["scaffold+pews", "fedavg+ditto"])
+def test_a_run_goes_on_with_another_number_of_ranks(method: str, tmp_path: Path) -> None:
+    """Two rounds on three ranks, two on two, two in one process."""
+    experiment = tiny(method, rounds=6)
+    fedpews.run(experiment, out=tmp_path / "one")
+    run_over(3, experiment, tmp_path / "many", watcher=until(2))
+    run_over(2, experiment, tmp_path / "many", resume=True, watcher=until(4))
+    fedpews.run(experiment, out=tmp_path / "many", resume=True)
+    assert records(tmp_path / "one") == records(tmp_path / "many")
+    for name, value in load_file(tmp_path / "one" / "model-0.safetensors").items():
+        assert torch.equal(value, load_file(tmp_path / "many" / "model-0.safetensors")[name])
+
+
+def test_memories_travel_only_for_a_checkpoint(tmp_path: Path) -> None:
+    _, cables = run_over(2, tiny("scaffold", rounds=4, runtime={"checkpoint_every": 4}), tmp_path)
+    kinds = [kind for _, _, kind, _ in cables.kinds]
+    # four rounds; one question and one answer about memories, at the end
+    assert kinds.count("train") == 4
+    assert kinds.count("memories") == 2
+    orders = [size for source, _, kind, size in cables.kinds if kind == "train" and source == 0]
+    # what goes down is the model and the server's variate, in the last round no more than in the first
+    assert max(orders) - min(orders) < 100
+
+
+def test_a_rank_that_dies_leaves_a_checkpoint_of_the_round_before(tmp_path: Path) -> None:
+    """FedAvg's clients keep nothing, so nothing is lost with a rank: round 3 of 4 is where the run goes on."""
+    experiment = tiny("fedavg", runtime={"checkpoint_every": 100})
+    fedpews.run(experiment, out=tmp_path / "one")
+    with pytest.raises(RankLost, match="rank 1 is gone") as lost:
+        run_over(2, experiment, tmp_path / "two", dies_in=4)
+    assert lost.value.exit_code == 5
+    begun: list[int] = []
+    watcher = fedpews.Watcher(begin=lambda experiment, done, engine: begun.append(done))
+    run_over(3, experiment, tmp_path / "two", resume=True, watcher=watcher)
+    assert begun == [3]
+    assert records(tmp_path / "one") == records(tmp_path / "two")
+
+
+def test_memories_lost_with_a_rank_send_the_run_back_to_its_last_checkpoint(tmp_path: Path) -> None:
+    experiment = tiny("scaffold+pews")
+    fedpews.run(experiment, out=tmp_path / "one")
+    with pytest.raises(RankLost, match="memories of its clients"):
+        run_over(2, experiment, tmp_path / "two", dies_in=4)
+    begun: list[int] = []
+    watcher = fedpews.Watcher(begin=lambda experiment, done, engine: begun.append(done))
+    fedpews.run(experiment, out=tmp_path / "two", resume=True, watcher=watcher)
+    assert begun == [2]
+    assert records(tmp_path / "one") == records(tmp_path / "two")
+
+
+def test_an_error_at_another_rank_is_raised_at_the_first(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"lower train\.lr"):
+        run_over(2, tiny("fedavg", train={"lr": 1e30, "steps": 20}), tmp_path)
+
+
+def test_ranks_with_other_settings_or_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rank 1 has another experiment than rank 0"):
+        run_over(2, lambda rank: tiny("fedavg", rounds=4 + rank), tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"rank 1: .*nosuch"):
+        run_over(
+            2,
+            lambda rank: tiny("fedavg", data={"name": "synthetic-3.2k" if rank == 0 else "nosuch"}),
+            tmp_path / "b",
+        )
+
+
+def test_more_ranks_than_clients_in_a_round_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"3 ranks were started, but a round trains 2 clients, .*at most 2"):
+        run_over(3, tiny("fedavg", participation=0.4), tmp_path)
+
+
+def test_a_run_across_sites_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fedpews flower start"):
+        run_over(2, Experiment(data={"name": "sites"}), tmp_path)
+
+
+def test_every_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    second = Place(rank=3, world=4, local_rank=1, local_world=2)
+    assert [device_name(wanted, second) for wanted in ("auto", "cuda", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
+    with pytest.raises(ConfigError, match="each needs its own"):
+        device_name("cuda:0", second)
+    with pytest.raises(ConfigError, match="which has 2 GPUs"):
+        device_name("cuda", Place(rank=0, world=3, local_rank=0, local_world=3))
+
+
+def test_a_process_that_torchrun_did_not_start_is_alone() -> None:
+    assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
+    told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert Place.here(told) is None
+    assert Place.here(told | {"WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "3"}) == Place(
+        0, 2, restarts=3
+    )
+    with pytest.raises(ConfigError, match="whole numbers"):
+        Place.here(told | {"WORLD_SIZE": "two"})
+
+
+def until(last: int) -> fedpews.Watcher:
+    """Ends a run after a round."""
+    return fedpews.Watcher(round=lambda records: records[-1]["round"] >= last)
+
+
+def test_ranks_that_were_started_again_do_not_meet_the_dead() -> None:
+    """The store still has what the ranks of the first attempt wrote, of whom only the second one ever came."""
+    store, soon = torch.distributed.HashStore(), timedelta(seconds=20)
+    store.set("came/1", "the name of somebody who is gone")
+    found: dict[int, tuple[Any, bool]] = {}
+
+    def come(rank: int) -> None:
+        found[rank] = meet_at(store, Place(rank, 2, restarts=1), soon)
+
+    for _ in range(2):
+        threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        first, second = found[0][0], found[1][0]
+        assert not first.check(["address"])
+        first.set("address", "here")
+        assert second.get("address") == b"here"
+        assert found[0][1]

@@ -1,0 +1,113 @@
+"""Ranks as threads of one process: the same messages, packed and unpacked, without the seconds that processes take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedpews.build import Setup, build
+from fedpews.errors import RankLost
+from fedpews.experiment import Experiment
+from fedpews.ranks import running
+from fedpews.ranks.group import Group
+from fedpews.ranks.packing import Message, pack, unpack
+from fedpews.ranks.place import Place
+from fedpews.ranks.running import lead, serve
+from fedpews.running import Result
+
+GONE = torch.zeros(0, dtype=torch.uint8)
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def build_alone(*args: Any, **kwargs: Any) -> Setup:
+    """Models are drawn from torch's one generator, which processes do not share, but threads do."""
+    with _ONE_AT_A_TIME:
+        return build(*args, **kwargs)
+
+
+class Cables:
+    """A queue of bytes from every rank to every other."""
+
+    def __init__(self, world: int) -> None:
+        ranks = range(world)
+        self.queues: dict[tuple[int, int], SimpleQueue[Tensor]] = {
+            (a, b): SimpleQueue() for a in ranks for b in ranks
+        }
+        self.kinds: list[tuple[int, int, str, int]] = []
+        """(from, to, kind, bytes) of all that was sent."""
+
+
+class ThreadGroup(Group):
+    """A rank that talks to the others through queues."""
+
+    def __init__(self, place: Place, cables: Cables, dies_in: int | None = None) -> None:
+        super().__init__(place, torch.device("cpu"))
+        self.cables, self.dies_in = cables, dies_in
+
+    def send(self, rank: int, message: Message) -> None:
+        data = pack(message, self.device)
+        self.cables.kinds.append((self.place.rank, rank, message.kind, data.numel()))
+        self.cables.queues[self.place.rank, rank].put(data)
+
+    def receive(self, rank: int) -> Message:
+        data = self.cables.queues[rank, self.place.rank].get()
+        if not data.numel():
+            self.lost.append(rank)
+            raise RankLost(f"rank {rank} is gone")
+        message = unpack(data)
+        if message.kind == "train" and self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in == 0:
+                raise RankLost("killed")
+        return message
+
+
+def run_over(
+    world: int,
+    experiment: Experiment | Callable[[int], Experiment],
+    out: Path,
+    *,
+    resume: bool = False,
+    dies_in: int | None = None,
+    **more: Any,
+) -> tuple[Result, Cables]:
+    """A run over so many ranks.
+
+    Args:
+        experiment: the same for all, or one for each rank.
+        dies_in: the last rank dies in this round, as a killed process would.
+    """
+    cables = Cables(world)
+    one = experiment if callable(experiment) else lambda rank: experiment
+
+    def follow(rank: int) -> None:
+        dies = dies_in if rank == world - 1 else None
+        try:
+            serve(ThreadGroup(Place(rank, world, rank, world), cables, dies), one(rank), None)
+        except RankLost:
+            # what the system does with the connections of a process that ended
+            cables.queues[rank, 0].put(GONE)
+
+    threads = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, world)]
+    group = ThreadGroup(Place(0, world, 0, world), cables)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "build", build_alone)
+        for thread in threads:
+            thread.start()
+        try:
+            result = lead(group, one(0), out=out, resume=resume, **more)
+        finally:
+            for rank in group.others:
+                cables.queues[0, rank].put(GONE)
+            for thread in threads:
+                thread.join()
+    return result, cables
