@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from threads import run_over
 
 import fedpews
+from command_line import fedpews as command
 from fedpews.errors import ConfigError, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.ranks.group import device_name
@@ -166,12 +167,36 @@ def test_every_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.Monkey
 def test_a_process_that_torchrun_did_not_start_is_alone() -> None:
     assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
     told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert Place.here(told) is None
+    assert Place.here(told) == Place(0, 1)
+    assert not Place(0, 1).is_shared
     assert Place.here(told | {"WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "3"}) == Place(
         0, 2, restarts=3
     )
     with pytest.raises(ConfigError, match="whole numbers"):
         Place.here(told | {"WORLD_SIZE": "two"})
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "node-1", "MASTER_PORT": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_other_commands_are_not_for_torchrun(second_of_two: pytest.MonkeyPatch) -> None:
+    ended = command("list", "methods")
+    assert ended.code == 2
+    assert "start `fedpews list` without torchrun" in ended.stderr
+
+
+def test_what_all_ranks_of_a_machine_find_wrong_is_said_once(second_of_two: pytest.MonkeyPatch) -> None:
+    """By the first rank of each machine: the others may not have the file, so this one speaks for its own."""
+    ended = command("run", "nosuch.toml")
+    assert (ended.code, ended.stderr[:14]) == (2, "error: rank 1:")
+    second_of_two.setenv("LOCAL_RANK", "1")
+    ended = command("run", "nosuch.toml")
+    assert (ended.code, ended.stderr) == (2, "")
 
 
 def until(last: int) -> fedpews.Watcher:

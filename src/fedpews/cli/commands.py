@@ -57,6 +57,12 @@ def _settings(
     ] = False,
 ) -> None:
     context.obj = debug
+    rank = Place.here()
+    if rank is not None and rank.is_shared and context.invoked_subcommand != "run":
+        raise ConfigError(
+            f"torchrun started {rank.world} processes of this command, and only `fedpews run` shares its work among "
+            f"them; start `fedpews {context.invoked_subcommand}` without torchrun"
+        )
 
 
 @app.command()
@@ -78,7 +84,7 @@ def run(
     about all of them, whose path is printed last. Kill it at any moment: with --resume it goes on to the same
     numbers. `fedpews watch` shows the page while it goes on.
 
-    Over several machines or GPUs: `torchrun ... -m fedpews run CONFIG`, to the same numbers (docs/how-to/cluster.md).
+    Over several machines or GPUs: `torchrun ... -m fedpews run CONFIG`, to the same numbers (docs/how-to/ranks.md).
     """
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
     rank = Place.here()
@@ -86,6 +92,8 @@ def run(
         from fedpews.ranks.running import work
 
         raise typer.Exit(work(rank, [experiment for experiment, _ in runs], data_dir))
+    # torchrun starts the same command again when a rank has died
+    resume = resume or (rank is not None and rank.restarts > 0)
     with _ranks(rank, runs[0][0]) as group:
         for experiment, place in runs:
             _run_one(experiment, place, data_dir, resume, quiet, log or [], group)
@@ -96,7 +104,7 @@ def run(
 
 def _ranks(place: Place | None, experiment: Any) -> AbstractContextManager[Any]:
     """The ranks that share the run; None in a process that is alone."""
-    if place is None:
+    if place is None or not place.is_shared:
         return nullcontext()
     from fedpews.ranks.running import leading
 

@@ -25,18 +25,22 @@ class Place:
     restarts: int = 0
     """How often torchrun says that it started all ranks anew, because one of them had died."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other ranks."""
+        return self.world > 1
+
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> Place | None:
-        """What torchrun says in the environment; None for a process that is alone."""
+        """What torchrun says in the environment; None for a process that it did not start."""
         told = os.environ if environment is None else environment
         if not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= told.keys():
             return None
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
         given = {name: told.get(name, "1" if name == "LOCAL_WORLD_SIZE" else "0") for name in names}
         try:
-            place = cls(*(int(given[name]) for name in names))
+            return cls(*(int(given[name]) for name in names))
         except ValueError as error:
             raise ConfigError(
                 f"the environment says which rank this is, but not in whole numbers: {given}"
             ) from error
-        return place if place.world > 1 else None
