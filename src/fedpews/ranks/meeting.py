@@ -14,6 +14,7 @@ from uuid import uuid4
 # documented, but not marked as exported
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
+from fedpews.errors import RankLost
 from fedpews.ranks.place import Place
 
 ROOM = "fedpews"
@@ -50,4 +51,6 @@ def meet_at(store: Store, place: Place, patience: timedelta) -> tuple[Store, boo
             if store.check([f"{name}/{rank}"]):
                 missing.remove(rank)
         time.sleep(PAUSE)
+    if missing:
+        raise RankLost(f"of {place.world} ranks, {sorted(missing)} did not come within {patience}")
     return PrefixStore(name, store), again or place.restarts > 0

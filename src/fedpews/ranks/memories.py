@@ -60,7 +60,8 @@ class RankMemories:
 
     def commit(self, round: int) -> dict[str, int]:
         """Collect what changed, and write it."""
-        if self._changed and self._group.lost:
+        # whatever a rank still had to say of its clients is unknown now, also where it was only asked to evaluate them
+        if self._homes and self._group.lost:
             raise RankLost(
                 f"rank {self._group.lost[0]} of {self._group.place.world} is gone, and the memories of its clients "
                 "with it; go on from the last checkpoint with the same command and --resume, with any number of ranks"

@@ -21,6 +21,9 @@ from fedpews.trees import Nest, flatten, unflatten
 ALIGN = 16
 """Every tensor's bytes start at a multiple of this, so that they can be read in place as any type."""
 
+LENGTH = 8
+"""Bytes that say how long the words are."""
+
 TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -61,10 +64,9 @@ def pack(message: Message, device: torch.device) -> Tensor:
 
 def unpack(data: Tensor) -> Message:
     """The inverse of ``pack``; tensors stay on the device where the bytes are."""
-    size = data.element_size() * 8
-    words = int(data[:size].view(torch.int64))
-    header = json.loads(bytes(data[size : size + words].cpu().numpy()))
-    place = size + words
+    words = int(data[:LENGTH].view(torch.int64))
+    header = json.loads(bytes(data[LENGTH : LENGTH + words].cpu().numpy()))
+    place = LENGTH + words
     found = []
     for name, shape in header["leaves"]:
         place += -place % ALIGN

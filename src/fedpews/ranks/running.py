@@ -110,7 +110,7 @@ def serve(group: Group, experiment: Experiment, data_dir: str | Path | None) -> 
     try:
         here = _build(experiment, group.place, data_dir)
         share = Share(here.setup, here.engine(experiment)[0])
-    except FedpewsError as error:
+    except Exception as error:  # noqa: BLE001 - raised again by the first rank
         group.send(LEADER, error_message(error))
         return _end(group, group.receive(LEADER))
     with closing(share):
