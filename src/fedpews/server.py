@@ -352,7 +352,8 @@ def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str
     owned = []
     for upload in uploads:
         if upload.mask is not None:
-            owned.append(torch.cat([mask.flatten() for mask in upload.mask.values()]))
+            # by name: a mask that was read back from disk, or came over the wire, has another order
+            owned.append(torch.cat([mask.flatten() for _, mask in sorted(upload.mask.items())]))
         elif upload.neurons is not None:
             owned.append(upload.neurons)
         else:

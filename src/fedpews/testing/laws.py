@@ -68,6 +68,8 @@ def check_laws(ground: Playground, rounds: int = 3) -> None:
         kept,
         "a run that is saved and loaded in every round differs: the order of a dict must not matter",
     )
+    turned = replace(ground, keep=_backwards, reply=_turn_mask).partly(rounds)
+    check_same(played, turned, "a run whose dicts come back in another order differs: go by name, not by place")
     sent = replace(
         ground,
         send=lambda d: decode_download(ground.net, encode_download(ground.net, d)),
@@ -326,6 +328,17 @@ def _texts(nest: Any) -> Nest:
 def _through_disk(path: Path, nest: Nest) -> Nest:
     write_nest(path, nest, {})
     return read_nest(path)[0]
+
+
+def _backwards(nest: Nest) -> Nest:
+    return {
+        key: _backwards(value) if isinstance(value, dict) else value
+        for key, value in reversed(list(nest.items()))
+    }
+
+
+def _turn_mask(upload: Upload) -> Upload:
+    return upload if upload.mask is None else replace(upload, mask=_backwards(upload.mask))
 
 
 def _guard(function: Callable[..., Any], name: str) -> Callable[..., Any]:
