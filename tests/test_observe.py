@@ -80,7 +80,7 @@ def test_masks_are_kept_bit_by_bit() -> None:
     found = observe_neurons(NET, 7, 3, [upload(i, torch.zeros(3, 2), m) for i, m in enumerate(masks)], 2)
 
     assert found is not None
-    again = Ownership(**json.loads(found.line()))
+    again = Ownership(**json.loads(json.dumps(found.record())))
     assert again.masks().tolist() == masks.tolist()
     assert again.shares().tolist() == [0.5, 0.5, 1.0, 0.5, 0.5]
     assert len(found.owned or "") == 4  # 10 bits are 2 bytes

@@ -32,7 +32,8 @@ def small() -> nn.Module:
 def rounds_of(path: Path) -> list[str]:
     """rounds.jsonl without the seconds, which are nobody's contract."""
     return [
-        re.sub(r'"seconds": [^,}]+', "", line) for line in (path / "rounds.jsonl").read_text().splitlines()
+        re.sub(r'"(seconds|sum)": [^,}]+', "", line)
+        for line in (path / "rounds.jsonl").read_text().splitlines()
     ]
 
 
@@ -157,15 +158,6 @@ def test_a_folder_is_not_overwritten_and_not_continued_with_other_settings(tmp_p
         fedpews.run(**given, **FAST | {"train": {"batch_size": 8, "lr": 0.5}}, resume=True)
     with pytest.raises(CheckpointError, match="other data"):
         fedpews.run(**given | {"clients": [(X[:30] + 1, Y[:30]), CLIENTS[1]]}, **FAST, resume=True)
-
-
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    given = {"model": small, "clients": CLIENTS, "test": (X, Y), "method": "fedavg", "out": tmp_path}
-    fedpews.run(**given, **FAST)
-    state = tmp_path / "checkpoint" / "state.safetensors"
-    state.write_bytes(state.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="missing or damaged"):
-        fedpews.run(**given, **FAST, resume=True)
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -137,21 +137,22 @@ def test_files_of_the_last_checkpoint_outlive_what_follows_it(
             store.put(0, client, memory(value + client))
     assert len(list(folder.iterdir())) <= 8  # the checkpoint's four, and the latest of the others
     again = MemoryStore(folder)
-    again.restore(saved)
+    again.restore(*saved)
     assert [held(again, client) for client in range(4)] == [0, 1, 2, 3]
     assert len(list(folder.iterdir())) == 4
 
 
-def test_a_checkpoint_leaves_one_file_a_client(tmp_path: Path) -> None:
+def test_two_checkpoints_leave_two_files_a_client(tmp_path: Path) -> None:
     store = MemoryStore(tmp_path)
     for round in range(1, 4):
         for client in range(3):
             store.put(0, client, memory(10 * round + client))
         saved = store.commit(round)
         store.forget_old()
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 6
     again = MemoryStore(tmp_path)
-    again.restore(saved)
+    again.restore(*saved)
+    assert len(list(tmp_path.iterdir())) == 3  # nobody said that the one before is needed
     assert [held(again, client) for client in range(3)] == [30, 31, 32]
 
 
@@ -163,8 +164,9 @@ def test_an_empty_memory_is_none_at_once(tmp_path: Path) -> None:
     store.put(0, 0, {"inner": {}})
     assert store.get(0, 0) is None
     assert len(list(tmp_path.iterdir())) == 1  # still needed by the checkpoint
-    assert store.commit(2) == {}
-    store.forget_old()
+    for round in (2, 3):  # two checkpoints are kept
+        assert store.commit(round) == ({}, {})
+        store.forget_old()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -30,6 +30,7 @@ from fedpews.methods.private import with_dp
 from fedpews.methods.robust import Aggregate
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.neurons.structure import Structure, structure
 from fedpews.seeds import fold
 from fedpews.server import Rules, cohort_size
 from fedpews.tasks import Classification, Task, make
@@ -59,6 +60,11 @@ class Setup:
         """A digest of all samples and of who holds which."""
         return digest(self.data)
 
+    @cached_property
+    def structure(self) -> Structure:
+        """What the model is, apart from its weights."""
+        return structure(self.net)
+
     @property
     def has_validation(self) -> bool:
         """Whether records will say how the model does on validation data."""
@@ -80,6 +86,7 @@ class Setup:
             self.experiment.rounds if train.lr_schedule == "cosine" else None,
             train.lr_min,
             aggregate=Aggregate(train.aggregate, train.trim, train.byzantine),
+            leaves_out=train.diverged == "leave-out",
         )
 
 

@@ -48,6 +48,10 @@ class RankLost(RunFailed):
     """One of the processes that share a run is gone in the middle of a round; the rounds before are whole."""
 
 
+class ClientDiverged(RunFailed):
+    """A client's numbers broke down in a round of which nothing counts yet: where it began can still be saved."""
+
+
 class Interrupted(FedpewsError):
     """The run was asked to stop (Ctrl-C) and has saved where it stands."""
 

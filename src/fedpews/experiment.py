@@ -123,6 +123,11 @@ class TrainTable(Table):
         None, description="of krum: how many clients may be bad; by default as many as it stands"
     )
 
+    diverged: Literal["stop", "leave-out"] = Field(
+        "stop",
+        description="a client whose numbers break down: stop with a checkpoint, or leave it out of that round",
+    )
+
     @model_validator(mode="after")
     def _one_measure(self) -> Self:
         if self.epochs is not None and self.steps is not None:
@@ -323,7 +328,7 @@ class Experiment(Table):
         Only what is not a default counts, so that a key that a later version adds changes no fingerprint.
         """
         values = self.model_dump(exclude_defaults=True)
-        for free in ("workers", "checkpoint_every"):
+        for free in ("workers", "checkpoint_every", "resume"):
             values.get("runtime", {}).pop(free, None)
         # what a deployment tolerates
         values.pop("flower", None)

@@ -11,8 +11,9 @@ from typing import Any
 
 from fedpews.build import Setup, schedule
 from fedpews.engines.choose import choose_engine
+from fedpews.engines.diverging import sort_out
 from fedpews.engines.engine import Job, Schedule
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, RunFailed
 from fedpews.methods.contract import Download
 from fedpews.methods.ditto import own_solver
 from fedpews.server import personal_metric, score_personal
@@ -61,7 +62,12 @@ def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[st
     )
     tuned: Models = {seed: {} for seed in models}
     with closing(engine):
-        for one in engine.train(jobs):
+        done, bad = sort_out(setup.net, engine.train(jobs))
+        if bad:
+            raise RunFailed(
+                f"client {bad[0].client} diverges in fine-tuning (seed {bad[0].seed}): {bad[0].reason}"
+            )
+        for one in done:
             tuned[one.seed][one.client] = one.upload.params
         found = [score_personal(engine, setup.data, seed, own) for seed, own in tuned.items()]
     # nan where the metric is undefined for every client

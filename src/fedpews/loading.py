@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_of
 
-from fedpews.errors import ConfigError
+from fedpews.errors import CheckpointError, ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.results import layout
-from fedpews.results.records import Rounds, read_rounds
+from fedpews.results.records import Rounds, read_rounds, read_summary
+from fedpews.results.sums import check_files, read_checked, read_sums
 from fedpews.trees import Tree
 
 if TYPE_CHECKING:
@@ -80,22 +81,33 @@ def load(folder: str | Path) -> Run:
     path = Path(folder)
     if not layout.is_begun(path):
         raise ConfigError(f"{path} holds no run: there is no {layout.CONFIG} in it")
+    listed = read_sums(path)
+    # also those that are listed and gone
+    check_files(path, listed)
     experiment = Experiment.load(path / layout.CONFIG)
-    begun = (path / layout.ROUNDS).exists()
-    summary = json.loads((path / layout.SUMMARY).read_text()) if layout.is_finished(path) else {}
+    begun = layout.ROUNDS in listed or (path / layout.ROUNDS).exists()
+    masks = _tensors(path, {seed: layout.masks_file(seed) for seed in experiment.seeds})
     return Run(
         path,
         experiment,
         Rounds(read_rounds(path) if begun else []),
-        summary,
-        _models(path, {seed: layout.model_file(seed) for seed in experiment.seeds}),
-        _models(path, {seed: layout.best_file(seed) for seed in experiment.seeds}),
+        read_summary(path) if layout.is_finished(path) else {},
+        _tensors(path, {seed: layout.model_file(seed) for seed in experiment.seeds}),
+        _tensors(path, {seed: layout.best_file(seed) for seed in experiment.seeds}),
         {
-            seed: {int(n.removeprefix("client-")): mask.bool() for n, mask in load_file(file).items()}
-            for seed, file in layout.masks_files(path).items()
+            seed: {int(name.removeprefix("client-")): mask.bool() for name, mask in tree.items()}
+            for seed, tree in masks.items()
         },
     )
 
 
-def _models(path: Path, files: Mapping[int, str]) -> dict[int, Tree]:
-    return {seed: load_file(path / file) for seed, file in files.items() if (path / file).exists()}
+def _tensors(path: Path, files: Mapping[int, str]) -> dict[int, Tree]:
+    """The tensors of each seed whose file is there."""
+    found: dict[int, Tree] = {}
+    for seed, name in files.items():
+        if (path / name).exists():
+            try:
+                found[seed] = tensors_of(read_checked(path, name))
+            except SafetensorError as error:
+                raise CheckpointError(f"{path / name} is damaged: {first_line(error)}") from error
+    return found

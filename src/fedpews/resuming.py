@@ -2,57 +2,152 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from fedpews.build import Setup, build_engine
 from fedpews.configs import flatten, override
 from fedpews.engines.engine import Engine
-from fedpews.errors import CheckpointError, ConfigError
+from fedpews.errors import CheckpointError, ConfigError, first_line
 from fedpews.experiment import Experiment
-from fedpews.results.run_folder import Checkpoint, RunFolder
+from fedpews.neurons.structure import difference as difference_of_models
+from fedpews.results import layout
+from fedpews.results.checkpoints import Checkpoint
+from fedpews.results.run_folder import RunFolder
 
 STATE_LAYOUT = "2"
 """Of what methods keep; raised when a method's state or memory changes shape, so that no run goes on wrongly."""
 
+CHANGED = "runtime.resume=changed"
+"""What lets a run go on that cannot be the one that was never stopped."""
+
 MakeEngine = Callable[[Setup], tuple[Engine, str]]
 
 
-def about(setup: Setup, experiment: Experiment | None = None) -> dict[str, str]:
-    """What a checkpoint must have been made with, to go on from it."""
-    made_with = setup.experiment if experiment is None else experiment
-    return {"changes": made_with.fingerprint(), "data": setup.data_hash, "layout": STATE_LAYOUT}
+@dataclass(frozen=True)
+class Reopened:
+    """Where a run goes on."""
+
+    checkpoint: Checkpoint | None = None
+    went_on: tuple[str, ...] = ()
+    """What was changed in between, each with its round: such a run is not the one that was never stopped."""
 
 
-def reopen(
-    folder: RunFolder, setup: Setup, resume: bool, make_engine: MakeEngine = build_engine
-) -> Checkpoint | None:
+def about(setup: Setup, engine: Engine) -> dict[str, Any]:
+    """What a checkpoint was made with, and must find again to go on from it."""
+    return {
+        "layout": STATE_LAYOUT,
+        "experiment": setup.experiment.to_dict(),
+        "data": setup.data_hash,
+        "model": setup.structure,
+        "made_with": engine.made_with(),
+    }
+
+
+def reopen(folder: RunFolder, setup: Setup, resume: bool, make_engine: MakeEngine = build_engine) -> Reopened:
     """What to go on from. A folder's run is never overwritten, and never continued with other settings.
 
-    More rounds than it was begun with are no other settings, where they leave the earlier rounds as they were.
+    More rounds than it was begun with are no other settings, where they leave the earlier rounds as they were. A lower
+    learning rate is one, and only goes on when asked for.
     """
     experiment = setup.experiment
     if not folder.has_run:
         folder.write_config(experiment.to_toml())
-        return None
+        return Reopened()
     if not resume:
         raise ConfigError(
             f"{folder.path} already holds a run; add --resume to go on with it, or give another --out"
         )
-    earlier = Experiment.load(folder.config)
+    checkpoint = folder.load_checkpoint()
+    earlier = _earlier(folder, checkpoint)
+    if earlier.train.diverged == "stop":
+        # so far nobody was left out, whatever is to be done from now on
+        earlier = Experiment(**override(earlier.to_dict(), {"train.diverged": experiment.train.diverged}))
+    went_on = () if checkpoint is None else tuple(checkpoint.about.get("went_on", ()))
     # any other difference than more rounds is refused by why_not_longer
-    is_longer = earlier.fingerprint() != experiment.fingerprint()
-    if is_longer:
+    is_other = earlier.fingerprint() != experiment.fingerprint()
+    lower = _lower_rate(earlier, experiment)
+    if lower is not None and checkpoint is not None and experiment.runtime.resume == "changed":
+        went_on = (*went_on, f"after round {checkpoint.round}: {lower}")
+    elif is_other:
         refusal = why_not_longer(earlier, setup, make_engine)
         if refusal is not None:
-            raise CheckpointError(f"{folder.path} {refusal}. Give another --out.")
-    checkpoint = folder.load_checkpoint()
+            hint = "" if lower is None else f" --set {CHANGED} goes on with it from the last checkpoint."
+            raise CheckpointError(f"{folder.path} {refusal}. Give another --out.{hint}")
     if checkpoint is not None:
-        # against the config it was begun with: that is the one its checkpoint was made by
-        _check(folder, checkpoint, setup, earlier)
+        _check(folder, checkpoint, setup)
     # only after all checks, so that a refused resume leaves the folder as it was
-    if is_longer:
+    if is_other:
         folder.write_config(experiment.to_toml())
-    return checkpoint
+    elif not _has_config(folder, earlier):
+        logging.getLogger("fedpews").warning("%s was lost or damaged; it is written again", folder.config)
+        folder.write_config(experiment.to_toml())
+    return Reopened(checkpoint, went_on)
+
+
+def hold_to(engine: Engine, why: str, reopened: Reopened, setup: Setup, folder: Path) -> Reopened:
+    """See that an engine gives the numbers of the rounds before, or say that it does not."""
+    checkpoint = reopened.checkpoint
+    was = {} if checkpoint is None else checkpoint.about.get("made_with", {})
+    if checkpoint is None or not was:
+        return reopened
+    now, may_change = engine.made_with(), setup.experiment.runtime.resume == "changed"
+    engine.go_on(was, may_change=may_change)
+    changed = [
+        f"{key} was {was[key]} and is {now.get(key, 'none')}"
+        for key in ("engine", "torch", "compiler", "processor")
+        if key in was and was[key] != now.get(key)
+    ]
+    if not changed:
+        return reopened
+    told = ", ".join(changed) + (f" ({why})" if why and was["engine"] != now["engine"] else "")
+    if not may_change:
+        raise CheckpointError(
+            f"{folder} cannot go on to the same numbers: {told}. Bring that back, give another --out, or go on to "
+            f"numbers that differ by rounding: --set {CHANGED}"
+        )
+    return Reopened(checkpoint, (*reopened.went_on, f"after round {checkpoint.round}: {told}"))
+
+
+def _earlier(folder: RunFolder, checkpoint: Checkpoint | None) -> Experiment:
+    """The experiment that a folder's run was begun with: its checkpoint knows best, config.toml may be lost."""
+    found = None if checkpoint is None else checkpoint.about.get("experiment")
+    if found is not None:
+        return Experiment(**found)
+    try:
+        return Experiment.load(folder.config)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder.config} is missing or damaged ({first_line(error)}), and there is no checkpoint that knows what "
+            "was run. Start again in another folder (--out)."
+        ) from error
+
+
+def _has_config(folder: RunFolder, earlier: Experiment) -> bool:
+    """Whether config.toml is there, whole, and that of the run."""
+    if not folder.is_intact(layout.CONFIG):
+        return False
+    try:
+        return Experiment.load(folder.config).fingerprint() == earlier.fingerprint()
+    except (ConfigError, ValueError):
+        return False
+
+
+def _lower_rate(earlier: Experiment, now: Experiment) -> str | None:
+    """What to say of a learning rate that is lower, if all else is the same."""
+    was, rate = earlier.train.lr, now.train.lr
+    if rate >= was:
+        return None
+    try:
+        same = (
+            Experiment(**override(earlier.to_dict(), {"train.lr": rate})).fingerprint() == now.fingerprint()
+        )
+    except ConfigError:
+        return None
+    return f"train.lr was {was:g} and is {rate:g}" if same else None
 
 
 def why_not_longer(earlier: Experiment, setup: Setup, make_engine: MakeEngine) -> str | None:
@@ -83,7 +178,8 @@ def difference(earlier: Experiment, now: Experiment) -> str:
     """The first few keys in which two experiments differ."""
     a, b = flatten(earlier.to_dict()), flatten(now.to_dict())
     # workers never change a number
-    changed = [key for key in a | b if a.get(key) != b.get(key) and key != "runtime.workers"]
+    free = ("runtime.workers", "runtime.resume")
+    changed = [key for key in a | b if a.get(key) != b.get(key) and key not in free]
     return ", ".join(f"{key} is {a.get(key)} there and {b.get(key)} here" for key in changed[:3])
 
 
@@ -109,12 +205,15 @@ def _engine_name(setup: Setup, experiment: Experiment, make_engine: MakeEngine) 
     return engine.name
 
 
-def _check(folder: RunFolder, checkpoint: Checkpoint, setup: Setup, earlier: Experiment) -> None:
-    was, now = checkpoint.about, about(setup, earlier)
+def _check(folder: RunFolder, checkpoint: Checkpoint, setup: Setup) -> None:
+    was = checkpoint.about
     if was.get("layout") != STATE_LAYOUT:
         raise CheckpointError(
             f"{folder.path} was begun by another version of fedpews; finish it with that one, or give another --out."
         )
-    # the first versions wrote a hash of all keys under "config"; there config.toml alone decides
-    if was.get("data") != now["data"] or was.get("changes", now["changes"]) != now["changes"]:
+    if was.get("data") != setup.data_hash:
         raise CheckpointError(f"{folder.path} was run on other data than is here now. Give another --out.")
+    # checkpoints of earlier versions say nothing of their model
+    other = difference_of_models(was["model"], setup.structure) if "model" in was else None
+    if other is not None:
+        raise CheckpointError(f"{folder.path} was run with another model: {other}. Give another --out.")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,44 +23,29 @@ from fedpews.build import (
 )
 from fedpews.data.federation import Federation, Samples
 from fedpews.engines.engine import Engine
-from fedpews.errors import ConfigError, Interrupted, RankLost
+from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
 from fedpews.methods.contract import Method
 from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
-from fedpews.observe import describe_federation
+from fedpews.results.checkpoints import Checkpoint
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize, value_of
-from fedpews.results.run_folder import Checkpoint, RunFolder
+from fedpews.results.run_folder import RunFolder
 from fedpews.results.stopping import NO_VALIDATION, StopRule
-from fedpews.resuming import about, reopen
+from fedpews.resuming import Reopened, hold_to, reopen
+from fedpews.saving import Saver
 from fedpews.server import Server
 from fedpews.stopping import stop_signal
 from fedpews.tasks import Task
 from fedpews.trees import Tree, place_like
+from fedpews.watching import Watcher as Watcher
+from fedpews.watching import with_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Watcher:
-    """What to call as a run goes on; a progress bar, for instance.
-
-    >>> enough = Watcher(round=lambda records: min(record["accuracy"] for record in records) > 0.9)
-    """
-
-    begin: Callable[[Experiment, int, str], None] = lambda experiment, done, engine: None
-    """Called once, with the rounds that are done already (of a resumed run) and the engine in words."""
-    round: Callable[[Sequence[Record]], bool | None] = lambda records: None
-    """Called after each round, with a record for each seed. If it returns True the run ends there: saved and
-    summarised like any other, and ``resume=True`` goes on from there."""
-    models: Callable[[int, Mapping[int, Tree]], None] | None = None
-    """Called with the round and each seed's global model."""
-    stopping: Callable[[], None] = lambda: None
-    """Ctrl-C was heard; the round is being finished."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +173,7 @@ def run(
     )
     if not progress:
         return train(setup, out=out, resume=resume, watcher=watcher)
-    with _with_bar(resolved.method_label, watcher or Watcher()) as watched:
+    with with_bar(resolved.method_label, watcher or Watcher()) as watched:
         return train(setup, out=out, resume=resume, watcher=watched)
 
 
@@ -212,18 +196,23 @@ def train(
     if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.has_validation:
         raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
-        checkpoint = None if folder is None else reopen(folder, setup, resume, make_engine)
+        reopened = Reopened() if folder is None else reopen(folder, setup, resume, make_engine)
         device = setup.net.device
         store = memories or (MemoryStore(None, device) if folder is None else folder.memory_store(device))
         # before anything is trained: without an accountant there is no such run
         spent = privacy_spent(setup.experiment, len(setup.data))
         engine, why = make_engine(setup)
         with closing(engine):
-            server = _server(setup, engine, store, checkpoint)
-            done = _loop(setup, server, folder, checkpoint, watcher or Watcher(), why)
+            if folder is not None:
+                reopened = hold_to(engine, why, reopened, setup, folder.path)
+            server = _server(setup, engine, store, reopened.checkpoint, folder)
+            saver = Saver(folder, setup, reopened)
+            done = _loop(setup, server, folder, reopened.checkpoint, saver, watcher or Watcher(), why)
         result = _result(setup, server, done, folder)
         if spent is not None:
             result.summary["privacy"] = spent
+        if saver.went_on:
+            result.summary["went_on"] = list(saver.went_on)
         if folder is not None:
             constants = {seed: setup.net.at(seed).constants() for seed in result.params}
             whole, best = (
@@ -234,15 +223,21 @@ def train(
         return result
 
 
-def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None) -> Server:
+def _server(
+    setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None, folder: RunFolder | None
+) -> Server:
     clients = len(setup.data)
     states = {s: setup.method.init(setup.net.at(s), params, clients) for s, params in setup.starts.items()}
-    if checkpoint is not None:
+    if checkpoint is None:
+        memories.restore({}, {})
+    else:
         states = {
             seed: place_like(state, states[seed], setup.net.device)
             for seed, state in checkpoint.states.items()
         }
-    memories.restore({} if checkpoint is None else checkpoint.memories)
+        contents = checkpoint.contents
+        kept = set() if folder is None else folder.memories_before(checkpoint)
+        memories.restore(contents.memories, contents.digests, kept)
     server = Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
     server.pending = [] if checkpoint is None else list(checkpoint.about.get("pending", []))
     return server
@@ -264,6 +259,7 @@ def _loop(
     server: Server,
     folder: RunFolder | None,
     checkpoint: Checkpoint | None,
+    saver: Saver,
     watcher: Watcher,
     why: str,
 ) -> Progress:
@@ -285,42 +281,47 @@ def _loop(
                 new = server.run(round, active, last=round == experiment.rounds or rule.judges)
             except RankLost:
                 # the state is still that of the round before
-                if folder is not None and round > done + 1:
-                    _save(folder, round - 1, server, setup, so_far)
+                if round > 1:
+                    saver.save(round - 1, server, so_far.best)
                 raise
+            except ClientDiverged as failure:
+                # nothing of this round counts yet, so the last good one is where a lower rate can go on
+                if round > 1:
+                    saver.save(round - 1, server, so_far.best)
+                raise RunFailed(f"{failure}. {_kept(saver)}") from failure
+            except KeyboardInterrupt:
+                raise Interrupted(f"stopped at once, in round {round}. {_kept(saver)}") from None
+            new = saver.told(new)
             so_far.records += new
             if rule.judges:
                 _keep_best(rule, so_far, server, active)
                 active = [seed for seed in active if not rule.is_over(so_far.of_seed(seed))]
             if watcher.models is not None:
                 watcher.models(round, server.models())
+            saver.add(new, server)
             last = round == experiment.rounds or stop.is_set() or not active
-            is_saved = folder is not None and (last or round % experiment.runtime.checkpoint_every == 0)
-            if folder is not None:
-                folder.describe(partial(_federation, setup, bool(server.observed)))
-                folder.append(new, server.observed)
-                if is_saved:
-                    _save(folder, round, server, setup, so_far)
+            if last or round % experiment.runtime.checkpoint_every == 0:
+                saver.save(round, server, so_far.best)
             if new and watcher.round(new) is True:
-                if folder is not None and not is_saved:
-                    _save(folder, round, server, setup, so_far)
+                saver.save(round, server, so_far.best)
                 break
             if stop.is_set():
-                kept = "nothing was saved"
-                if folder is not None:
-                    kept = f"go on with the same command and --resume ({folder.path})"
-                raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {kept}")
+                saver.save(round, server, so_far.best)
+                raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {_kept(saver)}")
     # of a run that its watcher ended: the last record may still wait for its evaluation
     rest = server.settle()
     so_far.records += rest
-    if folder is not None and rest:
-        folder.append(rest, [])
+    saver.add_late(rest)
     return so_far
 
 
-def _save(folder: RunFolder, round: int, server: Server, setup: Setup, so_far: Progress) -> None:
-    told = about(setup) | {"pending": server.pending}
-    folder.save_checkpoint(round, server.states, server.memories, told, so_far.best)
+def _kept(saver: Saver) -> str:
+    """What a run that stops leaves, and how to go on."""
+    if saver.place is None:
+        return "nothing was saved"
+    if not saver.saved:
+        return f"nothing was saved yet; the same command with --resume begins again ({saver.place})"
+    return f"saved as of round {saver.saved}: go on with the same command and --resume ({saver.place})"
 
 
 def _keep_best(rule: StopRule, so_far: Progress, server: Server, seeds: Sequence[int]) -> None:
@@ -367,34 +368,7 @@ def _result(setup: Setup, server: Server, done: Progress, folder: RunFolder | No
     )
 
 
-def _federation(setup: Setup, masked: bool) -> dict[str, Any]:
-    data = setup.data
-    counts = data.counts() if len(data.y) else None
-    found = describe_federation(setup.net, data.client_names, data.class_names, counts, len(data), masked)
-    return found | {"data": setup.data_hash}
-
-
 def _get(found: Mapping[int, Tree], key: int, setting: str) -> Tree:
     if key not in found:
         raise ConfigError(f"there is none for {key}; a run keeps it if {setting} is set")
     return found[key]
-
-
-@contextmanager
-def _with_bar(label: str, watcher: Watcher) -> Iterator[Watcher]:
-    """The same watcher, with a progress bar beside it."""
-    from rich.console import Console
-
-    from fedpews.report.progress import ProgressBar
-
-    with ProgressBar(label, Console(stderr=True), quiet=False) as bar:
-
-        def begin(experiment: Experiment, done: int, engine: str) -> None:
-            bar.begin(experiment.rounds, done)
-            watcher.begin(experiment, done, engine)
-
-        def round(records: Sequence[Record]) -> bool | None:
-            bar.round(records)
-            return watcher.round(records)
-
-        yield replace(watcher, begin=begin, round=round)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
+from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.engine import Engine, Job
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
@@ -49,6 +50,7 @@ class Rules:
     falls_until: int | None = None  # the round at which a cosine ends, at least
     least: float = 0.0
     aggregate: Aggregate = field(default_factory=Aggregate)
+    leaves_out: bool = False  # a client that diverges, instead of stopping
 
     def lr_at(self, round: int) -> float:
         """The local learning rate: multiplied by ``decay`` after every milestone passed.
@@ -83,6 +85,13 @@ class Part:
     cohort: Cohort
     downloads: Sequence[Download]  # in the cohort's order
     uploads: list[Upload] = field(default_factory=list)  # of those who answered
+    left_out: list[int] = field(default_factory=list)  # who diverged
+
+    @property
+    def answered(self) -> list[Download]:
+        """The download behind each upload."""
+        sent = dict(zip(self.cohort.clients, self.downloads, strict=True))
+        return [sent[upload.client] for upload in self.uploads]
 
 
 def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:
@@ -112,7 +121,7 @@ def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Avera
     return Average(weights, tuple(dict(zip(masks, row, strict=True)) for row in rows))
 
 
-def check_update(old: Nest, new: Nest, uploads: Sequence[Upload]) -> None:
+def check_update(old: Nest, new: Nest, uploads: Sequence[Upload], seed: int) -> None:
     """Refuse to go on with a state that is broken, before anything of it is saved, and say whose upload was largest."""
     before = dict(leaves(old))
     for name, value in leaves(new):
@@ -122,8 +131,8 @@ def check_update(old: Nest, new: Nest, uploads: Sequence[Upload]) -> None:
             continue
         largest = max(uploads, key=lambda upload: float(norm(upload.params)))
         raise RunFailed(
-            f"the aggregate of round {uploads[0].round} is not finite any more ({name}); the largest upload is that "
-            f"of client {largest.client}. Nothing of this round is saved; lower train.lr or train.server_lr."
+            f"the aggregate of round {uploads[0].round} of seed {seed} is not finite any more ({name}); the largest "
+            f"upload is that of client {largest.client}. Nothing of this round is saved; lower train.lr or server_lr."
         )
 
 
@@ -179,7 +188,13 @@ class Server:
         on_the_way = self.engine.scores_on_the_way(jobs)
         settled = [] if on_the_way else self.settle()
         # clients that dropped out are missing here; the average is over those that answered
-        for done in self.engine.train(jobs):
+        good, bad = sort_out(self.net, self.engine.train(jobs))
+        # before anything of the round counts, so that where it began can still be saved
+        if bad and (not self.rules.leaves_out or {done.seed for done in good} != set(parts)):
+            raise explain(bad, jobs)
+        for left in bad:
+            parts[left.seed].left_out.append(left.client)
+        for done in good:
             self.memories.put(done.seed, done.client, done.memory)
             parts[done.seed].uploads.append(done.upload)
         settled += self._settle(self.engine.scores_found)
@@ -189,11 +204,11 @@ class Server:
         for seed, part in parts.items():
             average = average_of(self.net, part.uploads, self.rules.weighting)
             if is_evaluated:
-                cosines[seed] = update_cosine(self.net, part.uploads, part.downloads, average.masks)
+                cosines[seed] = update_cosine(self.net, part.uploads, part.answered, average.masks)
             average = self.rules.aggregate.of(average, part.uploads)
             before = self.states[seed]
             self.states[seed] = self.method.update(self.net, before, part.uploads, average)
-            check_update(before, self.states[seed], part.uploads)
+            check_update(before, self.states[seed], part.uploads, seed)
             seen = observe_neurons(self.net, seed, round, part.uploads, self.total)
             self.observed += [] if seen is None else [seen]
         scores: Sequence[Score | None] = [None] * len(parts)
@@ -207,7 +222,7 @@ class Server:
         records = []
         for (seed, part), score, validation in zip(parts.items(), scores, held, strict=True):
             record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)
-            record |= self._validate(validation)
+            record |= self._validate(validation) | ({"left_out": part.left_out} if part.left_out else {})
             if is_evaluated and self.method.personalised:
                 record |= self._evaluate_personal(seed, part.cohort)
             records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))

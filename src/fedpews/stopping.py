@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard so that a round is finished first."""
+"""Ctrl-C, SIGTERM and SIGHUP, heard so that a round is finished first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_signal(heard: Callable[[], None]) -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C (or SIGTERM), so that the round is finished and saved; a second one stops at once."""
+    """Set by the first Ctrl-C (or SIGTERM, or SIGHUP), so that the round is finished and saved; a second stops at once.
+
+    A signal that is ignored stays ignored: that is how nohup keeps a run going when its terminal is closed.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -22,7 +25,11 @@ def stop_signal(heard: Callable[[], None]) -> Iterator[threading.Event]:
         stop.set()
         heard()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.getsignal(number) for number in heeded}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, ask)
     try:
         yield stop
     finally:

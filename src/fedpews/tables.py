@@ -42,6 +42,10 @@ class RuntimeTable(Table):
     evaluate_every: Count = Field(
         1, description="rounds between two evaluations of the global model; the last round always has one"
     )
+    resume: Literal["same", "changed"] = Field(
+        "same",
+        description="changed: go on with another engine, torch or compiler, or a lower train.lr; the record says so",
+    )
 
 
 class FlowerTable(Table):

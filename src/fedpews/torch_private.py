@@ -6,8 +6,9 @@ torch's public surface.
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ __all__ = [
     "WeakTensorKeyDictionary",
     "compile_step",
     "compiler_command",
+    "compiling_apart",
     "is_transformed",
+    "largest",
     "library_path",
     "merge_common",
     "plain_kernels",
@@ -98,6 +101,39 @@ def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: An
     with config.patch(settings):
         exported = torch.export.export(module, arguments, dynamic_shapes=shapes)
         return Path(str(aot_compile(exported.module(), arguments)))
+
+
+def largest(tensors: list[torch.Tensor]) -> list[float]:
+    """The largest size of a number in each tensor; NaN where there is one.
+
+    One call for all of them: with many small clients, calls cost more than numbers, and nothing public does this.
+    """
+    if not tensors:
+        return []
+    found = torch._foreach_norm(tensors, float("inf"))
+    return torch.stack([value.to("cpu", torch.float64) for value in found]).tolist()
+
+
+@contextmanager
+def compiling_apart(run: Callable[..., Any]) -> Iterator[None]:
+    """While this lasts, torch's code generator starts the compiler by ``run(command, folder=...)``.
+
+    It has no setting for that: its own call puts the compiler into our process group, where Ctrl-C kills it.
+    """
+    from torch._inductor import cpp_builder, exc
+
+    def compile_apart(command_line: str, folder: str) -> None:
+        command = shlex.split(command_line)
+        done = run(command, folder=folder)
+        if done.returncode:
+            raise exc.CppCompileError(command, done.stdout)
+
+    before = cpp_builder._run_compile_cmd
+    cpp_builder._run_compile_cmd = compile_apart  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        cpp_builder._run_compile_cmd = before
 
 
 def tensor_handles(tensors: list[torch.Tensor]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def write_large(folder: Path, method: str, seeds: int, rounds: int, clients: int
         for t in range(1, 101)
         for seed in range(seeds)
     ]
-    (folder / "neurons.jsonl").write_text("".join(one.line() + "\n" for one in owned))
+    (folder / "neurons.jsonl").write_text("".join(json.dumps(one.record()) + "\n" for one in owned))
     layers = [{"name": f"hidden.{i}", "start": i * neurons // 4, "size": neurons // 4} for i in range(4)]
     about = {"clients": clients, "client_names": [], "class_names": [], "counts": [[10] * 10] * clients}
     (folder / "federation.json").write_text(json.dumps(about | {"layers": layers, "data": "x"}))
@@ -154,6 +155,9 @@ def test_a_server_without_the_clients_data_does_not_call_two_sites_too_many(tmp_
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     kept = [{key: value for key, value in line.items() if key != "client_accuracy"} for line in lines]
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    # what vouches for the records of before
+    (tmp_path / "SHA256SUMS").unlink()
+    shutil.rmtree(tmp_path / "checkpoint")
     about = json.loads((tmp_path / "federation.json").read_text())
     (tmp_path / "federation.json").write_text(json.dumps(about | {"counts": None}))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.engines.batches import draw_noise, draw_order
-from fedpews.engines.engine import Done, Job, Schedule
+from fedpews.engines.engine import Diverged, Done, Job, Schedule
 from fedpews.engines.evaluate import chunk_size, score_chunk
-from fedpews.errors import ConfigError, RunFailed
+from fedpews.errors import ConfigError
 from fedpews.methods.contract import Work
 from fedpews.neurons.network import Network
 from fedpews.seeds import fold
@@ -52,11 +52,16 @@ def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> Clien
     return ClientRound(job, local, rows[order.to(rows.device)], sizes, noise.to(data.device))
 
 
-def finish(net: Network, data: Federation, started: ClientRound, local: Nest, losses: Tensor) -> Done:
+def finish(
+    net: Network, data: Federation, started: ClientRound, local: Nest, losses: Tensor
+) -> Done | Diverged:
     """Finish a client after its last step; ``losses`` has one entry per step."""
     job = started.job
+    mean = float(losses.cpu().double().mean())  # not every device has double precision
+    if not math.isfinite(mean):
+        return Diverged(job.seed, job.client, "its loss is no longer finite")
     samples = len(data.clients[job.client])
-    work = Work(job.client, samples, len(started.sizes), job.lr, _mean(job, losses), started.noise[-1])
+    work = Work(job.client, samples, len(started.sizes), job.lr, mean, started.noise[-1])
     memory, upload = job.half.finish(net, job.download, local, work)
     return Done(job.seed, job.client, memory, upload)
 
@@ -71,13 +76,3 @@ def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> f
     parts = (score_chunk(net, params, data, "validation", part) for part in rows.split(chunk_size(net)))
     found = replace(task, metrics=("accuracy",)).measure(reduce(add, parts))["accuracy"]
     return found or 0.0
-
-
-def _mean(job: Job, losses: Tensor) -> float:
-    mean = float(losses.cpu().double().mean())  # not every device has double precision
-    if not math.isfinite(mean):
-        raise RunFailed(
-            f"the loss of client {job.client} is no longer finite in round {job.download.round} "
-            f"(seed {job.seed}); lower train.lr (now {job.lr:g}) or check the inputs' scale"
-        )
-    return mean

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from fedpews.data.federation import Federation
 from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import finish, start
-from fedpews.engines.engine import Done, Engine, Job, Schedule
+from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
 from fedpews.engines.evaluate import Part, Score, score_models
+from fedpews.errors import Interrupted
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
 from fedpews.torch_private import tree_map_only
@@ -34,6 +35,7 @@ class EagerEngine(Engine):
     ) -> None:
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
+        self._is_closed = False
         self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
         if self._channels_last:
             keep_freed_memory()
@@ -41,7 +43,7 @@ class EagerEngine(Engine):
             self.workers, "client", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    def train(self, jobs: Sequence[Job]) -> list[Done]:
+    def train(self, jobs: Sequence[Job]) -> list[Done | Diverged]:
         # the longest first, so that no core is left alone with a large client at the end
         sizes = [len(self.data.clients[job.client]) for job in jobs]
         order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
@@ -58,9 +60,11 @@ class EagerEngine(Engine):
         return score_models(self.net, models, seeds, self.data, self._pool, part, owners)
 
     def close(self) -> None:
+        # after an exception clients may still be training: whoever stops waits for a step, not for a round
+        self._is_closed = True
         self._pool.shutdown(cancel_futures=True)
 
-    def _run(self, job: Job) -> Done:
+    def _run(self, job: Job) -> Done | Diverged:
         net = self.net.at(job.seed)
         started = start(net, self.data, self.schedule, job)
         if self.net.is_stochastic:
@@ -70,6 +74,8 @@ class EagerEngine(Engine):
             local = map_leaves(self._lay_out, local)
         steps = zip(started.order.split(started.sizes), started.noise[:-1], strict=True)
         for step, (rows, noise) in enumerate(steps):
+            if self._is_closed:
+                raise Interrupted("the engine was closed in the middle of a round")
             batch = Batch(*self.data.batch(rows))
             if self.schedule.augment is not None:
                 seed = fold(job.seed, job.download.round, job.client, f"augment {step}")

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fedpews.engines.augment import Augment
 from fedpews.engines.evaluate import Part, Score
 from fedpews.methods.contract import ClientHalf, Download, Upload
@@ -44,14 +46,35 @@ class Done:
     upload: Upload
 
 
+@dataclass(frozen=True)
+class Diverged:
+    """A job without a result: the client's numbers broke down."""
+
+    seed: int
+    client: int
+    reason: str
+
+
 class Engine(ABC):
     """Runs the clients of a round on this machine."""
 
     name: str
 
     @abstractmethod
-    def train(self, jobs: Sequence[Job]) -> list[Done]:
+    def train(self, jobs: Sequence[Job]) -> Sequence[Done | Diverged]:
         """Every job, in the order given; the numbers depend on the job alone."""
+
+    def made_with(self) -> dict[str, str]:
+        """What its numbers depend on besides the experiment; a run goes on to the same ones only with the same."""
+        return {
+            "engine": self.name,
+            "torch": torch.__version__,
+            "processor": torch.backends.cpu.get_cpu_capability(),
+        }
+
+    def go_on(self, made_with: Mapping[str, str], *, may_change: bool) -> None:
+        """Keep to how earlier rounds were trained; what cannot be kept to is an error, unless it may change."""
+        return
 
     @abstractmethod
     def evaluate(

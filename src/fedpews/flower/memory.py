@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedpews.errors import ConfigError, FedpewsError
@@ -66,10 +66,15 @@ class AcceptedRounds:
 
     def __init__(self) -> None:
         self._accepted: dict[str, int] = {}
+        # of the last two checkpoints: a server whose last one is damaged goes on from the one before it
         self._saved: dict[str, int] = {}
+        self._saved_before: dict[str, int] = {}
 
-    def restore(self, versions: Mapping[str, int]) -> None:
-        self._accepted, self._saved = dict(versions), dict(versions)
+    def restore(
+        self, versions: Mapping[str, int], digests: Mapping[str, str], kept: Collection[str] = ()
+    ) -> None:
+        self._accepted = dict(versions)
+        self._saved, self._saved_before = dict(versions), {}
 
     def get(self, seed: int, client: int) -> Nest | None:
         return None
@@ -86,12 +91,12 @@ class AcceptedRounds:
         return self._accepted.get(f"{seed}-{client}", 0)
 
     def kept(self, seed: int, client: int) -> int:
-        """The oldest round whose memory a server that goes on from its checkpoint could ask for."""
-        return self._saved.get(f"{seed}-{client}", 0)
+        """The oldest round whose memory a server that goes on from one of its two checkpoints could ask for."""
+        return self._saved_before.get(f"{seed}-{client}", 0)
 
-    def commit(self, round: int) -> dict[str, int]:
-        self._saved = dict(self._accepted)
-        return dict(self._saved)
+    def commit(self, round: int) -> tuple[dict[str, int], dict[str, str]]:
+        self._saved_before, self._saved = self._saved, dict(self._accepted)
+        return dict(self._saved), {}
 
     def forget_old(self) -> None:
         pass

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
+from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job, Schedule
 from fedpews.engines.evaluate import Part as EvaluatedPart
@@ -63,7 +64,9 @@ class Site:
             kept = None if kept is None else self._here(kept, self._device)
             jobs.append(Job(part.seed, self.number, half, download, kept, task.lr))
         with closing(self._engine()) as engine:
-            finished = engine.train(jobs)
+            finished, bad = sort_out(self.net, engine.train(jobs))
+        if bad:
+            raise explain(bad, jobs)
         for part, done in zip(task.parts, finished, strict=True):
             memory.write(part.seed, task.round, self._here(done.memory, "cpu"), part.kept)
         return {done.seed: encode_upload(self.net, self._send(done.upload)) for done in finished}

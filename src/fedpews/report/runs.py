@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedpews.errors import ConfigError
+from fedpews.errors import CheckpointError, ConfigError
 from fedpews.results import layout
 from fedpews.results.neurons import Ownership, read_federation, read_neurons
-from fedpews.results.records import Record, read_rounds, summarize
+from fedpews.results.records import Record, read_rounds, read_summary, summarize
+from fedpews.results.sums import check_files, read_checked
 from fedpews.tasks.names import FIRST, Goal, is_share, short
 
 
@@ -131,14 +131,22 @@ def folders_of_runs(folders: Sequence[Path], missing_ok: bool = False) -> list[P
 
 def read_run(path: Path) -> Run | None:
     """The run in a folder; None before all its seeds have finished a round."""
+    # also those that are listed and gone
+    check_files(path, (layout.CONFIG, layout.SUMMARY, layout.FEDERATION))
     records = read_rounds(path)
-    config = tomllib.loads((path / layout.CONFIG).read_text())
+    config = _read_config(path)
     if {record["seed"] for record in records} != set(config["seeds"]):
         return None
-    file = path / layout.SUMMARY
-    done = json.loads(file.read_text()) if file.exists() else None
+    done = read_summary(path) if layout.is_finished(path) else None
     summary = done or summarize(records, config["method"]["name"], _goal(config))
     return Run(summary["method"], path, records, summary, config, done is not None)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_checked(path, layout.CONFIG).decode())
+    except ValueError as error:
+        raise CheckpointError(f"{path / layout.CONFIG} is damaged: {error}") from error
 
 
 def _goal(config: dict[str, Any]) -> Goal:

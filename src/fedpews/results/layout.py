@@ -13,11 +13,13 @@ NEURONS = "neurons.jsonl"
 FEDERATION = "federation.json"
 """Who takes part, what each holds, and the layers that masks cover."""
 REPORT = "report.html"
+SUMS = "SHA256SUMS"
+"""The digests of the files that do not grow any more."""
 LOCK = ".lock"
 
 CHECKPOINT = "checkpoint"
 STATE = "state.safetensors"
-"""In the checkpoint's folder: every seed's state of the method."""
+"""In the checkpoint's folder, of the versions that kept a single checkpoint: every seed's state of the method."""
 MEMORIES = "clients"
 """In the checkpoint's folder: what each client remembers."""
 
@@ -49,6 +51,16 @@ def legal_name(text: str) -> str:
     name = re.sub(r'[<>:"/\\|?*\x00-\x1f]', "-", text).rstrip(". ")
     is_reserved = re.fullmatch(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name) is not None
     return f"_{name}" if is_reserved or not name else name
+
+
+def state_file(round: int) -> str:
+    """In the checkpoint's folder: every seed's state of the method after a round."""
+    return f"state-{round}.safetensors"
+
+
+def contents_file(round: int) -> str:
+    """In the checkpoint's folder: which files make up the checkpoint of a round, and their digests."""
+    return f"round-{round}.json"
 
 
 def model_file(seed: int) -> str:

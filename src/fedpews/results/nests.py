@@ -1,15 +1,16 @@
-"""Files that are never half written, and nested dicts of tensors as files."""
+"""Nested dicts of tensors as files."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from fedpews.errors import CheckpointError
+from fedpews.results.files import digest, read_bytes
+from fedpews.results.files import write_atomically as write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -47,23 +48,43 @@ def _empties(nest: Nest, prefix: str = "") -> Iterator[str]:
             yield from _empties(value, f"{path}/")
 
 
-def write_nest(path: Path, nest: Nest, header: Mapping[str, Any]) -> None:
-    """A nested dict of tensors as one safetensors file."""
+def write_nest(path: Path, nest: Nest, header: Mapping[str, Any], *, durable: bool = True) -> str:
+    """A nested dict of tensors as one safetensors file; its digest."""
     from safetensors.torch import save
 
     tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in leaves(nest)}
-    about = json.dumps({"header": dict(header), "empty": list(_empties(nest))})
-    write_atomically(path, save(tensors, {"about": about}))
+    about: dict[str, Any] = {"header": dict(header), "empty": list(_empties(nest))}
+    # the format sorts by itself; a nest comes back in the order it had, so that it is the same to every reader
+    if list(tensors) != sorted(tensors):
+        places = {name: place for place, name in enumerate(sorted(tensors))}
+        about["order"] = [places[name] for name in tensors]
+    data = save(tensors, {"about": json.dumps(about)})
+    write_atomically(path, data, durable=durable)
+    return digest(data)
 
 
-def read_nest(path: Path, device: torch.device | str = "cpu") -> tuple[Nest, dict[str, Any]]:
-    """The inverse of ``write_nest``, with the tensors on a device; a file that is not whole is a CheckpointError."""
-    from safetensors import SafetensorError, safe_open
+def read_nest(
+    path: Path, device: torch.device | str = "cpu", expected: str | None = None
+) -> tuple[Nest, dict[str, Any]]:
+    """The inverse of ``write_nest``, with the tensors on a device; a file that is not whole is a CheckpointError.
 
+    Args:
+        expected: the digest that the file must have.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    data = read_bytes(path)
+    if expected is not None and digest(data) != expected:
+        raise CheckpointError(f"{path} is damaged: it does not give its digest")
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads(file.metadata()["about"])
-            tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
+        # the format: the length of a JSON header in eight bytes, then the header
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = json.loads(header["__metadata__"]["about"])
+        tensors = {name: value.to(device) for name, value in sorted(load(data).items())}
+        if "order" in about:
+            names = list(tensors)
+            tensors = {names[place]: tensors[names[place]] for place in about["order"]}
         nest: Nest = {}
         for name, value in [*tensors.items(), *((name, {}) for name in about["empty"])]:
             *parents, last = map(unquote, name.split("/"))
@@ -71,18 +92,8 @@ def read_nest(path: Path, device: torch.device | str = "cpu") -> tuple[Nest, dic
             for parent in parents:
                 place = place.setdefault(parent, {})
             place[last] = value
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        return nest, dict(about["header"])
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} is missing or damaged ({error}). Start again in another folder (--out)."
+            f"{path} is damaged ({error}). Start again in another folder (--out)."
         ) from error
-    return nest, about["header"]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """A file appears whole or not at all, also when the machine goes down."""
-    aside = path.with_name(f".{path.name}.new")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)

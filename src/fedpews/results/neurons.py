@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError
+from fedpews.errors import CheckpointError
 from fedpews.results import layout
+from fedpews.results.growing import read_lines
+from fedpews.results.sums import read_checked, read_sums
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,30 +75,30 @@ class Ownership:
             return np.asarray(self.masks().mean(0), dtype=np.float64)
         return np.frombuffer(b64decode(self.owners), dtype=np.uint8) / np.float64(255)
 
-    def line(self) -> str:
-        """As a line of the file; what is not there is left out."""
-        return json.dumps({key: value for key, value in asdict(self).items() if value is not None})
+    def record(self) -> dict[str, Any]:
+        """As in a line of the file; what is not there is left out."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def read_neurons(folder: Path) -> list[Ownership]:
     """The lines of a run's folder; of an older run, or one without masks, none."""
     file = folder / layout.NEURONS
-    if not file.exists():
-        return []
+    found = read_lines(folder, layout.NEURONS)
     try:
-        found = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
         return [Ownership(**line | {"clients": tuple(line["clients"])}) for line in found]
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
     """Who takes part and what each holds; of an older run nothing is known."""
     file = folder / layout.FEDERATION
-    if not file.exists():
+    if not file.exists() and layout.FEDERATION not in read_sums(folder):
         return {}
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+        found = json.loads(read_checked(folder, layout.FEDERATION))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} is damaged: it is not a table")
     return found

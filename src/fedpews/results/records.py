@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError
+from fedpews.errors import CheckpointError, ConfigError
 from fedpews.results import layout
+from fedpews.results.growing import read_lines
+from fedpews.results.sums import read_checked, read_sums
 from fedpews.tasks.names import Goal, higher_is_better
 
 if TYPE_CHECKING:
@@ -224,11 +226,18 @@ def _std(values: Sequence[float]) -> float | None:
 
 def read_rounds(path: Path) -> list[Record]:
     """The records of a run's folder; a last line cut off by a kill is left out."""
-    file = path / layout.ROUNDS
-    if not file.exists():
+    if not (path / layout.ROUNDS).exists() and layout.ROUNDS not in read_sums(path):
         raise ConfigError(f"{path} holds no run: there is no {layout.ROUNDS} in it")
-    lines = file.read_text().split("\n")[:-1]  # what follows the last line's end is not a whole line
+    return read_lines(path, layout.ROUNDS)
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a finished run."""
+    file = path / layout.SUMMARY
     try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+        found = json.loads(read_checked(path, layout.SUMMARY))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} is damaged: it is not a table")
+    return found

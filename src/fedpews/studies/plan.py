@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedpews.configs import override
-from fedpews.errors import DataMissing, FedpewsError
+from fedpews.errors import DataMissing, FedpewsError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.studies.cells import read_cell
 from fedpews.studies.study import Cell, Scale, Study, canonical, cells, with_seeds
@@ -56,6 +56,9 @@ def plan(
         except DataMissing as error:
             planned.append(Planned(cell, missing, None, f"data missing: {error}"))
             continue
+        except Interrupted:
+            # Ctrl-C or SIGTERM in a probe: whoever stops the plan does not want the next one
+            raise
         except FedpewsError as error:
             planned.append(Planned(cell, missing, None, str(error)))
             continue

@@ -69,7 +69,9 @@ def check_laws(ground: Playground, rounds: int = 3) -> None:
         "a run that is saved and loaded in every round differs: the order of a dict must not matter",
     )
     turned = replace(ground, keep=_backwards, reply=_turn_mask).partly(rounds)
-    check_same(played, turned, "a run whose dicts come back in another order differs: go by name, not by place")
+    check_same(
+        played, turned, "a run whose dicts come back in another order differs: go by name, not by place"
+    )
     sent = replace(
         ground,
         send=lambda d: decode_download(ground.net, encode_download(ground.net, d)),

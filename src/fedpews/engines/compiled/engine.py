@@ -14,10 +14,11 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy
 from fedpews.engines.client_round import ClientRound, finish, start
-from fedpews.engines.compiled.native import Native, load
+from fedpews.engines.compiled.native import Native, compiler_version, load
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, check_padding, trace_step
-from fedpews.engines.engine import Done, Engine, Job, Schedule
+from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
 from fedpews.engines.evaluate import Part, Score, score_models
+from fedpews.errors import CheckpointError
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Network
 from fedpews.torch_private import tree_leaves
@@ -83,10 +84,13 @@ class CompiledEngine(Engine):
         self.workers, self.lanes, self.instead = workers, max(lanes, 2), instead
         self._programs: list[Compiled] = []
         self._refused: list[ClientHalf] = []
+        # of a run that goes on: the kinds of clients that were trained on each engine
+        self._were_compiled: frozenset[str] = frozenset()
+        self._were_eager: frozenset[str] = frozenset()
         self._pool = ThreadPoolExecutor(workers, "lanes", initializer=torch.set_num_threads, initargs=(1,))
 
-    def train(self, jobs: Sequence[Job]) -> list[Done]:
-        done: dict[int, Done] = {}
+    def train(self, jobs: Sequence[Job]) -> list[Done | Diverged]:
+        done: dict[int, Done | Diverged] = {}
         # a group's worth at a time: to start one client takes less time than to hand it to a thread
         batches = [jobs[first : first + self.lanes] for first in range(0, len(jobs), self.lanes)]
         lanes = list(chain.from_iterable(self._pool.map(self._begin, batches)))
@@ -122,6 +126,21 @@ class CompiledEngine(Engine):
         if self.instead is not None:
             self.instead.close()
 
+    def made_with(self) -> dict[str, str]:
+        # both as far as they were met; a kind of client keeps its engine for the whole run
+        compiled = {_kind(known.half) for known in self._programs} | self._were_compiled
+        eager = {_kind(half) for half in self._refused} | self._were_eager
+        return super().made_with() | {
+            "compiler": compiler_version(),
+            "compiled": " ".join(sorted(compiled)),
+            "eager": " ".join(sorted(eager)),
+        }
+
+    def go_on(self, made_with: Mapping[str, str], *, may_change: bool) -> None:
+        if not may_change:
+            self._were_compiled = frozenset(made_with.get("compiled", "").split())
+            self._were_eager = frozenset(made_with.get("eager", "").split())
+
     def _begin(self, jobs: Sequence[Job]) -> list[Lane]:
         lanes = []
         for job in jobs:
@@ -141,6 +160,11 @@ class CompiledEngine(Engine):
         return groups
 
     def _refuse(self, half: ClientHalf, reason: CannotCompile) -> None:
+        if _kind(half) in self._were_compiled:
+            raise CheckpointError(
+                f"the steps of {_kind(half)} were compiled in the rounds before, and now cannot be: {reason}. Mend "
+                "that, or go on to numbers that differ by rounding: --set runtime.resume=changed"
+            )
         if half not in self._refused:
             self._refused.append(half)
             logging.getLogger("fedpews").warning(
@@ -151,8 +175,8 @@ class CompiledEngine(Engine):
         """The program for this kind of job, made when it is the first of its kind."""
         client, data, size = lane.client, self.data, self.schedule.batch_size
         half = client.job.half
-        if half in self._refused:
-            raise CannotCompile("refused before")
+        if half in self._refused or _kind(half) in self._were_eager:
+            raise CannotCompile("it was refused before")
         if not all(isinstance(leaf, Tensor) for leaf in lane.leaves):
             raise CannotCompile("its local state holds something else than tensors")
         shapes = [(leaf.shape, leaf.dtype) for leaf in lane.leaves]
@@ -170,7 +194,7 @@ class CompiledEngine(Engine):
         self._programs.append(Compiled(half, shapes, program, native, net))
         return self._programs[-1]
 
-    def _run(self, compiled: Compiled, lanes: Sequence[Lane]) -> list[Done]:
+    def _run(self, compiled: Compiled, lanes: Sequence[Lane]) -> list[Done | Diverged]:
         """All steps of a group of lanes."""
         clients = [lane.client for lane in lanes]
         lengths = [len(client.sizes) for client in clients]
@@ -199,6 +223,10 @@ class CompiledEngine(Engine):
             )
             for client, own, loss, length in zip(clients, after, losses, lengths, strict=False)
         ]
+
+
+def _kind(half: ClientHalf) -> str:
+    return type(half).__name__
 
 
 def fill_lane(sheet: Sheet, i: int, started: ClientRound) -> None:

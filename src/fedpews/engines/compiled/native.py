@@ -9,19 +9,26 @@ import logging
 import os
 import platform
 import shutil
-import subprocess
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedpews.engines.compiled.apart import run_apart, scratch_folder
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.errors import first_line
-from fedpews.torch_private import compile_step, compiler_command, library_path, tensor_handles, tree_leaves
+from fedpews.torch_private import (
+    compile_step,
+    compiler_command,
+    compiling_apart,
+    library_path,
+    tensor_handles,
+    tree_leaves,
+)
 
 LOOP = """
 /* Takes many steps in one call: the interpreter's lock is free meanwhile, so groups run side by side. */
@@ -198,11 +205,22 @@ def cache_dir() -> Path:
     return folder
 
 
+def compiler_version() -> str:
+    """The compiler in words, such as g++ 12.2.0; empty where there is none."""
+    try:
+        compiler = compiler_path()
+    except CannotCompile:
+        return ""
+    return f"{Path(compiler).name} {_version(compiler)}"
+
+
+@cache
+def _version(compiler: str) -> str:
+    return run_apart([compiler, "-dumpfullversion"]).stdout.strip()
+
+
 def _platform(compiler: str) -> tuple[str, ...]:
-    version = subprocess.run(
-        [compiler, "-dumpfullversion"], capture_output=True, text=True, check=False
-    ).stdout
-    return torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), version.strip()
+    return torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), _version(compiler)
 
 
 def _processor() -> str:
@@ -230,10 +248,13 @@ def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
     """Make a library aside and put it in the cache whole."""
     # inside the cache: a rename is atomic only within one file system, and two processes may build the
     # same library at once
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-        built = make(Path(scratch))
-        library = folder / _name(key, built)
-        os.replace(built, library)
+    try:
+        with scratch_folder(folder) as scratch:
+            built = make(scratch)
+            library = folder / _name(key, built)
+            os.replace(built, library)
+    except OSError as error:
+        raise CannotCompile(f"the cache {folder} cannot be written: {error.strerror or error}") from error
     return library
 
 
@@ -245,7 +266,7 @@ def _compile_loop(compiler: str, scratch: Path) -> Path:
     built = scratch / "loop.so"
     # the C++ compiler is known to be there, so it compiles the C loop too, from its standard input
     command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(built), "-"]
-    done = subprocess.run(command, input=LOOP, capture_output=True, text=True, check=False)
+    done = run_apart(command, LOOP)
     if done.returncode:
         raise CannotCompile(f"the C compiler fails: {done.stderr.strip()[:200]}")
     return built
@@ -271,7 +292,7 @@ def _compile(
     sheet = [tensor.clone() for tensor in example.at(0)]
     arguments = (*sheet, inputs, y, [leaf.clone() for leaf in state], [*program.constants])
     # torch warns about its own internals while it compiles
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), compiling_apart(run_apart):
         warnings.simplefilter("ignore")
         try:
             return compile_step(Step(program), arguments, shapes, scratch / "model.so")

@@ -1,0 +1,63 @@
+"""Clients whose numbers break down, found in the round in which it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from fedpews.engines.engine import Diverged, Done, Job
+from fedpews.errors import ClientDiverged
+from fedpews.neurons.network import Network
+from fedpews.results.nests import leaves
+from fedpews.torch_private import largest
+
+LIMIT = 1e15
+"""The largest weight that a model can be trained on from: the square of one 20,000 times as large is infinite."""
+
+LIMIT_OF_SQUARES = LIMIT**2
+"""The same of what holds squares: running variances, second moments."""
+
+
+def sort_out(net: Network, outcomes: Sequence[Done | Diverged]) -> tuple[list[Done], list[Diverged]]:
+    """Those that can be averaged, and those that cannot: not finite, or so large that the next step would not be.
+
+    A client's loss may still be finite when its weights or what it remembers are not, and an average with one such
+    client in it makes all others diverge in the next round.
+    """
+    finished = [one for one in outcomes if isinstance(one, Done)]
+    named = [[*_numbers(net, done)] for done in finished]
+    sizes = iter(largest([value for each in named for _, value, _ in each]))
+    good, bad = [], [one for one in outcomes if isinstance(one, Diverged)]
+    for done, each in zip(finished, named, strict=True):
+        # NaN is no smaller than the limit either
+        beyond = [name for (name, _, limit), size in zip(each, sizes, strict=False) if not size <= limit]
+        if beyond:
+            bad.append(
+                Diverged(done.seed, done.client, f"{beyond[0]} is not finite any more, or beyond {LIMIT:g}")
+            )
+        else:
+            good.append(done)
+    return good, bad
+
+
+def _numbers(net: Network, done: Done) -> Iterator[tuple[str, Tensor, float]]:
+    """Everything a client sends or keeps, by name, with the largest size it may have."""
+    trained = set(net.trainable)
+    for name, value in done.upload.params.items():
+        if value.is_floating_point() and value.numel():
+            yield name, value, LIMIT if name in trained else LIMIT_OF_SQUARES
+    for kept in (dict(done.upload.extra), done.memory):
+        for name, value in leaves(kept):
+            if value.is_floating_point() and value.numel():
+                yield name, value, LIMIT_OF_SQUARES
+
+
+def explain(bad: Sequence[Diverged], jobs: Sequence[Job]) -> ClientDiverged:
+    """Who diverged, when, and what to do."""
+    job = next(job for job in jobs if (job.seed, job.client) == (bad[0].seed, bad[0].client))
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return ClientDiverged(
+        f"client {job.client} diverges in round {job.download.round} of seed {job.seed}: {bad[0].reason}{more}; lower "
+        f"train.lr (now {job.lr:g}), check the scale of its inputs, or set train.diverged to 'leave-out'"
+    )

@@ -1,0 +1,70 @@
+"""A file that only grows, a line at a time, and the digest of all that is in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpews.errors import CheckpointError
+from fedpews.results.files import read_bytes, write_all
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How much of a growing file a checkpoint knows of: so many bytes, with this digest."""
+
+    size: int = 0
+    digest: str | None = None
+    """None in checkpoints of earlier versions."""
+
+    def check(self, path: Path) -> None:
+        """Raise a CheckpointError unless the file begins with what is meant."""
+        if not self.size:
+            return
+        data = read_bytes(path)
+        if len(data) < self.size:
+            raise CheckpointError(f"{path} is shorter than its checkpoint says")
+        if self.digest is not None and _hasher(data[: self.size]).hexdigest() != self.digest:
+            raise CheckpointError(f"{path} is not what its checkpoint says: it was changed")
+
+
+class Appended:
+    """A growing file, opened by the one process that writes to it."""
+
+    def __init__(self, path: Path, keep: Mark) -> None:
+        keep.check(path)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+            self._file = os.open(path, flags, 0o666)
+            # what a killed run wrote after its checkpoint is written again
+            os.ftruncate(self._file, keep.size)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
+        self._hasher = _hasher(read_bytes(path) if keep.size else b"")
+        self._path, self._size = path, keep.size
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self._size, self._hasher.hexdigest())
+
+    def add(self, text: str) -> None:
+        data = text.encode()
+        try:
+            write_all(self._file, data)
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        self._hasher.update(data)
+        self._size += len(data)
+
+    def sync(self) -> None:
+        """Wait until all of it is on disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _hasher(data: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
