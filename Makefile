@@ -1,5 +1,6 @@
 # make demo   see FedPeWS win on the synthetic data (sets up first)
 # make test   the tests (make test-slow: those that take minutes each, too)
+# make torture, make damage: runs killed at random and folders damaged, see docs/trust-a-run.md
 # make check  lint, format and types
 # make docs   the documentation: build/site/index.html
 
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow zoo check format vendor bench bench-peers docs pictures clean
+.PHONY: setup demo test test-slow torture damage flat zoo check format vendor bench bench-peers docs pictures clean
 
 setup: $(VENV)/.ready
 
@@ -26,6 +27,20 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -n 2
+
+# kill -9 at random moments, KILLS of each method, resumed until done and compared byte for byte with an undisturbed run
+KILLS ?= 100
+SEED ?= 0
+torture: setup
+	$(BIN)/python tests/faults/torture.py --kills $(KILLS) --seed $(SEED)
+
+# every file of a run's folder damaged in six ways, then resumed, compared, reported and loaded
+damage: setup
+	$(BIN)/python tests/faults/damage.py --seed $(SEED)
+
+# memory, handles, threads and temporary files over 2,000 rounds, and what a round adds on disk
+flat: setup
+	$(BIN)/python benchmarks/flat.py
 
 # the libraries of the zoo are 40 MB to fetch and 250 MB on disk; without them its tests are skipped
 zoo: setup

@@ -14,7 +14,8 @@ from safetensors.torch import load as tensors_of
 from fedpews.errors import CheckpointError, ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.results import layout
-from fedpews.results.records import Rounds, read_rounds, read_summary
+from fedpews.results.growing import read_lines
+from fedpews.results.records import Rounds, read_summary
 from fedpews.results.sums import check_files, read_checked, read_sums
 from fedpews.trees import Tree
 
@@ -81,16 +82,15 @@ def load(folder: str | Path) -> Run:
     path = Path(folder)
     if not layout.is_begun(path):
         raise ConfigError(f"{path} holds no run: there is no {layout.CONFIG} in it")
-    listed = read_sums(path)
-    # also those that are listed and gone
-    check_files(path, listed)
+    # all that are listed, also those that are gone
+    check_files(path, read_sums(path))
     experiment = Experiment.load(path / layout.CONFIG)
-    begun = layout.ROUNDS in listed or (path / layout.ROUNDS).exists()
     masks = _tensors(path, {seed: layout.masks_file(seed) for seed in experiment.seeds})
     return Run(
         path,
         experiment,
-        Rounds(read_rounds(path) if begun else []),
+        # none before the first round, unless something vouches for them
+        Rounds(read_lines(path, layout.ROUNDS)),
         read_summary(path) if layout.is_finished(path) else {},
         _tensors(path, {seed: layout.model_file(seed) for seed in experiment.seeds}),
         _tensors(path, {seed: layout.best_file(seed) for seed in experiment.seeds}),

@@ -311,7 +311,7 @@ def _loop(
     # of a run that its watcher ended: the last record may still wait for its evaluation
     rest = server.settle()
     so_far.records += rest
-    saver.add_late(rest)
+    saver.end(rest, server)
     return so_far
 
 

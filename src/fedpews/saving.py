@@ -41,13 +41,19 @@ class Saver:
     def add(self, records: Sequence[Record], server: Server) -> None:
         """Write the records of a round that is done."""
         if self._folder is not None:
-            self._folder.describe(lambda masked: self._federation(masked or bool(server.observed)))
+            self._describe(server)
             self._folder.append(records, server.observed)
 
-    def add_late(self, records: Sequence[Record]) -> None:
-        """Write records that had waited for their evaluation."""
-        if self._folder is not None and records:
+    def end(self, records: Sequence[Record], server: Server) -> None:
+        """After the last round: write records that had waited for their evaluation."""
+        if self._folder is not None:
+            # of a finished run that is resumed, this may be all there is to mend
+            self._describe(server)
             self._folder.append(records)
+
+    def _describe(self, server: Server) -> None:
+        assert self._folder is not None
+        self._folder.describe(lambda masked: self._federation(masked or bool(server.observed)))
 
     def save(self, round: int, server: Server, best: Mapping[int, Tree]) -> None:
         """Write a checkpoint, unless there is one of this round."""

@@ -51,6 +51,8 @@ class Appended:
 
     def add(self, text: str) -> None:
         data = text.encode()
+        if not data:
+            return
         try:
             write_all(self._file, data)
         except OSError as error:
