@@ -172,7 +172,7 @@ def torture(
         other = differences(whole.folder, folder)
         if other:
             return "wrong", kills, f"{said}\ndiffers in {', '.join(other)}"
-        left = [p for p in cache.glob("compiled/building-*")] if phase == "compile" else []
+        left = list(cache.glob("compiled/building-*")) if phase == "compile" else []
         if left:
             return "wrong", kills, f"left over: {left}"
         return "healed" if "going on from the checkpoint" in said else "identical", kills, said
