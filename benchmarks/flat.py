@@ -2,8 +2,8 @@
 
     make flat
 
-One run of 2,000 rounds (scaffold+pews, 4 clients, 2 seeds, a checkpoint every 5 rounds), looked at every 100 rounds. Fails
-if anything but the records grows after the first 200 rounds.
+One run of 2,000 rounds (scaffold+pews, 4 clients, 2 seeds, a checkpoint every 5 rounds), looked at every 100 rounds.
+Fails if anything but the records grows after the first 200 rounds.
 """
 
 from __future__ import annotations

@@ -207,7 +207,11 @@ def train(
                 reopened = hold_to(engine, why, reopened, setup, folder.path)
             server = _server(setup, engine, store, reopened.checkpoint, folder)
             saver = Saver(folder, setup, reopened)
-            done = _loop(setup, server, folder, reopened.checkpoint, saver, watcher or Watcher(), why)
+            try:
+                done = _loop(setup, server, folder, reopened.checkpoint, saver, watcher or Watcher(), why)
+            except KeyboardInterrupt:
+                # the second Ctrl-C: whatever is being written is whole or not there
+                raise Interrupted(f"stopped at once; {_kept(saver)}") from None
         result = _result(setup, server, done, folder)
         if spent is not None:
             result.summary["privacy"] = spent
@@ -289,8 +293,6 @@ def _loop(
                 if round > 1:
                     saver.save(round - 1, server, so_far.best)
                 raise RunFailed(f"{failure}. {_kept(saver)}") from failure
-            except KeyboardInterrupt:
-                raise Interrupted(f"stopped at once, in round {round}. {_kept(saver)}") from None
             new = saver.told(new)
             so_far.records += new
             if rule.judges:

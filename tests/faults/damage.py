@@ -2,8 +2,8 @@
 
     make damage
 
-Good is whatever gives the undamaged folder's result (identical, or healed with a word about it) or refuses with one of our
-own errors. Another result, or a traceback, is wrong.
+Good is whatever gives the undamaged folder's result (identical, or healed with a word about it) or refuses with one of
+our own errors. Another result, or a traceback, is wrong.
 """
 
 from __future__ import annotations

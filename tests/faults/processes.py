@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import logging
@@ -107,11 +108,8 @@ def run(out: Path, method: str, engine: str = "eager", resume: bool = False, **m
 
 def warm_up() -> None:
     """Import in this process what a run imports on its way, so that no child has to; no thread is left."""
-    import torch._inductor.cpp_builder
-
-    import fedpews.engines.compiled.engine
-    import fedpews.methods.fedbn
-
+    for module in ("torch._inductor.cpp_builder", "fedpews.engines.compiled.engine", "fedpews.methods.fedbn"):
+        importlib.import_module(module)
     with tempfile.TemporaryDirectory() as folder:
         for method in ("scaffold+pews", "ditto"):
             run(Path(folder) / method, method)

@@ -2,8 +2,8 @@
 
     make torture KILLS=100 SEED=0
 
-Every method on both engines is killed in each of the phases below; what is left at the end must be the undisturbed run's,
-byte for byte. KILLS is the number of kills of each method, over its engines and phases.
+Every method on both engines is killed in each of the phases below; what is left at the end must be the undisturbed
+run's, byte for byte. KILLS is the number of kills of each method, over its engines and phases.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import fedpews.server
 COLUMNS = ("tried", "identical", "healed", "refused", "wrong")
 
 PHASES = ("write", "append", "rename", "sync", "delete", "start", "round", "compile")
-"""Torn writes of whole files and of lines; before and after a rename; before and after what was written is on disk; when
-old files go; before round 1; in the middle of a round; while the compiler runs."""
+"""Torn writes of whole files and of lines; before and after a rename; before and after what was written is on disk;
+when old files go; before round 1; in the middle of a round; while the compiler runs."""
 
 
 def die() -> None:
@@ -145,7 +145,7 @@ def undisturbed(folder: Path, method: str, engine: str, cache: Path) -> Whole:
 def torture(
     whole: Whole, folder: Path, method: str, engine: str, phase: str, cache: Path, draw: Random
 ) -> tuple[str, int, str]:
-    """Kill a run in a phase, perhaps again when it goes on, then let it finish: the verdict, the kills, what was said."""
+    """Kill a run in a phase, perhaps again when it goes on, then let it finish: the verdict, kills, what was said."""
     kills, said, resume = 0, "", False
     for attempt in range(6):
         chosen = phase if attempt == 0 else draw.choice([p for p in PHASES if p not in ("compile", "start")])

@@ -26,7 +26,7 @@ def run_apart(
     Ctrl-C goes to every process of a terminal's foreground group. A compiler that dies of it would look like one that
     cannot compile, and the round would be trained on another engine than those before it.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command],
         stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -35,15 +35,14 @@ def run_apart(
         errors="replace",
         cwd=folder,
         start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(text)
-    except BaseException:
-        # whoever stops at once leaves no compiler behind, nor what it started
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
+    ) as process:
+        try:
+            output, _ = process.communicate(text)
+        except BaseException:
+            # whoever stops at once leaves no compiler behind, nor what it started
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
     return subprocess.CompletedProcess(process.args, process.returncode, output)
 
 
