@@ -1,6 +1,6 @@
 # make demo   see FedPeWS win on the synthetic data (sets up first)
 # make test   the tests (make test-slow: those that take minutes each, too)
-# make torture, make damage: runs killed at random and folders damaged, see docs/trust-a-run.md
+# make torture, make damage: runs killed at random and folders damaged, see docs/keep-a-run-safe.md
 # make check  lint, format and types
 # make docs   the documentation: build/site/index.html
 

@@ -61,7 +61,11 @@ def test_what_a_client_sends_is_looked_at_and_what_it_keeps_too(value: float) ->
     wrong["0.bias"] = torch.full_like(wrong["0.bias"], value)
     sent = [Upload(i, 1, 8, 2, 0.5, params) for i, params in enumerate((fine, wrong, fine))]
     # what is kept may hold squares, so only there the limit is larger
-    kept = {"controls": {"w": torch.tensor([value])}} if value != 10 * LIMIT else {"w": torch.tensor([LIMIT**2.1])}
+    kept = (
+        {"controls": {"w": torch.tensor([value])}}
+        if value != 10 * LIMIT
+        else {"w": torch.tensor([LIMIT**2.1])}
+    )
     good, bad = sort_out(net, [Done(0, 0, {}, sent[0]), Done(0, 1, {}, sent[1]), Done(0, 2, kept, sent[2])])
     assert [done.client for done in good] == [0]
     assert [done.client for done in bad] == [1, 2]

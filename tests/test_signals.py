@@ -27,7 +27,9 @@ X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 
 
-def run(out: Path, watcher: fedpews.Watcher | None = None, resume: bool = False, **more: Any) -> fedpews.Result:
+def run(
+    out: Path, watcher: fedpews.Watcher | None = None, resume: bool = False, **more: Any
+) -> fedpews.Result:
     given: dict[str, Any] = {"rounds": 8, "train": {"steps": 2}, "runtime": {"engine": "eager"}}
     clients = [(X[:20], Y[:20]), (X[20:], Y[20:])]
     return fedpews.run(
@@ -110,7 +112,9 @@ def test_whoever_stops_at_once_leaves_no_compiler_behind(tmp_path: Path) -> None
         run_apart(["sh", "-c", script])
     number = int(file.read_text())
     for _ in range(100):
-        state = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True).stdout
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True
+        ).stdout
         if not state or state.startswith("Z"):
             return
         time.sleep(0.05)

@@ -32,6 +32,8 @@ def hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = folder / name
         text = file.read_text().replace('"fedavg+pews"', '"<b id=bad>fed</b>{{ script }}"')
         file.write_text(text.replace('"parity"', '"<img src=x onerror=alert(2)>"'))
+    # an attacker writes digests that fit
+    (folder / "SHA256SUMS").unlink()
     return folder
 
 

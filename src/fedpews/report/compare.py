@@ -194,6 +194,11 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if not run.finished
     ]
+    told += [
+        f"{run.label} was changed on its way: {'; '.join(run.summary['went_on'])}."
+        for run in runs
+        if run.summary.get("went_on")
+    ]
     if not all(run.same_data(runs[0]) for run in runs):
         told.append("These runs were trained on different data; their numbers do not measure the same thing.")
     if len({run.goal for run in runs}) > 1:
