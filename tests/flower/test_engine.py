@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from memory_grid import MemoryGrid, site_handler
 
-from fedpews.errors import CheckpointError
+from fedpews.errors import CheckpointError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.flower.app import serve
 from fedpews.flower.engine import FlowerEngine, TooFewSites, is_enough
@@ -113,7 +113,7 @@ def test_a_server_that_stopped_goes_on_with_the_sites_memories(tmp_path: Path, g
         return answer
 
     grid.nodes = {5: honest[0], 6: dies_in_round_3}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         serve(config, grid, {"out": str(tmp_path / "sites")})
     assert len(read_rounds(tmp_path / "sites")) == 2
     again = MemoryGrid()
@@ -412,7 +412,7 @@ def test_a_record_that_waits_for_its_evaluation_outlives_the_server(tmp_path: Pa
         return answer
 
     grid.nodes = {0: honest[0], 1: dies_in_round_3}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         serve(config, grid, {"out": str(tmp_path / "sites")})
     assert len(read_rounds(tmp_path / "sites")) == 1  # round 2 is done, and its evaluation comes with round 3
     again = MemoryGrid()
