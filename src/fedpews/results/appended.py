@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpews.errors import CheckpointError
-from fedpews.results.files import read_bytes, write_all
+from fedpews.results.files import digest, read_bytes, write_all
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Mark:
         data = read_bytes(path)
         if len(data) < self.size:
             raise CheckpointError(f"{path} is shorter than its checkpoint says")
-        if self.digest is not None and _hasher(data[: self.size]).hexdigest() != self.digest:
+        if self.digest is not None and digest(data[: self.size]) != self.digest:
             raise CheckpointError(f"{path} is not what its checkpoint says: it was changed")
 
 
@@ -42,12 +42,13 @@ class Appended:
             os.ftruncate(self._file, keep.size)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
-        self._hasher = _hasher(read_bytes(path) if keep.size else b"")
+        self._hasher = hashlib.sha256(read_bytes(path) if keep.size else b"")
         self._path, self._size = path, keep.size
 
     @property
     def mark(self) -> Mark:
-        return Mark(self._size, self._hasher.hexdigest())
+        # as ``digest`` of all of it would give
+        return Mark(self._size, self._hasher.hexdigest()[:32])
 
     def add(self, text: str) -> None:
         data = text.encode()
@@ -66,7 +67,3 @@ class Appended:
 
     def close(self) -> None:
         os.close(self._file)
-
-
-def _hasher(data: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(data, digest_size=16)

@@ -22,12 +22,12 @@ SUM = re.compile(r', "sum": "([0-9a-f]{8})"\}$')
 
 
 def digest(data: bytes) -> str:
-    """What stands in a checkpoint for a file's content.
+    """What stands in a checkpoint for a file's content: half of its SHA-256, which processors have instructions for.
 
     >>> digest(b"")
-    'cae66941d9efbd404e4d88758ea67670'
+    'e3b0c44298fc1c149afbf4c8996fb924'
     """
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
