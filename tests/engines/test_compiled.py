@@ -27,7 +27,7 @@ from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine, Schedule
-from fedpews.errors import ConfigError, RunFailed
+from fedpews.errors import CheckpointError, ConfigError, RunFailed
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
@@ -298,8 +298,41 @@ def test_a_model_that_branches_on_its_values_runs_eagerly() -> None:
 @pytest.mark.usefixtures("interpreted")
 def test_a_loss_that_is_no_longer_finite_ends_the_run() -> None:
     net, data = network(), federation(8, 8)
-    with pytest.raises(RunFailed, match=r"client 0 is no longer finite .*lower train.lr"):
+    with pytest.raises(RunFailed, match=r"client 0 diverges in round .*finite.*lower train.lr"):
         run(CompiledEngine(net, data, Schedule(4), 1), net, FedAvg(), data, rounds=5, lr=1e20)
+
+
+def test_a_run_that_goes_on_keeps_each_kind_of_client_on_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that is gone, or a cache that cannot be written, must not change the numbers behind a user's back."""
+
+    def broken(*_: Any) -> Any:
+        raise CannotCompile("the cache cannot be written")
+
+    net, data = network(), federation(8, 8)
+    monkeypatch.setattr(compiled, "load", broken)
+    eager = EagerEngine(net, data, Schedule(4), 1)
+    with closing(CompiledEngine(net, data, Schedule(4), 1, instead=eager)) as engine:
+        engine.go_on({"compiled": "FedAvg"}, may_change=False)
+        with pytest.raises(
+            CheckpointError, match=r"FedAvg were compiled .*cannot be written.*runtime\.resume=changed"
+        ):
+            run(engine, net, FedAvg(), data, rounds=1)
+    eager = EagerEngine(net, data, Schedule(4), 1)
+    with closing(CompiledEngine(net, data, Schedule(4), 1, instead=eager)) as engine:
+        engine.go_on({"compiled": "FedAvg"}, may_change=True)
+        run(engine, net, FedAvg(), data, rounds=1)
+        assert engine.made_with()["eager"] == "FedAvg"
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_what_was_trained_eagerly_stays_so_when_the_run_goes_on() -> None:
+    net, data = network(), federation(8, 8)
+    eager = EagerEngine(net, data, Schedule(4), 1)
+    with closing(CompiledEngine(net, data, Schedule(4), 1, instead=eager)) as engine:
+        engine.go_on({"eager": "FedAvg"}, may_change=False)
+        run(engine, net, FedAvg(), data, rounds=1)
+        assert engine.made_with()["compiled"] == ""
+        assert engine.made_with()["eager"] == "FedAvg"
 
 
 def test_auto_compiles_a_small_model_for_a_long_run_only() -> None:
