@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpews.errors import CheckpointError
-from fedpews.results.files import digest, read_bytes, write_all
+from fedpews.results.files import AS_IT_IS, digest, read_bytes, write_all
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Appended:
     def __init__(self, path: Path, keep: Mark) -> None:
         keep.check(path)
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-            self._file = os.open(path, flags, 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | AS_IT_IS, 0o666)
             # what a killed run wrote after its checkpoint is written again
             os.ftruncate(self._file, keep.size)
         except OSError as error:

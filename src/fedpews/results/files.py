@@ -17,6 +17,9 @@ from fedpews.errors import CheckpointError
 ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """The name of a file that was being written when its process was killed."""
 
+AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""How a file is opened: never through a link, and on Windows without another end of lines."""
+
 # a line's own sum stands at its end, as one more key
 SUM = re.compile(r', "sum": "([0-9a-f]{8})"\}$')
 
@@ -39,7 +42,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     # a name that nobody can guess, and never through a link that somebody put there
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | AS_IT_IS, 0o666)
         try:
             write_all(file, data)
             if durable:
@@ -66,17 +69,22 @@ def write_all(file: int, data: bytes) -> None:
 def sync(paths: Iterable[Path]) -> None:
     """Wait until files are on disk."""
     for path in paths:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        # Windows waits only for a file that may be written to
+        _sync(path, os.O_RDWR)
 
 
 def sync_folder(folder: Path) -> None:
     """Wait until a folder's names are on disk; Windows does that by itself."""
     if os.name != "nt":
-        sync([folder])
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    file = os.open(path, flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def read_bytes(path: Path) -> bytes:
