@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,10 @@ class Ended:
 def fork(work: Callable[[], Any]) -> Ended:
     """Do some work in a child, which may be killed, and wait for it; what it returns must be JSON."""
     read, write = os.pipe()
-    number = os.fork()
+    with warnings.catch_warnings():
+        # no thread that a child would wait for is running here
+        warnings.simplefilter("ignore", DeprecationWarning)
+        number = os.fork()
     if number == 0:
         os.close(read)
         code, said, result = 0, io.StringIO(), None
@@ -110,10 +114,16 @@ def warm_up() -> None:
     """Import in this process what a run imports on its way, so that no child has to; no thread is left."""
     for module in ("torch._inductor.cpp_builder", "fedpews.engines.compiled.engine", "fedpews.methods.fedbn"):
         importlib.import_module(module)
-    with tempfile.TemporaryDirectory() as folder:
-        for method in ("scaffold+pews", "ditto"):
-            run(Path(folder) / method, method)
-        fedpews.load(Path(folder) / "ditto")
+    before, threads = fedpews.server.time, torch.get_num_threads()  # type: ignore[attr-defined]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for method in ("scaffold+pews", "ditto"):
+                run(Path(folder) / method, method)
+            fedpews.load(Path(folder) / "ditto")
+    finally:
+        # other tests may follow in this process
+        fedpews.server.time = before  # type: ignore[attr-defined]
+        torch.set_num_threads(threads)
 
 
 class _NoTime:
