@@ -9,8 +9,10 @@ from functools import partial
 from queue import SimpleQueue
 
 from fedpews.build import Setup
-from fedpews.engines.engine import Done, Engine, Job
+from fedpews.engines.diverging import explain
+from fedpews.engines.engine import Diverged, Done, Engine, Job
 from fedpews.engines.evaluate import Part, Score
+from fedpews.errors import RunFailed
 from fedpews.methods.contract import Download
 from fedpews.ranks.group import LEADER, Group
 from fedpews.ranks.memories import RankMemories
@@ -30,7 +32,13 @@ class RankEngine(Engine):
         self._group, self._setup, self._memories = group, setup, memories
         self._share = memories.share = Share(setup, local)
 
-    def train(self, jobs: Sequence[Job]) -> list[Done]:
+    def made_with(self) -> dict[str, str]:
+        return self._share.engine.made_with()
+
+    def go_on(self, made_with: Mapping[str, str], *, may_change: bool) -> None:
+        self._share.engine.go_on(made_with, may_change=may_change)
+
+    def train(self, jobs: Sequence[Job]) -> list[Done | Diverged]:
         ranks = self._assign([(job.seed, job.client) for job in jobs])
         orders: dict[int, _Parts] = {}
         for job, rank in zip(jobs, ranks, strict=True):
@@ -46,7 +54,13 @@ class RankEngine(Engine):
                 key = told["seed"], upload.client
                 done[key] = Done(*key, {}, upload)
                 self._memories.changed(key, rank, told["keeps"])
-        return [done[job.seed, job.client] for job in jobs]
+        lost = [Diverged(*told) for answer in answers.values() for told in answer.about["diverged"]]
+        seeds = {job.seed for job in jobs}
+        if lost and (self._setup.experiment.train.diverged == "stop" or {seed for seed, _ in done} != seeds):
+            # the others' memories of this round are at their ranks already, so the round before cannot be saved
+            raise RunFailed(str(explain(lost, jobs)))
+        outcomes: dict[Key, Done | Diverged] = {**done, **{(one.seed, one.client): one for one in lost}}
+        return [outcomes[job.seed, job.client] for job in jobs]
 
     def evaluate(
         self,

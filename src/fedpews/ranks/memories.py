@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedpews.errors import RankLost
 from fedpews.ranks.group import LEADER, Group
@@ -30,8 +30,10 @@ class RankMemories:
         self._homes: dict[Key, int] = {}
         self._changed: dict[Key, None] = {}  # since the last checkpoint; an ordered set
 
-    def restore(self, versions: Mapping[str, int]) -> None:
-        self._saved.restore(versions)
+    def restore(
+        self, versions: Mapping[str, int], digests: Mapping[str, str], kept: Collection[str] = ()
+    ) -> None:
+        self._saved.restore(versions, digests, kept)
 
     def get(self, seed: int, client: int) -> Nest | None:
         """Nothing: whoever trains the client has it."""
@@ -58,7 +60,7 @@ class RankMemories:
             self._homes[key] = rank
             self._changed[key] = None
 
-    def commit(self, round: int) -> dict[str, int]:
+    def commit(self, round: int) -> tuple[dict[str, int], dict[str, str]]:
         """Collect what changed, and write it."""
         # whatever a rank still had to say of its clients is unknown now, also where it was only asked to evaluate them
         if self._homes and self._group.lost:

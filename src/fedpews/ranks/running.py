@@ -26,7 +26,6 @@ from fedpews.ranks.place import Place
 from fedpews.ranks.share import Share
 from fedpews.results.layout import CHECKPOINT, MEMORIES
 from fedpews.results.memories import MemoryStore
-from fedpews.resuming import about
 from fedpews.running import Result, Watcher, train
 from fedpews.server import cohort_size
 
@@ -97,7 +96,7 @@ def work(place: Place, experiments: Sequence[Experiment], data_dir: str | Path |
     device = torch.device(device_name(experiments[0].runtime.device, place))
     with joined(place, device) as group:
         # Ctrl-C reaches all; the first rank finishes the round with everybody's help, and then says that it is over
-        _ignore(signal.SIGINT, signal.SIGTERM)
+        _ignore(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for experiment in experiments:
             ended = serve(group, experiment, data_dir)
             if ended is not None:
@@ -167,10 +166,9 @@ class _Here:
     @property
     def identity(self) -> dict[str, str]:
         """What must be the same at all ranks, or their numbers would not fit together."""
-        told = about(self.setup)
         return {
-            "experiment": told["changes"],
-            "data": told["data"],
+            "experiment": self.setup.experiment.fingerprint(),
+            "data": self.setup.data_hash,
             "version of fedpews": fedpews.__version__,
             "version of torch": torch.__version__,
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedpews.build import Setup
+from fedpews.engines.diverging import sort_out
 from fedpews.engines.engine import Engine, Job
 from fedpews.methods.contract import Download
 from fedpews.ranks.packing import Message, download_parts, join_download, upload_parts
@@ -90,12 +91,15 @@ class Share:
         ]
         told: list[dict[str, Any]] = []
         uploads: Nest = {}
-        for place, done in enumerate(self.engine.train(jobs)):
+        # here, where what clients keep can be looked at too; one that diverges keeps what it had
+        good, bad = sort_out(self.setup.net, self.engine.train(jobs))
+        for place, done in enumerate(good):
             self.memories.put(done.seed, done.client, done.memory)
             about, uploads[str(place)] = upload_parts(done.upload)
             keeps = nest_bytes(done.memory) is not None
             told.append({"seed": done.seed, "keeps": keeps, "upload": about})
-        return Message("done", {"done": told}, uploads)
+        diverged = [[one.seed, one.client, one.reason] for one in bad]
+        return Message("done", {"done": told, "diverged": diverged}, uploads)
 
     def personal(self, order: Order) -> Message:
         """How good the clients' own models are, which need their memories."""
