@@ -20,6 +20,7 @@ ROOMS = {
     "trees": set(),
     "stopping": set(),
     "tables": set(),
+    "outside": set(),
     "user_code": set(),
     "torch_private": set(),
     "tasks": {"user_code"},
@@ -29,15 +30,15 @@ ROOMS = {
     "models": {"user_code"},
     "data": {"seeds", "tasks", "torch_private", "user_code"},
     "recipes": set(),
-    "results": {"tasks", "trees"},
+    "results": {"outside", "tasks", "trees"},
     "compose": {"methods", "user_code", "warmup"},
-    "configs": {"compose"},
+    "configs": {"compose", "outside"},
     "experiment": {"tables", "compose", "configs", "tasks"},
     "keys": {"compose", "configs", "experiment", "methods"},
     "engines": {"data", "methods", "neurons", "seeds", "tasks", "torch_private", "trees", "user_code"},
     "observe": {"methods", "neurons", "results"},
     "server": {"data", "engines", "methods", "neurons", "observe", "results", "seeds", "tasks", "trees"},
-    "report": {"results", "tasks"},
+    "report": {"outside", "results", "tasks"},
     "build": {
         "compose",
         "configs",
@@ -47,6 +48,7 @@ ROOMS = {
         "methods",
         "models",
         "neurons",
+        "results",
         "seeds",
         "server",
         "tasks",
@@ -55,7 +57,7 @@ ROOMS = {
     },
     "resuming": {"build", "configs", "engines", "experiment", "results"},
     "finetuning": {"build", "engines", "methods", "server", "trees"},
-    "loading": {"build", "experiment", "results", "trees"},
+    "loading": {"build", "experiment", "outside", "results", "trees"},
     "running": {
         "build",
         "data",
@@ -148,7 +150,13 @@ ROOMS = {
     "__main__": {"cli"},
 }
 
-LIGHT = {"errors": {"pydantic"}, "seeds": set(), "user_code": set(), "trees": {"torch"}}
+LIGHT = {
+    "errors": {"pydantic"},
+    "outside": {"fedpews", "pydantic"},
+    "seeds": set(),
+    "user_code": set(),
+    "trees": {"torch"},
+}
 """Rooms that may only use the standard library, and these."""
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file
-
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import Rounds, read_rounds
+from fedpews.results.schema import read_summary
+from fedpews.results.tensors import read_tensors
 from fedpews.trees import Tree
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def load(folder: str | Path) -> Run:
         raise ConfigError(f"{path} holds no run: there is no {layout.CONFIG} in it")
     experiment = Experiment.load(path / layout.CONFIG)
     begun = (path / layout.ROUNDS).exists()
-    summary = json.loads((path / layout.SUMMARY).read_text()) if layout.is_finished(path) else {}
+    summary = read_summary(path, layout.SUMMARY) if layout.is_finished(path) else {}
     return Run(
         path,
         experiment,
@@ -90,12 +89,19 @@ def load(folder: str | Path) -> Run:
         summary,
         _models(path, {seed: layout.model_file(seed) for seed in experiment.seeds}),
         _models(path, {seed: layout.best_file(seed) for seed in experiment.seeds}),
-        {
-            seed: {int(n.removeprefix("client-")): mask.bool() for n, mask in load_file(file).items()}
-            for seed, file in layout.masks_files(path).items()
-        },
+        {seed: _masks(file) for seed, file in layout.masks_files(path).items()},
     )
 
 
 def _models(path: Path, files: Mapping[int, str]) -> dict[int, Tree]:
-    return {seed: load_file(path / file) for seed, file in files.items() if (path / file).exists()}
+    return {seed: read_tensors(path / file) for seed, file in files.items() if (path / file).exists()}
+
+
+def _masks(file: Path) -> dict[int, Tensor]:
+    found = read_tensors(file)
+    clients = {name: name.removeprefix("client-") for name in found}
+    # isascii too: ² is a digit to isdigit, and no number
+    strange = [name for name, number in clients.items() if not (number.isascii() and number.isdigit())]
+    if strange:
+        raise ConfigError(f"{file} is damaged: {strange[0]!r:.60} is no client")
+    return {int(clients[name]): mask.bool() for name, mask in found.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +12,7 @@ from fedpews.errors import ConfigError
 from fedpews.results import layout
 from fedpews.results.neurons import Ownership, read_federation, read_neurons
 from fedpews.results.records import Record, read_rounds, summarize
+from fedpews.results.schema import read_config_file, read_summary
 from fedpews.tasks.names import FIRST, Goal, is_share, short
 
 
@@ -132,11 +131,12 @@ def folders_of_runs(folders: Sequence[Path], missing_ok: bool = False) -> list[P
 def read_run(path: Path) -> Run | None:
     """The run in a folder; None before all its seeds have finished a round."""
     records = read_rounds(path)
-    config = tomllib.loads((path / layout.CONFIG).read_text())
+    config = read_config_file(path, layout.CONFIG)
     if {record["seed"] for record in records} != set(config["seeds"]):
         return None
-    file = path / layout.SUMMARY
-    done = json.loads(file.read_text()) if file.exists() else None
+    done = read_summary(path, layout.SUMMARY) if layout.is_finished(path) else None
+    if done is not None and set(done["seeds"]) != set(config["seeds"]):
+        raise ConfigError(f"{path / layout.SUMMARY} has other seeds than {layout.CONFIG} beside it")
     summary = done or summarize(records, config["method"]["name"], _goal(config))
     return Run(summary["method"], path, records, summary, config, done is not None)
 
@@ -146,7 +146,7 @@ def _goal(config: dict[str, Any]) -> Goal:
     task = config.get("task", {})
     first = (task.get("metrics") or [FIRST.get(task.get("name", ""), "accuracy")])[0]
     metric = config.get("target_metric", short(first))
-    return Goal(metric, config.get("target", config["target_accuracy"] if metric == "accuracy" else None))
+    return Goal(metric, config.get("target", config.get("target_accuracy") if metric == "accuracy" else None))
 
 
 def scale(metric: str, value: float | None) -> float | None:

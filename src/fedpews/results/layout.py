@@ -73,7 +73,9 @@ def masks_file(seed: int) -> str:
 
 def masks_files(folder: Path) -> dict[int, Path]:
     """The masks of every seed that has them."""
-    found = {int(file.stem.removeprefix("masks-")): file for file in folder.glob("masks-*.safetensors")}
+    files = {file.stem.removeprefix("masks-"): file for file in folder.glob("masks-*.safetensors")}
+    # a name that is no seed is none of ours
+    found = {int(seed): file for seed, file in files.items() if re.fullmatch("[0-9]{1,20}", seed)}
     return dict(sorted(found.items()))
 
 

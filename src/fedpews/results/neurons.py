@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
 from fedpews.results import layout
+from fedpews.results.schema import FederationShape, OwnershipShape, read_lines, read_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +74,17 @@ class Ownership:
             return np.asarray(self.masks().mean(0), dtype=np.float64)
         return np.frombuffer(b64decode(self.owners), dtype=np.uint8) / np.float64(255)
 
+    def is_whole(self) -> bool:
+        """Whether the packed bits or bytes are as many as the numbers of clients and neurons say."""
+        packed, unit = (self.owned, 1) if self.owned is not None else (self.owners, 8)
+        count = self.neurons * (len(self.clients) if unit == 1 else 1)
+        if packed is None or (self.owned is not None and self.owners is not None):
+            return False
+        try:
+            return len(b64decode(packed, validate=True)) == (count * unit + 7) // 8
+        except ValueError:
+            return False
+
     def line(self) -> str:
         """As a line of the file; what is not there is left out."""
         return json.dumps({key: value for key, value in asdict(self).items() if value is not None})
@@ -83,11 +95,13 @@ def read_neurons(folder: Path) -> list[Ownership]:
     file = folder / layout.NEURONS
     if not file.exists():
         return []
-    try:
-        found = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
-        return [Ownership(**line | {"clients": tuple(line["clients"])}) for line in found]
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+    found = [
+        Ownership(**line | {"clients": tuple(line["clients"])}) for line in read_lines(file, OwnershipShape)
+    ]
+    for number, one in enumerate(found, start=1):
+        if not one.is_whole():
+            raise ConfigError(f"{file}, line {number} is damaged: it does not hold a mask of {one.neurons}")
+    return found
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
@@ -95,8 +109,8 @@ def read_federation(folder: Path) -> dict[str, Any]:
     file = folder / layout.FEDERATION
     if not file.exists():
         return {}
-    try:
-        found: dict[str, Any] = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+    found: dict[str, Any] = read_object(file, FederationShape)
+    counts = found.get("counts") or []
+    if len({len(row) for row in counts}) > 1 or not all(counts):
+        raise ConfigError(f"{file} is damaged: its counts are not a table of clients by classes")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
 from fedpews.results import layout
+from fedpews.results.schema import RecordShape, check_clients, read_lines
 from fedpews.tasks.names import Goal, higher_is_better
 
 if TYPE_CHECKING:
@@ -225,10 +225,8 @@ def _std(values: Sequence[float]) -> float | None:
 def read_rounds(path: Path) -> list[Record]:
     """The records of a run's folder; a last line cut off by a kill is left out."""
     file = path / layout.ROUNDS
-    if not file.exists():
+    if not file.exists() and not file.is_symlink():
         raise ConfigError(f"{path} holds no run: there is no {layout.ROUNDS} in it")
-    lines = file.read_text().split("\n")[:-1]  # what follows the last line's end is not a whole line
-    try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+    records: list[Record] = read_lines(file, RecordShape)
+    check_clients(records, str(file))
+    return records
