@@ -77,7 +77,7 @@ def load(folder: str | Path) -> Run:
     fedpews.errors.ConfigError: nowhere holds no run: there is no config.toml in it
     """
     path = Path(folder)
-    if not layout.is_begun(path):
+    if not (path / layout.CONFIG).exists():
         raise ConfigError(f"{path} holds no run: there is no {layout.CONFIG} in it")
     experiment = Experiment.load(path / layout.CONFIG)
     begun = (path / layout.ROUNDS).exists()

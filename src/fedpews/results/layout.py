@@ -85,5 +85,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a folder holds a run."""
-    return (folder / CONFIG).exists()
+    """Whether a folder holds anything of a run: one that lost its configuration must not be written over either."""
+    names = (CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, CHECKPOINT)
+    alone = any((folder / name).exists() or (folder / name).is_symlink() for name in names)
+    return alone or any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 HELD_BYTES = 64 * 2**20
 """Clients' memories held in RAM; the others are on disk."""
+
+
+_NAME = re.compile(r"\d+-\d+-\d+\.safetensors|\..+\.new")
+"""What a run puts beside each other; nothing else is deleted."""
 
 
 class Store(Protocol):
@@ -63,7 +68,7 @@ class MemoryStore:
             known = {self._path(key, number) for key, number in self._versions.items()}
             for path in self._folder.iterdir():
                 # a killed run leaves files of after the checkpoint, or of the one before it
-                if path not in known:
+                if path not in known and _NAME.fullmatch(path.name) and not path.is_dir():
                     path.unlink()
 
     def get(self, seed: int, client: int) -> Nest | None:

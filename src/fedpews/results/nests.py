@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,9 +81,13 @@ def read_nest(path: Path, device: torch.device | str = "cpu") -> tuple[Nest, dic
 
 def write_atomically(path: Path, data: bytes) -> None:
     """A file appears whole or not at all, also when the machine goes down."""
-    aside = path.with_name(f".{path.name}.new")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    # a name that nobody can guess, and never through a link that somebody put there
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        with aside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

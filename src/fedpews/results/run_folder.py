@@ -17,6 +17,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from fedpews.errors import CheckpointError, FolderInUse
 from fedpews.results import layout
+from fedpews.results.links import refuse_links
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.nests import read_nest, write_atomically, write_nest
 from fedpews.results.neurons import Ownership
@@ -54,6 +55,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
+        refuse_links(path)
         self._lock = _lock(path)
         self._rounds: IO[bytes] | None = None
         self._neurons: IO[bytes] | None = None
