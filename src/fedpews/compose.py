@@ -296,7 +296,7 @@ def _load(place: str, what: str, name: str) -> type[Any]:
     module, _, attribute = place.rpartition(":")
     try:
         cls = getattr(load_module(module), attribute)
-    except (ImportError, AttributeError, OSError) as error:
+    except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"the {what} {name!r} cannot be loaded: {first_line(error)}") from error
     from fedpews.methods.options import Options
 
