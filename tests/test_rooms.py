@@ -28,7 +28,7 @@ ROOMS = {
     "methods": {"neurons", "seeds", "torch_private", "trees"},
     "warmup": {"methods", "neurons", "seeds", "trees"},
     "models": {"user_code"},
-    "data": {"seeds", "tasks", "torch_private", "user_code"},
+    "data": {"outside", "seeds", "tasks", "torch_private", "user_code"},
     "recipes": set(),
     "results": {"outside", "tasks", "trees"},
     "compose": {"methods", "user_code", "warmup"},

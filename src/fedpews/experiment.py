@@ -212,7 +212,7 @@ class Experiment(Table):
     """
 
     rounds: Count = Field(100, description="T, communication rounds")
-    seeds: list[Annotated[int, Field(ge=0, lt=2**64, strict=True)]] = Field(
+    seeds: list[Annotated[int, Field(ge=0, le=10**18, strict=True)]] = Field(
         [0], min_length=1, description="one run for each"
     )
     target_accuracy: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -221,7 +221,7 @@ class Experiment(Table):
     target_metric: str | None = Field(
         None, description="the metric that has a target; by default the first of task.metrics"
     )
-    target: float | None = Field(
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="what target_metric is to reach; by default target_accuracy where that makes sense"
     )
     participation: Annotated[float, Field(gt=0, le=1)] = Field(

@@ -34,6 +34,18 @@ _LONG_KEY = re.compile(
 )
 
 
+def check_plain(path: Path) -> Path:
+    """The path, if it is a plain file or a link to one: to open a pipe or a device may never return."""
+    try:
+        mode = path.stat().st_mode
+    # RuntimeError: links that lead to each other
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path} is not a plain file")
+    return path
+
+
 def read_bytes(path: Path, most: int, *, follow: bool = True) -> bytes:
     """All bytes of a plain file of at most so many: no device, no pipe, nothing that blocks or never ends.
 

@@ -14,6 +14,9 @@ from fedpews.cli.console import err
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost, first_line
 from fedpews.ranks.place import Place
 
+NO_MEMORY = ("not enough memory", "can't allocate memory")
+"""In torch's own words, in a RuntimeError."""
+
 
 @contextmanager
 def explained(debug: bool) -> Iterator[None]:
@@ -59,7 +62,8 @@ def as_known(error: Exception) -> FedpewsError | None:
         return FedpewsError(f"{' and '.join(names)}: {error.strerror}" if names else first_line(error))
     if isinstance(error, RecursionError):
         return ConfigError("something in the configuration or the data is nested too deeply")
-    # torch says so in a RuntimeError of its own
-    if isinstance(error, MemoryError) or "not enough memory" in str(error):
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):
+        return FedpewsError(str(error))
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
         return FedpewsError(f"there is not enough memory: {first_line(error)}")
     return None
