@@ -22,6 +22,25 @@ from fedpews.outside import MEGABYTE, check_plain
 MOST_TIMES, FREE = 200, 256 * MEGABYTE
 """Unpacked, a file may be so many times as large, and always so large: beyond that it was made to fill the memory."""
 
+BROKEN = (
+    ValueError,
+    OSError,
+    EOFError,
+    zlib.error,
+    struct.error,
+    zipfile.BadZipFile,
+    # a password, or a way of packing that is not there
+    RuntimeError,
+    # what a header is made of is parsed as Python's literals are
+    SyntaxError,
+    tokenize.TokenError,
+    TypeError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+)
+"""What a zip file, a header or a compressed stream that is damaged may raise."""
+
 _KINDS = "biufcSU"  # numbers, and labels that are text
 
 
@@ -30,7 +49,8 @@ def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
     check_plain(path)
     try:
         with path.open("rb") as raw:
-            if raw.read(2) != b"PK":
+            # a single array, as numpy.save makes it
+            if raw.read(6) == b"\x93NUMPY":
                 raise ConfigError(f"{path}: not an npz file; save it with numpy.savez(path, x=..., y=...).")
         with zipfile.ZipFile(path) as archive:
             entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -42,9 +62,7 @@ def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
             sizes = {key: _promised(path, archive, entries[key]) for key in keys}
             _check_size(path, sum(sizes.values()))
             return {key: _read(archive, entries[key]) for key in keys}
-    # what a zip file, a header or a compressed stream that is damaged may raise, password included
-    except (ValueError, OSError, EOFError, zlib.error, struct.error, RuntimeError, NotImplementedError,
-            tokenize.TokenError, zipfile.BadZipFile, SyntaxError, TypeError, OverflowError, MemoryError, LookupError) as error:  # fmt: skip
+    except BROKEN as error:
         raise ConfigError(
             f"{path}: not a readable npz file of plain arrays ({error!s:.200}); make it again."
         ) from error
