@@ -1,13 +1,14 @@
 # make demo   see FedPeWS win on the synthetic data (sets up first)
 # make test   the tests (make test-slow: those that take minutes each, too)
 # make check  lint, format and types
+# make fuzz   every parser that reads from outside, thirty times as long as in the tests (FUZZ=100: longer still)
 # make docs   the documentation: build/site/index.html
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow zoo check format vendor bench bench-peers docs pictures clean
+.PHONY: setup demo test test-slow fuzz audit zoo check format vendor bench bench-peers docs pictures clean
 
 setup: $(VENV)/.ready
 
@@ -26,6 +27,15 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -n 2
+
+FUZZ ?= 30
+fuzz: setup
+	FEDPEWS_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n 2 tests/hostile/test_fuzz_text.py tests/hostile/test_fuzz_files.py
+
+# known weaknesses of what is installed; asks a database on the network, and says so where there is none
+audit: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip || test $$? -eq 1
 
 # the libraries of the zoo are 40 MB to fetch and 250 MB on disk; without them its tests are skipped
 zoo: setup

@@ -72,11 +72,19 @@ def read_nest(path: Path, device: torch.device | str = "cpu") -> tuple[Nest, dic
             for parent in parents:
                 place = place.setdefault(parent, {})
             place[last] = value
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        return nest, dict(about["header"])
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(
             f"{path} is missing or damaged ({error}). Start again in another folder (--out)."
         ) from error
-    return nest, about["header"]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
