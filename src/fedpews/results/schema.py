@@ -145,6 +145,15 @@ class FederationShape(TypedDict, total=False):
     data: str
 
 
+class SeenShape(TypedDict):
+    """What a site said at first contact, in sites-seen.json."""
+
+    key: str | None
+    data: str
+    samples: Whole
+    test_samples: Whole
+
+
 def read_lines(file: Path, schema: Any) -> list[Any]:
     """The whole lines of a JSON-lines file, each of a schema's shape."""
     lines = json_lines(read_text(file, MOST_TEXT, follow=False), str(file))
