@@ -229,3 +229,10 @@ def test_a_published_file_that_is_something_else_is_refused(
         make(tmp_path / name)
         with pytest.raises(ConfigError):
             read_idx(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.uint64])
+def test_unsigned_labels_are_read(kind: type[np.unsignedinteger[Any]], tmp_path: Path) -> None:
+    for name in ("a", "test"):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((3, 2), np.float32), y=np.array([0, 1, 2], kind))
+    assert load(f"folder:{tmp_path}").y.tolist() == [0, 1, 2]

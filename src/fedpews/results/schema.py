@@ -192,6 +192,11 @@ def read_config_file(folder: Path, file: str) -> dict[str, Any]:
 def check_clients(records: Sequence[dict[str, Any]], where: str) -> None:
     """Either every record of an evaluation says how single clients do, and of as many, or none does."""
     seen = [record for record in records if "metrics" in record or "accuracy" in record]
-    counts = {len(record["client_accuracy"]) if "client_accuracy" in record else None for record in seen}
-    if len(counts) > 1:
+    told = [{"": record.get("client_accuracy"), **record.get("client_metrics", {})} for record in seen]
+    shapes = {
+        tuple((key, None if values is None else len(values)) for key, values in sorted(one.items()))
+        for one in told
+    }
+    sizes = {size for shape in shapes for _, size in shape if size is not None}
+    if len(shapes) > 1 or len(sizes) > 1:
         raise ConfigError(f"{where} is damaged: its lines are not about the same clients")
