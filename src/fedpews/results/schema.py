@@ -145,6 +145,14 @@ class FederationShape(TypedDict, total=False):
     data: str
 
 
+class ActivationShape(TypedDict):
+    """A line of activations.jsonl."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    seed: Seed
+    round: Whole
+
+
 class SeenShape(TypedDict):
     """What a site said at first contact, in sites-seen.json."""
 
