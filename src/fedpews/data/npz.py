@@ -78,7 +78,7 @@ def _promised(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> in
         shape, _, dtype = _header(file)
         if dtype.hasobject or dtype.kind not in _KINDS:
             raise ConfigError(
-                f"{path}: {info.filename} must be one of plain arrays, of numbers or text; it holds {dtype}."
+                f"{path}: not a readable npz file of plain arrays: {info.filename} holds {dtype}; make it again."
             )
         size = math.prod(shape) * dtype.itemsize
         if file.tell() + size != info.file_size:

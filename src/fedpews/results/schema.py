@@ -156,6 +156,7 @@ class ActivationShape(TypedDict):
 class SeenShape(TypedDict):
     """What a site said at first contact, in sites-seen.json."""
 
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
     key: str | None
     data: str
     samples: Whole
