@@ -2,13 +2,14 @@
 # make test   the tests (make test-slow: those that take minutes each, too)
 # make torture, make damage: runs killed at random and folders damaged, see docs/keep-a-run-safe.md
 # make check  lint, format and types
+# make fuzz   every parser that reads from outside, thirty times as long as in the tests (FUZZ=100: longer still)
 # make docs   the documentation: build/site/index.html
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test test-slow torture damage flat zoo check format vendor bench bench-peers docs pictures clean
+.PHONY: setup demo test test-slow torture damage flat fuzz audit zoo check format vendor bench bench-peers docs pictures clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +42,15 @@ damage: setup
 # memory, handles, threads and temporary files over 2,000 rounds, and what a round adds on disk
 flat: setup
 	$(BIN)/python benchmarks/flat.py
+
+FUZZ ?= 30
+fuzz: setup
+	FEDPEWS_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n 2 tests/hostile/test_fuzz_*.py
+
+# known weaknesses of the pinned versions, from a database on the network; what cannot be looked up is listed as such
+audit:
+	test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
+	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # the libraries of the zoo are 40 MB to fetch and 250 MB on disk; without them its tests are skipped
 zoo: setup

@@ -20,6 +20,7 @@ ROOMS = {
     "trees": set(),
     "stopping": set(),
     "tables": set(),
+    "outside": set(),
     "user_code": set(),
     "torch_private": set(),
     "tasks": {"user_code"},
@@ -27,11 +28,11 @@ ROOMS = {
     "methods": {"neurons", "seeds", "torch_private", "trees"},
     "warmup": {"methods", "neurons", "seeds", "trees"},
     "models": {"user_code"},
-    "data": {"seeds", "tasks", "torch_private", "user_code"},
+    "data": {"outside", "seeds", "tasks", "torch_private", "user_code"},
     "recipes": set(),
-    "results": {"tasks", "trees"},
+    "results": {"outside", "tasks", "trees"},
     "compose": {"methods", "user_code", "warmup"},
-    "configs": {"compose"},
+    "configs": {"compose", "outside"},
     "experiment": {"tables", "compose", "configs", "tasks"},
     "keys": {"compose", "configs", "experiment", "methods"},
     "engines": {
@@ -47,7 +48,7 @@ ROOMS = {
     },
     "observe": {"methods", "neurons", "results"},
     "server": {"data", "engines", "methods", "neurons", "observe", "results", "seeds", "tasks", "trees"},
-    "report": {"results", "tasks"},
+    "report": {"outside", "results", "tasks"},
     "watching": {"experiment", "report", "results", "trees"},
     "build": {
         "compose",
@@ -58,6 +59,7 @@ ROOMS = {
         "methods",
         "models",
         "neurons",
+        "results",
         "seeds",
         "server",
         "tasks",
@@ -67,7 +69,7 @@ ROOMS = {
     "resuming": {"build", "configs", "engines", "experiment", "neurons", "results"},
     "saving": {"build", "observe", "results", "resuming", "server", "trees"},
     "finetuning": {"build", "engines", "methods", "server", "trees"},
-    "loading": {"build", "experiment", "results", "trees"},
+    "loading": {"build", "experiment", "outside", "results", "trees"},
     "running": {
         "build",
         "data",
@@ -105,6 +107,7 @@ ROOMS = {
         "configs",
         "data",
         "experiment",
+        "outside",
         "report",
         "results",
         "running",
@@ -120,6 +123,7 @@ ROOMS = {
         "experiment",
         "methods",
         "neurons",
+        "outside",
         "results",
         "running",
         "seeds",
@@ -161,7 +165,13 @@ ROOMS = {
     "__main__": {"cli"},
 }
 
-LIGHT = {"errors": {"pydantic"}, "seeds": set(), "user_code": set(), "trees": {"torch"}}
+LIGHT = {
+    "errors": {"pydantic"},
+    "outside": {"fedpews", "pydantic"},
+    "seeds": set(),
+    "user_code": set(),
+    "trees": {"torch"},
+}
 """Rooms that may only use the standard library, and these."""
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedpews import compose, data, models
@@ -31,6 +29,7 @@ from fedpews.methods.robust import Aggregate
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
+from fedpews.results.tensors import read_tensors
 from fedpews.seeds import fold
 from fedpews.server import Rules, cohort_size
 from fedpews.tasks import Classification, Task, make
@@ -244,9 +243,9 @@ def read_start(place: str, seed: int, like: Tree) -> Tree:
     """The weights in a file, which must be all of the model's and fit it."""
     path = Path(place.replace("{seed}", str(seed)))
     try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"model.start: {path} cannot be read: {first_line(error)}") from error
+        found = read_tensors(path, follow=True)
+    except ConfigError as error:
+        raise ConfigError(f"model.start: {error}") from error
     for name, value in like.items():
         if name not in found:
             raise ConfigError(f"model.start: {path} has no {name}; {nearest(name, found)}")

@@ -296,8 +296,14 @@ def _load(place: str, what: str, name: str) -> type[Any]:
     module, _, attribute = place.rpartition(":")
     try:
         cls = getattr(load_module(module), attribute)
-    except (ImportError, AttributeError, OSError) as error:
+    except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"the {what} {name!r} cannot be loaded: {first_line(error)}") from error
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise ConfigError(f"the {what} {name!r} must be a dataclass, so that its options are known")
+    from fedpews.methods.options import Options
+
+    # of ours: any other dataclass has an __init__ that was not written to be called from a configuration
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, Options)):
+        raise ConfigError(
+            f"the {what} {name!r} must be a dataclass that extends fedpews.Method or an Optimizer, so that its "
+            "options are known"
+        )
     return cls

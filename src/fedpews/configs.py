@@ -12,6 +12,7 @@ from typing import Any
 
 from fedpews.compose import MethodName, method_class, takes_server
 from fedpews.errors import ConfigError, nearest
+from fedpews.outside import DEEPEST, MOST_TOML, parse_toml, read_text
 
 STUDIES = "fedpews.studies.paper"
 """Where the tables and figures of the paper are."""
@@ -35,7 +36,7 @@ def read_config(config: str | Path) -> dict[str, Any]:
     """The values in a recipe or a TOML file."""
     known = recipes()
     if str(config) in known:
-        return tomllib.loads(known[str(config)].read_text())
+        return parse_toml(known[str(config)].read_text(encoding="utf-8"), str(config))
     study = str(config).removeprefix("paper/")
     if study in shipped(STUDIES):
         raise ConfigError(f"{config} is a study of several runs; run it with: fedpews reproduce {study}")
@@ -44,10 +45,7 @@ def read_config(config: str | Path) -> dict[str, Any]:
         raise ConfigError(
             f"{config}: no such recipe or file; {nearest(str(config), known)} (see `fedpews list recipes`)"
         )
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return parse_toml(read_text(path, MOST_TOML), str(path))
 
 
 def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,10 +88,15 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r}: give it as key=value, for instance --set train.lr=0.1")
+    if key.count(".") >= DEEPEST:
+        raise ConfigError(f"--set {key[:60]!r}...: there is no key of so many parts")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key.strip(), parse_toml(f"value = {value}", f"--set {key.strip()[:60]}")["value"]
+    except ConfigError as error:
+        # a plain string needs no quotes; what is TOML but too large or too deep is no string
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return key.strip(), value.strip()
+        raise
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

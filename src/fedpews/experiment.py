@@ -81,10 +81,12 @@ class ModelTable(BaseModel):
 class TrainTable(Table):
     lr: Positive = Field(0.01, description="local learning rate")
     batch_size: Count = Field(32)
-    epochs: Count | None = Field(
+    epochs: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = Field(
         None, description="passes over its data that a client makes in a round; 1 by default"
     )
-    steps: Count | None = Field(None, description="instead of epochs: local steps in a round")
+    steps: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] | None = Field(
+        None, description="instead of epochs: local steps in a round"
+    )
     optimizer: str = Field(
         "sgd",
         description="of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
@@ -215,7 +217,7 @@ class Experiment(Table):
     """
 
     rounds: Count = Field(100, description="T, communication rounds")
-    seeds: list[Annotated[int, Field(ge=0, strict=True)]] = Field(
+    seeds: list[Annotated[int, Field(ge=0, le=10**18, strict=True)]] = Field(
         [0], min_length=1, description="one run for each"
     )
     target_accuracy: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -224,7 +226,7 @@ class Experiment(Table):
     target_metric: str | None = Field(
         None, description="the metric that has a target; by default the first of task.metrics"
     )
-    target: float | None = Field(
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="what target_metric is to reach; by default target_accuracy where that makes sense"
     )
     participation: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -260,6 +262,9 @@ class Experiment(Table):
                 f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
                 "leave one of them out"
             )
+        twice = self._said_twice()
+        if twice:
+            raise ValueError(twice)
         if self.privacy.clip is not None and (self.train.weighting, self.train.aggregate) != (
             "uniform",
             "mean",
@@ -272,6 +277,18 @@ class Experiment(Table):
                 f"warmup.rounds is {self.warmup_rounds} but there are only {self.rounds} rounds; make it at most rounds"
             )
         return self
+
+    def _said_twice(self) -> str:
+        """What is wrong where a key is given in two places, of which one would be ignored."""
+        own, names = self.method.model_extra or {}, ("momentum", "weight_decay", "clip_norm")
+        given = {f"method.{key}": f"train.{key}" for key in names if key in own and getattr(self.train, key)}
+        if "lr" in self.server and self.train.server_lr is not None:
+            given["server.lr"] = "train.server_lr"
+        for one, other in given.items():
+            return f"{one} and {other} are the same; give one of them"
+        strange = [f"method.{key}" for key in ("optimizer", "server", "warmup") if key in own]
+        strange += [f"{table}.name" for table in ("server", "optimizer") if "name" in getattr(self, table)]
+        return f"there is no key {strange[0]}; see `fedpews list keys`" if strange else ""
 
     @property
     def _parsed(self) -> MethodName:

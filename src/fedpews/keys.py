@@ -67,6 +67,7 @@ def commented_toml(recipe: str, path: str = "my.toml") -> str:
     lines = [
         f"# fedpews run {path}",
         f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
+        "# Names such as module:Class are code, which runs: read a file that somebody else wrote first.",
         "",
     ]
     plain = {name: default for name, default in defaults.items() if not isinstance(default, dict)}

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_of
-
-from fedpews.errors import CheckpointError, ConfigError, first_line
+from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.results import layout
-from fedpews.results.growing import read_lines
-from fedpews.results.records import Rounds, read_summary
-from fedpews.results.sums import check_files, read_checked, read_sums
+from fedpews.results.checkpoints import known_marks
+from fedpews.results.records import Rounds, read_rounds
+from fedpews.results.schema import read_summary
+from fedpews.results.sums import check_files, read_sums
+from fedpews.results.tensors import read_tensors
 from fedpews.trees import Tree
 
 if TYPE_CHECKING:
@@ -80,34 +79,33 @@ def load(folder: str | Path) -> Run:
     fedpews.errors.ConfigError: nowhere holds no run: there is no config.toml in it
     """
     path = Path(folder)
-    if not layout.is_begun(path):
+    if not (path / layout.CONFIG).exists():
         raise ConfigError(f"{path} holds no run: there is no {layout.CONFIG} in it")
     # all that are listed, also those that are gone
     check_files(path, read_sums(path))
     experiment = Experiment.load(path / layout.CONFIG)
-    masks = _tensors(path, {seed: layout.masks_file(seed) for seed in experiment.seeds})
+    begun = (path / layout.ROUNDS).exists() or known_marks(path)[0].size > 0
+    summary = read_summary(path, layout.SUMMARY) if layout.is_finished(path) else {}
     return Run(
         path,
         experiment,
-        # none before the first round, unless something vouches for them
-        Rounds(read_lines(path, layout.ROUNDS)),
-        read_summary(path) if layout.is_finished(path) else {},
-        _tensors(path, {seed: layout.model_file(seed) for seed in experiment.seeds}),
-        _tensors(path, {seed: layout.best_file(seed) for seed in experiment.seeds}),
-        {
-            seed: {int(name.removeprefix("client-")): mask.bool() for name, mask in tree.items()}
-            for seed, tree in masks.items()
-        },
+        Rounds(read_rounds(path) if begun else []),
+        summary,
+        _models(path, {seed: layout.model_file(seed) for seed in experiment.seeds}),
+        _models(path, {seed: layout.best_file(seed) for seed in experiment.seeds}),
+        {seed: _masks(file) for seed, file in layout.masks_files(path).items()},
     )
 
 
-def _tensors(path: Path, files: Mapping[int, str]) -> dict[int, Tree]:
-    """The tensors of each seed whose file is there."""
-    found: dict[int, Tree] = {}
-    for seed, name in files.items():
-        if (path / name).exists():
-            try:
-                found[seed] = tensors_of(read_checked(path, name))
-            except SafetensorError as error:
-                raise CheckpointError(f"{path / name} is damaged: {first_line(error)}") from error
-    return found
+def _models(path: Path, files: Mapping[int, str]) -> dict[int, Tree]:
+    return {seed: read_tensors(path / file) for seed, file in files.items() if (path / file).exists()}
+
+
+def _masks(file: Path) -> dict[int, Tensor]:
+    found = read_tensors(file)
+    clients = {name: name.removeprefix("client-") for name in found}
+    # isascii too: ² is a digit to isdigit, and no number
+    strange = [name for name, number in clients.items() if not (number.isascii() and number.isdigit())]
+    if strange:
+        raise ConfigError(f"{file} is damaged: {strange[0]!r:.60} is no client")
+    return {int(clients[name]): mask.bool() for name, mask in found.items()}

@@ -35,7 +35,7 @@ class RuntimeTable(Table):
     workers: Count | None = Field(
         None, description="clients trained at once; by default as many as there are cores"
     )
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?|mps)$")] = Field(
         "cpu", description="where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
     )
     checkpoint_every: Count = Field(5, description="rounds between two checkpoints")

@@ -6,6 +6,7 @@ torch's public surface.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -98,9 +99,36 @@ def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: An
         "aot_inductor.package": False,
         "aot_inductor.output_path": str(output),
     }
-    with config.patch(settings):
+    with config.patch(settings), _cached_in(output.parent.parent / "torch"):
         exported = torch.export.export(module, arguments, dynamic_shapes=shapes)
         return Path(str(aot_compile(exported.module(), arguments)))
+
+
+@contextmanager
+def _cached_in(folder: Path) -> Iterator[None]:
+    """torch's code generator keeps what it makes, loads and runs in a folder of ours.
+
+    By itself it takes /tmp/torchinductor_USER, which anybody may have made before, with shared objects and
+    precompiled headers in it. There is a variable for the first; the headers' place is fixed when torch is imported.
+    """
+    from torch._inductor import codecache
+
+    folder.mkdir(mode=0o700, exist_ok=True)
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in places}
+    headers = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
+    os.environ.update(places)
+    codecache._HEADER_DIR = str(folder / "headers")
+    codecache._HEADER_LOCK_DIR = str(folder / "headers" / "locks")
+    try:
+        yield
+    finally:
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = headers
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def largest(tensors: list[torch.Tensor]) -> list[float]:

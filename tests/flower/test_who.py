@@ -21,7 +21,7 @@ from fedpews.flower.known_sites import KnownSite, KnownSites
 from fedpews.flower.roster import Roster
 from fedpews.methods.wire import BadMessage
 
-FACTS = Facts(1, "0.1.0", "abc", "5", 4, 30, 20, "d1")
+FACTS = Facts(1, "0.1.0", "abc", "5", 4, 30, 20, 0, "d1")
 EXPECTED = Expected(2, "0.1.0", "abc", "5", 4, None)
 
 

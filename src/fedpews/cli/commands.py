@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from rich.table import Table
 from fedpews.cli.complete import lists
 from fedpews.cli.console import err, out
 from fedpews.cli.data import data
+from fedpews.cli.edge import explained
 from fedpews.cli.flower import flower, run_site
 from fedpews.cli.options import Config, DataDir, Log, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
 from fedpews.cli.pages import PAGES, write_joint_page
@@ -24,7 +24,7 @@ from fedpews.cli.recipes import RECIPES
 from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
 from fedpews.cli.sweeps import SWEEPS
-from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost, nearest
+from fedpews.errors import ConfigError, nearest
 from fedpews.ranks.place import Place
 
 app = typer.Typer(
@@ -135,7 +135,7 @@ def _run_one(
             bar.begin(experiment.rounds, done)
             if not quiet:
                 again = f", from round {done + 1}" if done else ""
-                err.print(f"{experiment.method_label}: {engine}{again}", soft_wrap=True)
+                err.print(escape(f"{experiment.method_label}: {engine}{again}"), soft_wrap=True)
 
         def stopping() -> None:
             err.print("finishing this round, then saving; Ctrl-C again stops at once", soft_wrap=True)
@@ -254,32 +254,11 @@ def _keys() -> Iterator[tuple[str, ...]]:
         yield key.name, key.type, key.default, key.text
 
 
-@contextmanager
-def _explained(debug: bool) -> Iterator[None]:
-    """Turn an expected failure into a line on standard error and its exit code."""
-    try:
-        yield
-    except FedpewsError as error:
-        if debug:
-            raise
-        rank = Place.here()
-        # what all ranks of a machine find, one of them says
-        if rank is None or rank.local_rank == 0:
-            who = "" if rank is None or rank.rank == 0 else f"rank {rank.rank}: "
-            mark = "" if isinstance(error, Interrupted) else "[bold red]error:[/] "
-            err.print(f"{mark}{who}{escape(str(error))}", soft_wrap=True)
-        if isinstance(error, RankLost):
-            # threads that still wait for an answer would keep the process
-            sys.stdout.flush()
-            os._exit(error.exit_code)
-        sys.exit(error.exit_code)
-
-
 for command in (*RECIPES, *PAGES, *STUDIES, *SWEEPS):
     app.command()(command)
 
 
 def main() -> None:
     """The console command."""
-    with _explained("--debug" in sys.argv[1:]):
+    with explained("--debug" in sys.argv[1:]):
         app(prog_name="fedpews")

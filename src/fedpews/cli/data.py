@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from fedpews.cli.console import out
@@ -90,7 +91,7 @@ def show(
     grid = _grid("client", "samples", "classes", "which")
     for name, row in list(zip(names, counts, strict=True))[:SHOWN]:
         held = [label for label, count in enumerate(row) if count]
-        grid.add_row(name, f"{sum(row):,}", str(len(held)), _ranges(held))
+        grid.add_row(escape(name), f"{sum(row):,}", str(len(held)), _ranges(held))
     out.print(grid)
     if len(counts) > SHOWN:
         ordered = sorted(sizes)
@@ -134,7 +135,8 @@ def _table(found: Sequence[Status]) -> Table:
             where += ", as published" if entry.published else ", not the published files"
         if entry.state == "incomplete":
             where += f", lacks {', '.join(entry.lacking)}"
-        grid.add_row(entry.name, "made here" if entry.state == "made" else entry.state, size, where)
+        state = "made here" if entry.state == "made" else entry.state
+        grid.add_row(escape(entry.name), state, size, escape(where))
     return grid
 
 

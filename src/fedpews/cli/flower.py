@@ -41,7 +41,7 @@ def new(
         values = tomllib.loads(starter()) if config is None else read_config(config)
         text = Experiment(**override(values, changes)).to_toml()
     for path in new_app(folder, text):
-        out.print(str(path))
+        out.print(str(path), markup=False)
 
 
 @flower.command()

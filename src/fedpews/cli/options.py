@@ -13,7 +13,8 @@ from fedpews.errors import ConfigError
 Config = Annotated[
     str,
     typer.Argument(
-        help="A recipe's name (fedpews list recipes) or a TOML file.", autocompletion=complete.configs
+        help="A recipe's name (fedpews list recipes) or a TOML file. A file may name code, which runs: read it first.",
+        autocompletion=complete.configs,
     ),
 ]
 Methods = Annotated[

@@ -45,7 +45,7 @@ def show_outcome(outcome: Outcome, page: Path) -> None:
         if found.message:
             place = f"{study.row_label(found.cell.row)}, {study.column_label(found.cell.column)}"
             out.print(f"{escape(place)}: {found.status}: {escape(found.message)}", soft_wrap=True)
-    out.print(f"written to {page}", soft_wrap=True)
+    out.print(escape(f"written to {page}"), soft_wrap=True)
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -57,7 +57,7 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
-    grid = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for head in rows[0]:
         grid.add_column(escape(head), overflow="fold")
     for row in rows[1:]:

@@ -62,19 +62,19 @@ def show_table(folders: list[Path], plot: Path | None = None) -> None:
     goal = runs[0].goal
     reach = "" if goal.value is None else f"rounds to reach {goal_text(goal)}; "
     target, heads = f"{reach}mean ± standard deviation over seeds", columns(runs)
-    grid = Table(title=target, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    grid = Table(title=escape(target), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     rows = table(runs)
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     # in a narrow window a name is folded, and what is still too wide runs on: a number that is cut is another number
-    grid.add_column(heads[0], overflow="fold", min_width=min(SHORT_NAME, widths[0]))
+    grid.add_column(escape(heads[0]), overflow="fold", min_width=min(SHORT_NAME, widths[0]))
     for column, width in zip(heads[1:], widths[1:], strict=True):
-        grid.add_column(column, no_wrap=True, justify="right", min_width=width)
+        grid.add_column(escape(column), no_wrap=True, justify="right", min_width=width)
     for row in rows:
         grid.add_row(*map(escape, row))
     for sentence in remarks(runs):
         out.print(escape(sentence), soft_wrap=True)
     needed = min(SHORT_NAME, widths[0]) + sum(widths[1:]) + 3 * len(widths)
-    Console(highlight=False, width=max(out.width, needed)).print(grid)
+    Console(highlight=False, emoji=False, width=max(out.width, needed)).print(grid)
     for sentence in verdicts(runs):
         out.print(escape(sentence), soft_wrap=True)
     if plot is not None:

@@ -107,7 +107,7 @@ def plan(
             cell = line.cell
             time = "" if line.seconds is None else f"{line.seconds / 60:.1f}"
             grid.add_row(
-                f"{study.row_label(cell.row)}, {study.column_label(cell.column)}",
+                escape(f"{study.row_label(cell.row)}, {study.column_label(cell.column)}"),
                 str(cell.experiment.rounds),
                 ", ".join(map(str, line.missing)) or "none, finished",
                 time or escape(line.problem),
@@ -115,7 +115,7 @@ def plan(
         out.print(grid)
         left = sum(line.seconds or 0.0 for line in planned)
         rounds = sum(line.cell.experiment.rounds * len(line.missing) for line in planned)
-        out.print(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine")
+        out.print(escape(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine"))
         total += left
     if name == "all":
         out.print(f"all: about {_time(total)}, less where studies share cells")

@@ -10,9 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpews.errors import ConfigError, nearest
+from fedpews.outside import check_plain
 
 LABELS = ("label", "target", "y", "class")
 """Columns that are taken for the label when none is named."""
+
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+"""What is read as an image, whatever its name says."""
+
+MOST_PIXELS = 64_000_000
+"""Of one image."""
 
 
 def read_table(path: Path, label: str | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -27,10 +35,13 @@ def read_table(path: Path, label: str | None = None) -> tuple[NDArray[Any], NDAr
         raise ConfigError(
             "tables need pandas, which is not installed: pip install 'fedpews[pandas]'"
         ) from None
+    check_plain(path)
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{path}: cannot be read as a table ({error}).") from error
+    except Exception as error:  # whatever a parser makes of foreign bytes
+        raise ConfigError(f"{path}: cannot be read as a table ({error!s:.200}).") from error
+    if not len(table):
+        raise ConfigError(f"{path}: has no rows.")
     columns = [str(column) for column in table.columns]
     table.columns = columns
     chosen = label or next((column for column in columns if column.lower() in LABELS), None)
@@ -57,11 +68,13 @@ def read_table(path: Path, label: str | None = None) -> tuple[NDArray[Any], NDAr
     return table.to_numpy(dtype=np.float32), labels
 
 
-def read_image(path: Path, size: int | None = None) -> NDArray[np.uint8]:
+def read_image(
+    path: Path, size: int | None = None, expected: tuple[int, int] | None = None
+) -> NDArray[np.uint8]:
     """(height, width, 1 or 3) bytes.
 
     With ``size`` the shorter side is brought to it (bilinear) and the middle square is kept, so nothing is
-    stretched.
+    stretched. With ``expected`` (height, width) another size is refused before a pixel of it is read.
     """
     try:
         from PIL import Image, ImageOps
@@ -69,27 +82,48 @@ def read_image(path: Path, size: int | None = None) -> NDArray[np.uint8]:
         raise ConfigError(
             "image folders need Pillow, which is not installed; install pillow, or use npz files."
         ) from None
+    check_plain(path)
     try:
-        with Image.open(path) as image:
+        # the formats that are named: others (EPS) start programs or decode without end
+        with Image.open(path, formats=FORMATS) as image:
+            _check_image(path, image.size, expected)
             if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"):
                 raise ConfigError(f"{path}: pixels of kind {image.mode!r}; save it as 8-bit grey or RGB.")
             plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             if size is not None:
                 plain = ImageOps.fit(plain, (size, size), Image.Resampling.BILINEAR)
             pixels = np.asarray(plain)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"{path}: cannot be read as an image ({error}).") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a decoder makes of foreign bytes
+        raise ConfigError(f"{path}: cannot be read as an image ({error!s:.200}).") from None
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _check_image(path: Path, size: tuple[int, int], expected: tuple[int, int] | None) -> None:
+    width, height = size
+    if width * height > MOST_PIXELS:
+        raise ConfigError(
+            f"{path}: has {width}×{height} pixels, more than {MOST_PIXELS:,}; make it smaller first."
+        )
+    if expected is not None and (height, width) != expected:
+        raise ConfigError(
+            f"{path}: is {width}×{height}, those before it {expected[1]}×{expected[0]}; "
+            "make all images the same size, or set data.image_size."
+        )
 
 
 def listed(folder: Path) -> list[Path]:
     """What is in a folder, in the order that people expect."""
-    return sorted(
-        (path for path in folder.iterdir() if not path.name.startswith(".")),
-        key=lambda path: natural(path.name),
-    )
+    try:
+        found = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read ({error.strerror}).") from error
+    return sorted(found, key=lambda path: natural(path.name))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
     """A sort key by which site-10 comes after site-9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    # ASCII only: ² is a digit to Python, and no number
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in parts]

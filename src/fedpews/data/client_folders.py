@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from fedpews.data.client_files import listed, natural, read_image, read_table
 from fedpews.data.federation import Federation, from_clients
-from fedpews.data.readers import read_npz
+from fedpews.data.npz import read_npz
 from fedpews.errors import ConfigError, DataMissing
+from fedpews.outside import MEGABYTE, read_text
 from fedpews.tasks.contract import Task
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -119,7 +120,7 @@ def _given_classes(folder: Path) -> tuple[str, ...]:
     file = folder / CLASSES
     if not file.is_file():
         return ()
-    names = tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
+    names = tuple(line.strip() for line in read_text(file, MEGABYTE).splitlines() if line.strip())
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{file}: must list the classes, one a line, none twice.")
     return names
@@ -196,13 +197,9 @@ def _image_reader(
                     raise ConfigError(
                         f"{file}: not an image ({', '.join(sorted(IMAGES))}); move it elsewhere."
                     )
-                image = read_image(file, image_size)
+                # once they are brought to one size, they may have any
+                image = read_image(file, image_size, None if image_size else size)
                 size = size or (image.shape[0], image.shape[1])
-                if image.shape[:2] != size:
-                    raise ConfigError(
-                        f"{file}: is {image.shape[1]}×{image.shape[0]}, those before it {size[1]}×{size[0]}; "
-                        "make all images the same size, or set data.image_size."
-                    )
                 images.append(image)
                 labels.append(label)
         if not images:

@@ -21,6 +21,10 @@ from fedpews.tasks.contract import Task
 __all__ = ["Federation", "Samples", "build", "from_clients", "hold_out"]
 
 
+MOST_CLASSES = 1_000_000
+"""Also the largest vocabulary; a label above it is an identifier, or damaged."""
+
+
 @dataclass(frozen=True)
 class Federation:
     """Training data that never leaves its client, and what models are tested on.
@@ -145,6 +149,8 @@ def build(
         _notice_from_one(task, every)
     _check_labels(y, classes, "the training data", task)
     _check_labels(test_y, classes, "the test data", task)
+    if len(clients) * classes > 200 * MOST_CLASSES and task.classes_of(y) is not None:
+        raise ConfigError(f"{len(clients):,} clients with {classes:,} classes are too many to count.")
     if class_names and len(class_names) != classes:
         raise ConfigError(f"{len(class_names)} class names for {classes} classes; give one each, or none.")
     if client_names and len(client_names) != len(clients):
@@ -331,6 +337,10 @@ def _check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise ConfigError(f"classes must be a whole number above 0; got {classes!r}.")
     largest = task.largest(y)
+    if largest is not None and largest >= MOST_CLASSES:
+        raise ConfigError(
+            f"{whose}: label {largest} is no class: there are at most {MOST_CLASSES:,}, from 0 on."
+        )
     if largest is not None and largest >= classes:
         at = int((y == largest).reshape(len(y), -1).any(1).nonzero()[0])
         raise ConfigError(

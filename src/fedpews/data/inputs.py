@@ -169,4 +169,9 @@ def tensor(values: Any) -> Tensor:
     if isinstance(values, np.ndarray):  # read-only and reversed arrays must be copied first
         values = np.require(values, requirements=["C", "W"])
     made: Tensor = torch.as_tensor(values)
+    # torch can hold these and do next to nothing with them
+    if made.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        made = made.to(torch.int64)
+        if made.numel() and int(made.min()) < 0:
+            raise ValueError("whole numbers must be below 2^63")
     return made

@@ -106,7 +106,7 @@ def _named(
             )
         if scaling is not None:
             raise ConfigError(f"scaling is for images; {name} has none.")
-        return _synthetic(source, seed, train_per_class or 1, test_per_class or 1)
+        return replace(_synthetic(source, seed, train_per_class or 1, test_per_class or 1), task=task)
     for part in parts:
         if part.multi_label != (task.name == "multilabel"):
             raise ConfigError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpews.data.catalogue import Source
+from fedpews.data.npz import read_npz
 from fedpews.errors import ConfigError
+from fedpews.outside import MEGABYTE, check_plain
+
+MOST_BYTES = 1024 * MEGABYTE
+"""Of one unpacked file; the largest that is known by name has 47 million."""
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -135,25 +139,6 @@ def _read_medmnist(source: Source, found: Mapping[str, Path], validation: bool) 
     return Images(*halves[0], *halves[1], *(halves[2] if validation else ()))
 
 
-def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
-    """The named arrays of an npz file, without pickle."""
-    try:
-        with path.open("rb") as raw:
-            file = np.load(raw, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ConfigError(f"{path}: not an npz file; save it with numpy.savez(path, x=..., y=...).")
-            lacking = [key for key in keys if key not in file.files]
-            if lacking:
-                raise ConfigError(
-                    f"{path}: lacks {', '.join(lacking)}; it has {', '.join(file.files) or 'no arrays'}."
-                )
-            return {key: file[key] for key in keys}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(
-            f"{path}: not a readable npz file of plain arrays ({error}); make it again."
-        ) from error
-
-
 def _checked(x: Pixels, y: NDArray[Any], classes: int, where: Path | str) -> tuple[Pixels, Labels]:
     labels = y.astype(np.int64)
     if len(x) != len(labels) or len(x) == 0:
@@ -167,24 +152,29 @@ def _checked(x: Pixels, y: NDArray[Any], classes: int, where: Path | str) -> tup
 
 
 def _bytes(path: Path) -> bytes:
+    check_plain(path)
     try:
-        if path.suffix != ".gz":
-            return path.read_bytes()
-        with gzip.open(path) as file:
-            return file.read()
+        with path.open("rb") if path.suffix != ".gz" else gzip.open(path) as file:
+            raw: bytes = file.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(
             f"{path}: cannot be read ({error}); it is truncated or damaged, fetch it again."
         ) from error
+    if len(raw) > MOST_BYTES:
+        raise ConfigError(
+            f"{path}: has more than {MOST_BYTES:,} bytes, which no data set here has; fetch it again."
+        )
+    return raw
 
 
 def _unpack(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     """Members by their exact names, straight to memory: nothing is written where an archive wants."""
     packed: dict[str, bytes] = {}
+    check_plain(archive)
     try:
         with tarfile.open(archive, "r|gz") as tar:  # one pass over the archive
             for member in tar:
-                if member.name in names and member.isreg():
+                if member.name in names and member.isreg() and member.size <= MOST_BYTES:
                     file = tar.extractfile(member)
                     packed[member.name] = file.read() if file else b""
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:

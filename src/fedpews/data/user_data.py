@@ -37,7 +37,7 @@ from fedpews.data.pool import Pool
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.tasks.classification import Classification
 from fedpews.tasks.contract import Task
-from fedpews.user_code import load_module, working_directory_first
+from fedpews.user_code import load_named, working_directory
 
 
 def load(
@@ -82,11 +82,9 @@ def load(
 
 
 def _call(name: str, seed: int, task: Task, lazy: bool) -> Federation:
-    where, _, what = name.rpartition(":")
-    with working_directory_first(), _blamed_on(name):
-        function = getattr(load_module(where), what, None)
-        if not callable(function):
-            raise ConfigError(f"data {name!r}: {where!r} has no function {what!r}.")
+    what = name.rpartition(":")[2]
+    with working_directory(), _blamed_on(name):
+        function = load_named(name)
         takes_seed = "seed" in inspect.signature(function).parameters
         made = function(seed=seed) if takes_seed else function()
     if isinstance(made, Federation):

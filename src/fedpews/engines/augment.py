@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.neurons.network import Batch
 from fedpews.seeds import fold
-from fedpews.user_code import load_module
+from fedpews.user_code import load_named
 
 Augment = Callable[[Batch, int], Batch]
 """(batch, seed) -> a batch of the same shapes."""
@@ -75,12 +75,11 @@ def make_augment(names: Sequence[str]) -> Augment | None:
 def _find(name: str) -> Augment:
     if name in AUGMENTATIONS:
         return AUGMENTATIONS[name]
-    place, colon, attribute = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         known = nearest(name, AUGMENTATIONS)
         raise ConfigError(f"data.augment: there is no {name!r}; {known} (Your own: module:function.)")
     try:
-        function: Augment = getattr(load_module(place), attribute)
+        function: Augment = load_named(name)
     except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"data.augment: {name!r} cannot be loaded: {first_line(error)}") from error
     return function

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedpews.methods.wire import BadMessage
 from fedpews.results.nests import write_atomically
+from fedpews.results.schema import SeenShape, read_object
 
 if TYPE_CHECKING:
     from fedpews.data import Federation
@@ -74,7 +75,9 @@ class Seen:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         known = path is not None and path.exists()
-        self._seen: dict[str, dict[str, Any]] = json.loads(path.read_text()) if known and path else {}
+        self._seen: dict[str, dict[str, Any]] = (
+            read_object(path, dict[str, SeenShape]) if known and path else {}
+        )
 
     def check(self, facts: Facts, key: str | None) -> None:
         """Refuse a site that has changed, with both values; remember one that is new.

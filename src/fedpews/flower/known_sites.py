@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 import tomli_w
 
 from fedpews.errors import ConfigError
+from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.results.nests import write_atomically
 
 
@@ -63,7 +63,7 @@ class KnownSites:
         if not path.exists():
             raise ConfigError(f"there is no roster {path}; approve sites with: fedpews flower approve")
         try:
-            rows = tomllib.loads(path.read_text()).get("site", [])
+            rows = parse_toml(read_text(path, MOST_TOML), str(path)).get("site", [])
             known = cls()
             for row in rows:
                 known = known.adding(_site(row))

@@ -48,8 +48,13 @@ class SiteMemory:
 
     def write(self, seed: int, round: int, memory: Nest, kept: int) -> None:
         """Keep the memory after a round, and drop what is older than ``kept``."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_nest(self._path(seed, round), memory, {"round": round})
+        path = self._path(seed, round)
+        # the site's alone: what it learnt of its own data is in here
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        write_nest(path, memory, {"round": round})
+        path.chmod(0o600)
         for path in self.folder.glob(f"seed-{seed}-round-*.safetensors"):
             if int(path.stem.rpartition("-")[2]) < kept:
                 path.unlink(missing_ok=True)

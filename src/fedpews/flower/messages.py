@@ -58,11 +58,21 @@ def task_content(task: Task) -> RecordDict:
 
 
 def read_task(content: RecordDict) -> Task:
-    """The inverse of ``task_content``."""
-    about: Mapping[str, Any] = content[TASK]
-    columns = zip(about["seeds"], about["accepted"], about["kept"], strict=True)
-    parts = tuple(Part(seed, unpack(content, _key(seed)), *rounds) for seed, *rounds in columns)
-    return Task(str(about["run"]), int(about["round"]), float(about["lr"]), parts, bool(about["evaluate"]))
+    """The inverse of ``task_content``; the content is whatever came from the network."""
+    about: Any = content.get(TASK)
+    if not isinstance(about, ConfigRecord):
+        raise BadMessage("the message has no task")
+    run, round, lr, evaluate = (about.get(name) for name in ("run", "round", "lr", "evaluate"))
+    columns = [about.get(name) for name in ("seeds", "accepted", "kept")]
+    # whole numbers, since a site's files are named after them
+    whole = all(isinstance(one, list) and all(map(_is_count, one)) for one in columns) and _is_count(round)
+    known = isinstance(run, str) and isinstance(lr, float) and isinstance(evaluate, bool)
+    if not whole or not known or len({len(column) for column in columns}) != 1:
+        raise BadMessage("the message's task makes no sense")
+    parts = tuple(
+        Part(seed, unpack(content, _key(seed)), *rounds) for seed, *rounds in zip(*columns, strict=True)
+    )
+    return Task(run, round, lr, parts, evaluate)
 
 
 def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord]) -> RecordDict:
@@ -173,6 +183,10 @@ def _metered(grid: Grid, most_bytes: int | None) -> Iterator[None]:
         yield
     finally:
         del client.PullObject
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _key(seed: int) -> str:

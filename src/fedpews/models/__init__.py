@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError, first_line, nearest
-from fedpews.user_code import load_module
+from fedpews.user_code import load_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,16 +69,15 @@ def describe_models() -> list[tuple[str, str]]:
 
 
 def _find(name: str) -> Any:
-    place, colon, attribute = MODELS.get(name, name).rpartition(":")
-    if not colon:
+    place = MODELS.get(name, name)
+    if ":" not in place:
         raise ConfigError(f"there is no model {name!r}; {nearest(name, MODELS)} (Your own: module:Class.)")
+    from torch import nn
+
     try:
-        target = getattr(load_module(place), attribute, None)
+        return load_named(place, nn.Module)
     except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
-    if not callable(target):
-        raise ConfigError(f"model {name!r}: {place!r} has no class or function {attribute!r}")
-    return target
 
 
 def _parameters(target: Any) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def plot_curves(
             axes.axvline(max(warmup), color=color, linestyle=":", linewidth=1)
     if target is not None:
         axes.axhline(_factor(key) * target, color="grey", linestyle="--", linewidth=1)
-    axes.set(xlabel="round", ylabel=LABELS.get(key, key.replace("_", " ") + " (%)" * (_factor(key) == 100)))
+    axes.set(xlabel="round", ylabel=_axis(key) + " (%)" * (key not in LABELS and _factor(key) == 100))
 
 
 def plot_over_time(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
@@ -61,7 +61,7 @@ def plot_over_time(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
 def plot_over_bytes(axes: Any, runs: Mapping[str, Sequence[Record]], key: str = "accuracy") -> None:
     """A metric against what was sent and received so far, both means over seeds."""
     _plot_over(axes, runs, lambda record: (record["bytes_up"] + record["bytes_down"]) / 1e6, key)
-    axes.set(xlabel="MB sent and received", ylabel=LABELS.get(key, key.replace("_", " ")))
+    axes.set(xlabel="MB sent and received", ylabel=_axis(key))
 
 
 def _plot_over(
@@ -113,6 +113,10 @@ def plain(text: str) -> str:
     '\\\\$5 or \\\\$6'
     """
     return text.replace("$", r"\$")
+
+
+def _axis(key: str) -> str:
+    return LABELS.get(key) or plain(key.replace("_", " "))
 
 
 def _factor(key: str) -> int:

@@ -124,7 +124,7 @@ def plot_masks(axes: Any, masks: Masks) -> None:
         axes.axvline(layer["start"] - 0.5, color="white", linewidth=2)
     axes.set_xticks(
         [layer["start"] + (layer["size"] - 1) / 2 for layer in masks.layers],
-        [str(layer["name"]) for layer in masks.layers],
+        [plain(str(layer["name"])) for layer in masks.layers],
     )
     axes.tick_params(length=0)
     if len(masks.clients) <= 30:
@@ -178,7 +178,7 @@ def _heatmap(runs: Sequence[Run]) -> Figure:
     axes.set(
         xlabel=plain(across),
         ylabel=plain(down),
-        title=f"final {metric}{' (%)' * is_share(metric)}, mean over seeds",
+        title=plain(f"final {metric}{' (%)' * is_share(metric)}, mean over seeds"),
     )
     return figure
 

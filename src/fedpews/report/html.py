@@ -22,7 +22,7 @@ SCRIPTS = ("vendor/uPlot.iife.min.js", "base.js", "charts.js", "masks.js", "page
 def write_report(folders: Sequence[Path], path: Path) -> Path:
     """Write the page of one run or of several side by side."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, make_report(find_runs(folders)).encode())
+    write_atomically(path, make_report(find_runs(folders)).encode(errors="backslashreplace"))
     return path
 
 

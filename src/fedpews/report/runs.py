@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedpews.errors import CheckpointError, ConfigError
+from fedpews.errors import ConfigError
 from fedpews.results import layout
 from fedpews.results.neurons import Ownership, read_federation, read_neurons
-from fedpews.results.records import Record, read_rounds, read_summary, summarize
-from fedpews.results.sums import check_files, read_checked
+from fedpews.results.records import Record, read_rounds, summarize
+from fedpews.results.schema import read_config_file, read_summary
+from fedpews.results.sums import check_files
 from fedpews.tasks.names import FIRST, Goal, is_share, short
 
 
@@ -134,19 +134,14 @@ def read_run(path: Path) -> Run | None:
     # also those that are listed and gone
     check_files(path, (layout.CONFIG, layout.SUMMARY, layout.FEDERATION))
     records = read_rounds(path)
-    config = _read_config(path)
+    config = read_config_file(path, layout.CONFIG)
     if {record["seed"] for record in records} != set(config["seeds"]):
         return None
-    done = read_summary(path) if layout.is_finished(path) else None
+    done = read_summary(path, layout.SUMMARY) if layout.is_finished(path) else None
+    if done is not None and set(done["seeds"]) != set(config["seeds"]):
+        raise ConfigError(f"{path / layout.SUMMARY} has other seeds than {layout.CONFIG} beside it")
     summary = done or summarize(records, config["method"]["name"], _goal(config))
     return Run(summary["method"], path, records, summary, config, done is not None)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_checked(path, layout.CONFIG).decode())
-    except ValueError as error:
-        raise CheckpointError(f"{path / layout.CONFIG} is damaged: {error}") from error
 
 
 def _goal(config: dict[str, Any]) -> Goal:
@@ -154,7 +149,7 @@ def _goal(config: dict[str, Any]) -> Goal:
     task = config.get("task", {})
     first = (task.get("metrics") or [FIRST.get(task.get("name", ""), "accuracy")])[0]
     metric = config.get("target_metric", short(first))
-    return Goal(metric, config.get("target", config["target_accuracy"] if metric == "accuracy" else None))
+    return Goal(metric, config.get("target", config.get("target_accuracy") if metric == "accuracy" else None))
 
 
 def scale(metric: str, value: float | None) -> float | None:

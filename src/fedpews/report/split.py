@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpews.report.curves import plain
 from fedpews.report.style import new_figure
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def plot_split(
     if len(counts) > DRAWN:
         axes.set_title(f"the first {DRAWN} of {len(counts):,} clients")
     if clients <= NAMED:
-        axes.set_xticks(
-            range(clients), client_names or [str(i) for i in range(clients)], rotation=90 * bool(client_names)
-        )
+        names = [plain(name) for name in client_names] or [str(i) for i in range(clients)]
+        axes.set_xticks(range(clients), names, rotation=90 * bool(client_names))
     if classes <= NAMED:
-        axes.set_yticks(range(classes), class_names or [str(k) for k in range(classes)])
+        axes.set_yticks(
+            range(classes), [plain(name) for name in class_names] or [str(k) for k in range(classes)]
+        )

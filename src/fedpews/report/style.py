@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fedpews.errors import ConfigError
+from fedpews.results.nests import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,4 +64,12 @@ def save(figure: Figure, path: str | Path, format: str | None = None) -> None:
     """Write a figure without the time of day in it; the format is that of the name unless given."""
     kind = format or Path(path).suffix.removeprefix(".") or "png"
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
-    figure.savefig(path, format=kind, dpi=200, metadata=undated)
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ConfigError(
+            f"{path}: there is no picture of kind {kind!r}; choose from {', '.join(sorted(known))}"
+        )
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, dpi=200, metadata=undated)
+    # whole or not at all, and never through a link in somebody else's folder
+    write_atomically(Path(path), drawn.getvalue())

@@ -91,6 +91,8 @@ def read_bytes(path: Path) -> bytes:
     """A file's content; one that is missing, a folder or otherwise not readable is a CheckpointError."""
     try:
         # neither a pipe nor a device: to read one may never end
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a link; a run's folder must not reach outside itself")
         if not path.is_file():
             raise CheckpointError(f"{path} is {'not a file' if path.exists() else 'missing'}")
         return path.read_bytes()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedpews.outside import shaped
 from fedpews.results import layout
 from fedpews.results.checkpoints import known_marks
 from fedpews.results.files import unsealed
 from fedpews.results.sums import read_checked, read_sums
 
 
-def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
+def read_lines(folder: Path, name: str, schema: Any) -> list[dict[str, Any]]:
     """The records of rounds.jsonl or neurons.jsonl, each checked, and all of them against what vouches for them.
 
     Of a finished run that is SHA256SUMS; before, the newest checkpoint vouches for the lines that it has seen. A file
@@ -23,4 +24,5 @@ def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
         (rounds if name == layout.ROUNDS else neurons).check(path)
         if not path.exists():
             return []
-    return unsealed(read_checked(folder, name), path)
+    lines = unsealed(read_checked(folder, name), path)
+    return [shaped(schema, line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]

@@ -85,7 +85,9 @@ def masks_file(seed: int) -> str:
 
 def masks_files(folder: Path) -> dict[int, Path]:
     """The masks of every seed that has them."""
-    found = {int(file.stem.removeprefix("masks-")): file for file in folder.glob("masks-*.safetensors")}
+    files = {file.stem.removeprefix("masks-"): file for file in folder.glob("masks-*.safetensors")}
+    # a name that is no seed is none of ours
+    found = {int(seed): file for seed, file in files.items() if re.fullmatch("[0-9]{1,20}", seed)}
     return dict(sorted(found.items()))
 
 
@@ -95,5 +97,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a folder holds a run."""
-    return (folder / CONFIG).exists()
+    """Whether a folder holds anything of a run: one that lost its configuration must not be written over either."""
+    names = (CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, CHECKPOINT)
+    alone = any((folder / name).exists() or (folder / name).is_symlink() for name in names)
+    return alone or any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 HELD_BYTES = 64 * 2**20
 """Clients' memories held in RAM; the others are on disk."""
 
-_NAME = re.compile(r"\d+-\d+-\d+\.safetensors")
+
+_NAME = re.compile(r"\d+-\d+-\d+\.safetensors|\..+\.new")
+"""What a run puts beside each other; nothing else is deleted."""
 
 
 class Store(Protocol):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import CheckpointError
+from fedpews.errors import ConfigError
 from fedpews.results import layout
 from fedpews.results.growing import read_lines
-from fedpews.results.sums import read_checked, read_sums
+from fedpews.results.schema import FederationShape, OwnershipShape, read_object
+from fedpews.results.sums import check_files, read_sums
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +75,17 @@ class Ownership:
             return np.asarray(self.masks().mean(0), dtype=np.float64)
         return np.frombuffer(b64decode(self.owners), dtype=np.uint8) / np.float64(255)
 
+    def is_whole(self) -> bool:
+        """Whether the packed bits or bytes are as many as the numbers of clients and neurons say."""
+        packed, unit = (self.owned, 1) if self.owned is not None else (self.owners, 8)
+        count = self.neurons * (len(self.clients) if unit == 1 else 1)
+        if packed is None or (self.owned is not None and self.owners is not None):
+            return False
+        try:
+            return len(b64decode(packed, validate=True)) == (count * unit + 7) // 8
+        except ValueError:
+            return False
+
     def record(self) -> dict[str, Any]:
         """As in a line of the file; what is not there is left out."""
         return {key: value for key, value in asdict(self).items() if value is not None}
@@ -83,11 +94,12 @@ class Ownership:
 def read_neurons(folder: Path) -> list[Ownership]:
     """The lines of a run's folder; of an older run, or one without masks, none."""
     file = folder / layout.NEURONS
-    found = read_lines(folder, layout.NEURONS)
-    try:
-        return [Ownership(**line | {"clients": tuple(line["clients"])}) for line in found]
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from error
+    lines = read_lines(folder, layout.NEURONS, OwnershipShape)
+    found = [Ownership(**line | {"clients": tuple(line["clients"])}) for line in lines]
+    for number, one in enumerate(found, start=1):
+        if not one.is_whole():
+            raise ConfigError(f"{file}, line {number} is damaged: it does not hold a mask of {one.neurons}")
+    return found
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
@@ -95,10 +107,9 @@ def read_federation(folder: Path) -> dict[str, Any]:
     file = folder / layout.FEDERATION
     if not file.exists() and layout.FEDERATION not in read_sums(folder):
         return {}
-    try:
-        found = json.loads(read_checked(folder, layout.FEDERATION))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} is damaged: it is not a table")
+    check_files(folder, [layout.FEDERATION])
+    found: dict[str, Any] = read_object(file, FederationShape)
+    counts = found.get("counts") or []
+    if len({len(row) for row in counts}) > 1 or not all(counts):
+        raise ConfigError(f"{file} is damaged: its counts are not a table of clients by classes")
     return found

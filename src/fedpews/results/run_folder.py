@@ -20,6 +20,7 @@ from fedpews.results import checkpoints, layout
 from fedpews.results.appended import Appended, Mark
 from fedpews.results.checkpoints import Checkpoint, Contents
 from fedpews.results.files import read_bytes, remove_asides, remove_file, sealed, write_atomically
+from fedpews.results.links import refuse_links
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.neurons import Ownership
 from fedpews.results.records import Record, read_rounds
@@ -38,6 +39,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
+        refuse_links(path)
         self._lock = _lock(path)
         for folder in (path, path / layout.CHECKPOINT):
             remove_asides(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from fedpews.errors import ConfigError, DataMissing, FedpewsError, FolderInUse, 
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import Record, Rounds, read_rounds
+from fedpews.results.schema import ActivationShape, read_lines
 from fedpews.studies.published import read_published
 from fedpews.studies.study import Cell, on_draw
 
@@ -149,7 +149,7 @@ def _with_activations(folder: Path, records: list[Record]) -> list[Record]:
     if not file.exists():
         return records
     # what follows the last newline is a line that a kill left half written
-    lines = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+    lines = read_lines(file, ActivationShape)
     # a resumed round is there twice, with the same numbers
     extra = {(line["seed"], line["round"]): line for line in lines}
     return [record | extra.get((record["seed"], record["round"]), {}) for record in records]

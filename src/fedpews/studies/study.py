@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedpews.configs import STUDIES, flatten, override, read_config, shipped
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, WarmupTable
+from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.results.layout import legal_name
 from fedpews.tables import RuntimeTable
 
@@ -186,15 +187,14 @@ def load_study(name: str) -> Study:
     if name in known:
         text, stem = known[name].read_text(), name
     elif name.endswith(".toml") and Path(name).is_file():
-        text, stem = Path(name).read_text(), Path(name).stem
+        text, stem = read_text(Path(name), MOST_TOML), Path(name).stem
     else:
         raise ConfigError(
             f"there is no study {name!r}; choose from {', '.join(known)}, all, or give a TOML file"
         )
+    values = parse_toml(text, name)
     try:
-        study = Study(name=stem, **tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not valid TOML: {error}") from error
+        study = Study(**values | {"name": stem})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

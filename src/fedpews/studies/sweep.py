@@ -14,6 +14,7 @@ from typing import Any
 
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
+from fedpews.outside import parse_toml
 from fedpews.studies.study import Figure, Line, Study
 
 
@@ -53,8 +54,11 @@ def parse_grid(text: str) -> tuple[str, list[Any] | Range]:
     if match := _RANGE.fullmatch(values):
         return key.strip(), _range(text, *match.groups())
     try:
-        parsed = tomllib.loads(f"values = [{values}]")["values"]
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"values = [{values}]", f"--grid {key.strip()[:60]}")["values"]
+    except ConfigError as error:
+        # plain strings need no quotes; what is TOML but too large or too deep is no string
+        if not isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            raise
         parsed = [value.strip() for value in values.split(",")]
     return key.strip(), parsed
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedpews.errors import ConfigError, first_line
-from fedpews.user_code import load_module
+from fedpews.user_code import load_named
 
 KEPT = ("kept_scores", "kept_labels")
 """The names under which a test set's scores and labels are kept for such a metric."""
@@ -17,7 +17,7 @@ KEPT = ("kept_scores", "kept_labels")
 
 def measure_foreign(name: str, scores: Tensor, labels: Tensor) -> float:
     """The value of ``module:function``, called with (scores, labels) and the sizes that its signature asks for."""
-    function = _find(name)
+    function = find_foreign(name)
     width = scores.shape[1] if scores.dim() > 1 else 1
     offered = {"num_classes": width, "num_labels": width, "num_outputs": width}
     known = inspect.signature(function).parameters
@@ -29,10 +29,9 @@ def measure_foreign(name: str, scores: Tensor, labels: Tensor) -> float:
 
 
 @cache
-def _find(name: str) -> Any:
-    place, _, attribute = name.rpartition(":")
+def find_foreign(name: str) -> Any:
+    """The function behind ``module:function``."""
     try:
-        found = getattr(load_module(place), attribute)
+        return load_named(name)
     except Exception as error:
         raise ConfigError(f"metric {name!r} cannot be loaded: {first_line(error)}") from error
-    return found

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedpews.errors import ConfigError, explain, first_line, nearest
 from fedpews.tasks.contract import Criterion, Task, per_sample
+from fedpews.tasks.foreign import find_foreign
 from fedpews.tasks.names import TASKS
 from fedpews.user_code import load_module
 
@@ -45,7 +46,12 @@ def make(
         if not callable(loss):
             raise ConfigError(f"loss must be a function of (outputs, labels); got {type(loss).__name__}")
         changes["criterion"] = per_sample(loss)
-    return dataclasses.replace(made, **changes)
+    made = dataclasses.replace(made, **changes)
+    for metric in made.metrics:
+        # now, not after the first round was trained
+        if ":" in metric:
+            find_foreign(metric)
+    return made
 
 
 def task_class(name: str) -> type[Task]:

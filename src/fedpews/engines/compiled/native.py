@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedpews.engines.compiled.apart import run_apart, scratch_folder
+from fedpews.engines.compiled.own_folder import cache_dir
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.errors import first_line
 from fedpews.torch_private import (
@@ -133,8 +134,8 @@ def load(
 ) -> Native:
     """The program from the cache on disk, compiled first when it is not there or does not load.
 
-    A shared object is code that will run in this process. It is trusted because it lies in a directory that
-    only this user can write to.
+    A shared object is code that will run in this process. It is trusted because it lies in a folder that only this
+    user can write to, and loaded only if its bytes give the digest in its name.
     """
     compiler = compiler_path()
     # machine code fits one program, processor, compiler and version of torch
@@ -188,21 +189,6 @@ def compiler_path() -> str:
     if found is None:
         raise CannotCompile(f"there is no C++ compiler ({command})")
     return found
-
-
-def cache_dir() -> Path:
-    """Where compiled programs are kept: FEDPEWS_CACHE, or fedpews/compiled in the user's cache."""
-    given = os.environ.get("FEDPEWS_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpews"
-    folder = (Path(given) if given else base) / "compiled"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotCompile(f"the cache {folder} cannot be made: {error.strerror}") from error
-    # who owns the folder decides what code runs in this process; root could do so anyway
-    if hasattr(os, "getuid") and folder.stat().st_uid not in (os.getuid(), 0):
-        raise CannotCompile(f"the cache {folder} belongs to another user")
-    return folder
 
 
 def compiler_version() -> str:

@@ -1,0 +1,211 @@
+"""What the files of a run's folder look like: the one schema that everything read from a folder must fit.
+
+A folder may come from somebody else, or from a disk that lost some of it. Keys that are not named here are left as they
+are: later versions may write more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Required
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from fedpews.errors import ConfigError
+from fedpews.outside import MEGABYTE, MOST_TOML, json_lines, parse_json, parse_toml, read_text, shaped
+
+MOST_TEXT = 1024 * MEGABYTE
+"""Bytes of one text file of a run; 2,000 rounds of five seeds with 100 clients have 60 million."""
+
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+"""As large as JSON keeps exactly."""
+Seed = Annotated[int, Field(ge=0, le=2**64)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e300, le=1e300)]
+Values = dict[str, Number | None]
+
+_OPEN = ConfigDict(extra="allow")
+
+
+class RecordShape(TypedDict, total=False):
+    """A line of rounds.jsonl."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    seed: Required[Seed]
+    round: Required[Annotated[int, Field(ge=1, le=2**53)]]
+    phase: Required[str]
+    bytes_up: Required[Whole]
+    bytes_down: Required[Whole]
+    seconds: Required[Number]
+    accuracy: Number | None
+    loss: Number | None
+    train_loss: Number | None
+    update_cosine: Number | None
+    personal_accuracy: Number | None
+    density: Number
+    coverage: Number
+    overlap: Number
+    metrics: Values
+    validation: Values
+    client_accuracy: list[Number | None]
+    client_density: list[Number | None]
+    client_metrics: dict[str, list[Number | None]]
+
+
+class Spread(TypedDict):
+    """A number over seeds."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    mean: Number | None
+    std: Number | None
+    by_seed: list[Number | None]
+
+
+class Reach(Spread):
+    reached: Whole
+
+
+class Totals(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    bytes_up: Whole
+    bytes_down: Whole
+    seconds: Number
+
+
+class SummaryShape(TypedDict, total=False):
+    """summary.json."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    method: Required[str]
+    seeds: Required[list[Seed]]
+    rounds: Required[Whole]
+    rounds_to_target: Required[Reach]
+    totals: Required[Totals]
+    target_metric: str
+    target: Number | None
+    target_accuracy: Number | None
+    final: dict[str, Spread]
+    final_accuracy: Spread
+
+
+class NamedShape(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    name: str
+
+
+class TaskShape(TypedDict, total=False):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    name: str
+    metrics: list[str]
+
+
+class ConfigShape(TypedDict, total=False):
+    """config.toml, as far as results are read by it; what decides a run is checked by `Experiment`."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    rounds: Required[Annotated[int, Field(ge=1, le=2**53)]]
+    seeds: Required[Annotated[list[Seed], Field(min_length=1)]]
+    method: Required[NamedShape]
+    data: Required[dict[str, Any]]
+    task: TaskShape
+    target_metric: str
+    target: Number
+    target_accuracy: Number
+
+
+class OwnershipShape(TypedDict, total=False):
+    """A line of neurons.jsonl."""
+
+    seed: Required[Seed]
+    round: Required[Whole]
+    clients: Required[list[Whole]]
+    neurons: Required[Annotated[int, Field(ge=0, le=10**9)]]
+    owned: str
+    owners: str
+    theta: list[list[Whole]]
+
+
+class LayerShape(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    name: str
+    start: Whole
+    size: Whole
+
+
+class FederationShape(TypedDict, total=False):
+    """federation.json."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    clients: Annotated[int, Field(ge=0, le=10**7)]
+    client_names: list[str]
+    class_names: list[str]
+    counts: list[list[Whole]] | None
+    layers: list[LayerShape]
+    data: str
+
+
+class ActivationShape(TypedDict):
+    """A line of activations.jsonl."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    seed: Seed
+    round: Whole
+
+
+class SeenShape(TypedDict):
+    """What a site said at first contact, in sites-seen.json."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    key: str | None
+    data: str
+    samples: Whole
+    test_samples: Whole
+
+
+def read_lines(file: Path, schema: Any) -> list[Any]:
+    """The whole lines of a JSON-lines file, each of a schema's shape."""
+    lines = json_lines(read_text(file, MOST_TEXT, follow=False), str(file))
+    return [shaped(schema, line, place) for place, line in lines]
+
+
+def read_object(file: Path, schema: Any) -> Any:
+    """A JSON file of a schema's shape."""
+    return shaped(schema, parse_json(read_text(file, MOST_TEXT, follow=False), str(file)), str(file))
+
+
+def read_summary(folder: Path, file: str) -> dict[str, Any]:
+    """A run's summary, whose numbers have one value for each seed."""
+    path = folder / file
+    found: dict[str, Any] = read_object(path, SummaryShape)
+    metric = found.get("target_metric", "accuracy")
+    final = found["final"].get(metric) if "final" in found else found.get("final_accuracy")
+    if final is None:
+        raise ConfigError(f"{path} is damaged: it has no final {metric}")
+    for spread in (final, found["rounds_to_target"]):
+        if len(spread["by_seed"]) != len(found["seeds"]) or not found["seeds"]:
+            raise ConfigError(
+                f"{path} is damaged: it has {len(found['seeds'])} seeds and {len(spread['by_seed'])} values"
+            )
+    return found
+
+
+def read_config_file(folder: Path, file: str) -> dict[str, Any]:
+    """The configuration of a run, as nested tables."""
+    path = folder / file
+    text = read_text(path, MOST_TOML, follow=False)
+    found: dict[str, Any] = shaped(ConfigShape, parse_toml(text, str(path)), str(path))
+    return found
+
+
+def check_clients(records: Sequence[dict[str, Any]], where: str) -> None:
+    """Either every record of an evaluation says how single clients do, and of as many, or none does."""
+    seen = [record for record in records if "metrics" in record or "accuracy" in record]
+    told = [{"": record.get("client_accuracy"), **record.get("client_metrics", {})} for record in seen]
+    shapes = {
+        tuple((key, None if values is None else len(values)) for key, values in sorted(one.items()))
+        for one in told
+    }
+    sizes = {size for shape in shapes for _, size in shape if size is not None}
+    if len(shapes) > 1 or len(sizes) > 1:
+        raise ConfigError(f"{where} is damaged: its lines are not about the same clients")

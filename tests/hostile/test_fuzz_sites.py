@@ -1,0 +1,87 @@
+"""Whatever a server or a site sends in Flower's records: an answer, or an error of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fuzzing import cases, survives, texts
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedpews.flower.hello import Facts, hello_content, read_hello
+from fedpews.flower.messages import (
+    Part,
+    Task,
+    read_reply,
+    read_task,
+    reply_content,
+    task_content,
+)
+from fedpews.methods.wire import BadMessage
+
+TASK = Task("a" * 32, 3, 0.1, (Part(0, b"bytes", 2, 1),), True)
+FACTS = Facts(0, "0.1.0", "f" * 16, "3", 2, 10, 5, 0, "d" * 16)
+whole = st.integers(-(2**63), 2**63 - 1)
+single = st.one_of(whole, st.floats(), texts, st.binary(max_size=8), st.booleans())
+values = st.one_of(
+    single, st.lists(whole, max_size=3), st.lists(texts, max_size=3), st.lists(st.booleans(), max_size=2)
+)
+payloads = st.builds(
+    lambda key, stype, data: ArrayRecord(
+        {key: Array(dtype="uint8", shape=(len(data),), stype=stype, data=data)}
+    ),
+    st.sampled_from(["payload", "x"]),
+    st.sampled_from(["fedpews.wire", "numpy.ndarray"]),
+    st.binary(max_size=8),
+)
+
+
+@st.composite
+def spoilt_content(draw: st.DrawFn, make: Any) -> RecordDict:
+    content = make()
+    for name in list(content):
+        how = draw(st.integers(0, 5))
+        if how == 0:
+            del content[name]
+        elif how == 1:
+            content[name] = draw(payloads)
+        elif isinstance(content[name], ConfigRecord) and how < 5:
+            key = draw(st.sampled_from(sorted(content[name])))
+            kept = {k: v for k, v in content[name].items() if k != key}
+            content[name] = ConfigRecord(kept | ({key: draw(values)} if how > 2 else {}))
+    return content
+
+
+def _reply() -> RecordDict:
+    return reply_content({0: b"bytes"}, {})
+
+
+@cases(150)
+@given(
+    task=spoilt_content(lambda: task_content(TASK)),
+    reply=spoilt_content(_reply),
+    hello=spoilt_content(lambda: hello_content(FACTS)),
+)
+def test_any_records_are_read_or_refused(task: RecordDict, reply: RecordDict, hello: RecordDict) -> None:
+    survives(lambda: read_task(task))
+    survives(lambda: read_hello(hello))
+    survives(lambda: list(read_reply(reply, [0])))
+
+
+def test_what_is_not_spoilt_is_read() -> None:
+    assert read_task(task_content(TASK)) == TASK
+    assert read_hello(hello_content(FACTS)) == FACTS
+
+
+@pytest.mark.parametrize("seeds", [["../../../home/x"], [-1], [0.5], [True]])
+def test_a_server_does_not_choose_where_a_site_writes(seeds: list[Any]) -> None:
+    content = task_content(TASK)
+    about = ConfigRecord(dict(content["task"]) | {"seeds": seeds})
+    forged = RecordDict({"task": about, f"seed-{seeds[0]}": content["seed-0"]})
+    with pytest.raises(BadMessage):
+        read_task(forged)
