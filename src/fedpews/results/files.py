@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.errors import CheckpointError
+from fedpews.outside import parse_json
 
 ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """The name of a file that was being written when its process was killed."""
@@ -134,8 +135,8 @@ def unsealed(data: bytes, path: Path) -> list[dict[str, Any]]:
             if found is not None and f"{zlib.crc32(_bare(line, found).encode()):08x}" != found[1]:
                 raise CheckpointError(f"{path} is damaged: line {number} does not give its sum")
         records: Sequence[Any] = [
-            json.loads(line if found is None else _bare(line, found))
-            for line, found in zip(lines, sums, strict=True)
+            parse_json(line if found is None else _bare(line, found), f"{path}, line {number}")
+            for number, (line, found) in enumerate(zip(lines, sums, strict=True), 1)
         ]
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error

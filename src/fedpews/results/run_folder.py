@@ -56,8 +56,7 @@ class RunFolder:
     @property
     def has_run(self) -> bool:
         """Whether there is anything of a run: one that lost its configuration must not be written over either."""
-        names = (layout.CONFIG, layout.ROUNDS, layout.SUMMARY, layout.CHECKPOINT)
-        return any((self.path / name).exists() or (self.path / name).is_symlink() for name in names)
+        return layout.is_begun(self.path)
 
     @property
     def config(self) -> Path:
