@@ -140,8 +140,9 @@ def unsealed(data: bytes, path: Path) -> list[dict[str, Any]]:
         ]
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-    if not all(isinstance(record, dict) for record in records):
-        raise CheckpointError(f"{path} is damaged: not every line is a record")
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict):
+            raise CheckpointError(f"{path}, line {number} is damaged: it is not a record")
     return list(records)
 
 
