@@ -58,7 +58,7 @@ class Difference:
         if self.outcome == "not enough runs":
             return f"not enough runs ({self.seeds} seed{'' if self.seeds == 1 else 's'})"
         if self.outcome == "no difference":
-            return f"no difference larger than {text(max(-self.low, self.high))}{unit}"
+            return f"no difference larger than {text(abs(max(-self.low, self.high)))}{unit}"
         ends = (self.low, self.high) if self.low > 0 else (-self.high, -self.low)
         span = " to ".join(dict.fromkeys(map(text, ends)))
         return f"{self.outcome} by {span}{unit}"
