@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/fedpews run synthetic-32k --method fedavg --method fedavg+pews --out runs/demo --resume
+	$(BIN)/fedpews run synthetic-four --method fedavg --method fedavg+pews --out runs/demo --resume
 	$(BIN)/fedpews compare runs/demo --plot runs/demo/curves.png
 
 test: setup
