@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 import typer
+from filelock import FileLock
 
 import fedpews
 from fedpews import errors
@@ -109,10 +110,13 @@ def site() -> dict[Path, Links]:
     """The built site, page by page."""
     pytest.importorskip("zensical", reason="the site needs pip install -e '.[docs]'")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
     folder = ROOT / "build" / "site"
-    return {path: Links(path.read_text()) for path in folder.rglob("*.html")}
+    folder.parent.mkdir(exist_ok=True)
+    # test processes side by side build into the same folder
+    with FileLock(folder.parent / "site.lock"):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {path: Links(path.read_text()) for path in folder.rglob("*.html")}
 
 
 def test_no_link_of_the_site_is_broken(site: dict[Path, Links]) -> None:
