@@ -26,7 +26,10 @@ def look(browser: Any) -> Iterator[Open]:
     wrong: list[str] = []
 
     def open_page(address: str | Path, width: int = 1280, height: int = 800, scheme: str = "light") -> Any:
-        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        # without smooth scrolling: a chart that still moves slides away under the mouse
+        page = browser.new_page(
+            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+        )
         own = address.as_uri() if isinstance(address, Path) else address
         page.on("console", lambda message: wrong.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
@@ -64,8 +67,11 @@ def plot_of(page: Any, title: str) -> Any:
 
 def point_at(page: Any, plot: Any, part: float) -> None:
     plot.scroll_into_view_if_needed()
+    # scrolling hides the tip, and the browser tells of it with the next frame
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     box = plot.locator(".u-over").bounding_box()
     page.mouse.move(box["x"] + part * box["width"], box["y"] + box["height"] / 2)
+    page.locator("#tip").wait_for(state="visible")
 
 
 def test_the_numbers_on_the_page_are_those_of_summary_json(
@@ -121,6 +127,7 @@ def test_the_owned_neurons_in_the_masks_table_are_those_the_run_saved(
     page = look(report)
     card = page.locator("figure.card", has=page.locator("#mask-pixels"))
     card.locator("summary").click()
+    card.locator("tbody tr").first.wait_for(state="visible")
 
     rows = [row.split("\t") for row in card.locator("tbody tr").all_inner_texts()]
 
@@ -137,10 +144,8 @@ def test_hovering_shows_every_series_at_that_round(look: Open, report: Path) -> 
 
     point_at(page, plot_of(page, "Accuracy"), 0.6)
 
-    tip = page.locator("#tip")
-    tip.wait_for(state="visible")
-    assert tip.locator("tr").count() == 2
-    assert tip.locator("b").inner_text() == "round 4"  # 1 + 0.6 · 5
+    wait_for(page.locator("#tip b"), "round 4")  # 1 + 0.6 · 5
+    assert page.locator("#tip tr").count() == 2
 
 
 def test_a_value_shown_is_the_mean_of_the_seeds_in_rounds_jsonl(
@@ -153,6 +158,7 @@ def test_a_value_shown_is_the_mean_of_the_seeds_in_rounds_jsonl(
     lines = (runs_folder / "fedavg" / "rounds.jsonl").read_text().splitlines()
     found = [100 * r["accuracy"] for r in map(json.loads, lines) if r["round"] == 4]
     mean = sum(found) / 3
+    wait_for(page.locator("#tip b"), "round 4")
     told = page.locator("#tip tr").first.inner_text()
     assert float(told.split("\t")[1].split(" ")[0]) == pytest.approx(mean, abs=0.051)
 
@@ -179,10 +185,10 @@ def test_dragging_zooms_all_charts_and_a_button_shows_all_again(look: Open, repo
 
     assert page.locator("#unzoom").is_visible()
     point_at(page, plot_of(page, "Training loss"), 0.999)
-    assert page.locator("#tip b").inner_text() == "round 4"
+    wait_for(page.locator("#tip b"), "round 4")
     page.locator("#unzoom").click()
     point_at(page, plot_of(page, "Training loss"), 0.999)
-    assert page.locator("#tip b").inner_text() == "round 6"
+    wait_for(page.locator("#tip b"), "round 6")
 
 
 def test_the_keyboard_reads_values_and_zooms(look: Open, report: Path) -> None:
@@ -191,9 +197,9 @@ def test_the_keyboard_reads_values_and_zooms(look: Open, report: Path) -> None:
     plot.focus()
 
     page.keyboard.press("End")
-    assert page.locator("#tip b").inner_text() == "round 6"
+    wait_for(page.locator("#tip b"), "round 6")
     page.keyboard.press("ArrowLeft")
-    assert page.locator("#tip b").inner_text() == "round 5"
+    wait_for(page.locator("#tip b"), "round 5")
     wait_for(page.locator("#said"), "round 5: fedavg ")
     page.keyboard.press("+")
     assert page.locator("#unzoom").is_visible()
