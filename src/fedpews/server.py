@@ -338,8 +338,9 @@ class Server:
 
 
 def personal_metric(task: Task) -> str:
-    """By what clients' own models are judged: accuracy, or the metric that counts where there is none."""
-    return "accuracy" if "accuracy" in task.METRICS else short(task.metrics[0])
+    """By what clients' own models are judged: accuracy where it is measured, else the metric that counts."""
+    is_measured = "correct" in task.ALWAYS or "accuracy" in task.metrics
+    return "accuracy" if is_measured else short(task.metrics[0])
 
 
 def score_personal(

@@ -17,7 +17,7 @@ from command_line import fedpews
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.report.runs import find_runs
 from fedpews.results import layout
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.results.run_folder import RunFolder
 
 RUN = ["run", "synthetic-3.2k", "--method", "fedavg+pews", "--seeds", "0,1", "--rounds", "3"]

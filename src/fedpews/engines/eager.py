@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from fedpews.data.federation import Federation
 from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import finish, start
-from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
-from fedpews.engines.evaluate import Part, Score, score_models
+from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
 from fedpews.errors import Interrupted
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
 from fedpews.torch_private import tree_map_only
-from fedpews.trees import Tree, map_leaves
+from fedpews.trees import map_leaves
 
 
-class EagerEngine(Engine):
+class EagerEngine(LocalEngine):
     """Clients over threads; torch's kernels leave the interpreter free while they run.
 
     Every client runs on one core by default: kernels split over a varying number of cores would add in another
@@ -49,15 +48,6 @@ class EagerEngine(Engine):
         order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
         done = dict(zip(order, self._pool.map(self._run, map(jobs.__getitem__, order)), strict=True))
         return list(map(done.__getitem__, range(len(jobs))))
-
-    def evaluate(
-        self,
-        models: Sequence[Tree],
-        seeds: Sequence[int],
-        part: Part = "test",
-        owners: Sequence[int | None] | None = None,
-    ) -> list[Score]:
-        return score_models(self.net, models, seeds, self.data, self._pool, part, owners)
 
     def close(self) -> None:
         # after an exception clients may still be training: whoever stops waits for a step, not for a round

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
 
+from fedpews.data.federation import Federation
 from fedpews.engines.augment import Augment
-from fedpews.engines.evaluate import Part, Score
+from fedpews.engines.evaluate import Part, Score, score_models
 from fedpews.methods.contract import ClientHalf, Download, Upload
+from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree
 
 
@@ -108,3 +111,20 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release threads or processes."""
+
+
+class LocalEngine(Engine):
+    """An engine that has the data, and threads of its own."""
+
+    net: Network
+    data: Federation
+    _pool: Executor
+
+    def evaluate(
+        self,
+        models: Sequence[Tree],
+        seeds: Sequence[int],
+        part: Part = "test",
+        owners: Sequence[int | None] | None = None,
+    ) -> list[Score]:
+        return score_models(self.net, models, seeds, self.data, self._pool, part, owners)

@@ -14,7 +14,7 @@ from fedpews.flower.roster import Roster
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import encode_download
 from fedpews.neurons.network import Network
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.results.records import Record, value_of
 from fedpews.tasks.names import Goal, is_share
 from fedpews.trees import Tree

@@ -14,7 +14,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedpews.methods.wire import BadMessage
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.results.schema import SeenShape, read_object
 
 if TYPE_CHECKING:

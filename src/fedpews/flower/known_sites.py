@@ -12,7 +12,7 @@ import tomli_w
 
 from fedpews.errors import ConfigError
 from fedpews.outside import MOST_TOML, parse_toml, read_text
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 
 
 @dataclass(frozen=True)

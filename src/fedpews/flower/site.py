@@ -25,8 +25,8 @@ from fedpews.flower.uploads import sample_upload
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
+from fedpews.server import score_personal
 from fedpews.tasks.contract import Sums
-from fedpews.tasks.names import short
 from fedpews.trees import Nest
 
 LATE = 10**9
@@ -117,12 +117,9 @@ class Site:
         model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
         keep_models(self.memory(task.run).folder, PERSONAL, {part.seed: model})
         with closing(self._engine()) as engine:
-            (score,) = engine.evaluate([model], [part.seed])
-        labelled = self.data.task
-        if labelled.classes_of(self.data.y) is not None:
-            return score.client_accuracy(self.data.counts())[self.number]
-        value = labelled.measure(score.sums)[short(labelled.metrics[0])]
-        return math.nan if value is None else value
+            found = score_personal(engine, self.data, part.seed, {self.number: model})
+        # nan where the site's samples do not define the metric
+        return found.get(self.number, math.nan)
 
     @property
     def _device(self) -> torch.device:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedpews.report.collect import collect
 from fedpews.report.runs import Run, find_runs
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "base.js", "charts.js", "masks.js", "page.js")

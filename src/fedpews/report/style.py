@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpews.errors import ConfigError
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Protocol
 from weakref import finalize
 
-from fedpews.results.files import ASIDE, sync, sync_folder
+from fedpews.results.files import sync, sync_folder
 from fedpews.results.nests import nest_bytes, read_nest, write_nest
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class MemoryStore:
         if self._folder is not None and self._folder.is_dir() and not self._folder.is_symlink():
             for path in self._folder.iterdir():
                 # a killed run leaves files of after the checkpoint, or of one that is gone
-                if path.name not in known and (_NAME.fullmatch(path.name) or ASIDE.fullmatch(path.name)):
+                if path.name not in known and _NAME.fullmatch(path.name):
                     _remove(path)
 
     def get(self, seed: int, client: int) -> Nest | None:

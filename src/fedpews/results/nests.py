@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from fedpews.errors import CheckpointError
-from fedpews.results.files import digest, read_bytes
-from fedpews.results.files import write_atomically as write_atomically
+from fedpews.results.files import digest, read_bytes, write_atomically
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.results.records import Record
 from fedpews.studies.study import Cell
 

@@ -16,13 +16,12 @@ from fedpews.data.inputs import Lazy
 from fedpews.engines.client_round import ClientRound, finish, start
 from fedpews.engines.compiled.native import Native, compiler_version, load
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, check_padding, trace_step
-from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
-from fedpews.engines.evaluate import Part, Score, score_models
+from fedpews.engines.engine import Diverged, Done, Engine, Job, LocalEngine, Schedule
 from fedpews.errors import CheckpointError
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Network
 from fedpews.torch_private import tree_leaves
-from fedpews.trees import Layout, Tree, flatten, unflatten
+from fedpews.trees import Layout, flatten, unflatten
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Lane:
     layout: Layout
 
 
-class CompiledEngine(Engine):
+class CompiledEngine(LocalEngine):
     """Jobs of one kind run in lockstep, ``lanes`` at a time: their states are stacked and a step is one call.
 
     A lane's numbers do not depend on its neighbours, so neither the number of workers nor the mix of seeds
@@ -111,15 +110,6 @@ class CompiledEngine(Engine):
         for (_, members), finished in zip(groups, results, strict=True):
             done |= zip(members, finished, strict=True)
         return [done[i] for i in range(len(jobs))]
-
-    def evaluate(
-        self,
-        models: Sequence[Tree],
-        seeds: Sequence[int],
-        part: Part = "test",
-        owners: Sequence[int | None] | None = None,
-    ) -> list[Score]:
-        return score_models(self.net, models, seeds, self.data, self._pool, part, owners)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -19,7 +19,7 @@ from fedpews.flower.adopt.owned import pack_sides, select
 from fedpews.flower.adopt.strategy import ABOUT, HIDDEN, NEURONS, OTHERS, OWNED, THETA
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.trace import trace
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.seeds import fold
 from fedpews.warmup.masks import Learned, contiguous
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from fedpews.errors import ConfigError
 from fedpews.results import layout
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.results.run_folder import RunFolder
 
 

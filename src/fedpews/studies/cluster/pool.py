@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import FolderInUse, first_line
 from fedpews.report.board import Board
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.studies.cells import Found, Job, read_cell
 from fedpews.studies.cluster.orders import Answer, carry_out, write_order
 from fedpews.studies.cluster.parcels import unpack

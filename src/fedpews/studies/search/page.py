@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.style import new_figure
-from fedpews.results.nests import write_atomically
+from fedpews.results.files import write_atomically
 from fedpews.results.records import evaluated, value_of
 from fedpews.studies.cells import read_cell
 from fedpews.studies.page import markdown, write_index
