@@ -28,7 +28,6 @@ import torch
 from turns import CLOCKS, Contender, Turns
 from workloads import WORKLOADS, Workload
 
-from fedpews.build import available_cores
 from fedpews.engines.choose import lanes_for
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.eager import EagerEngine
@@ -221,6 +220,8 @@ VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "DEFAULT": 128, "NO AVX": 128, "SVE25
 
 def about_this_machine() -> dict:
     """The processor by name, how many numbers its kernels take at once, and what the rest of the machine is."""
+    from fedpews.build import available_cores
+
     cpus = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     listed = [line.partition(":") for line in cpus]
     said = {key.strip(): value.strip() for key, _, value in listed}

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 LEAST_SECONDS = 1.0
@@ -53,7 +53,7 @@ class Turns:
 class Contender:
     """The asking side: a process on so many cores."""
 
-    def __init__(self, command: list[str], cores: int, log: Path) -> None:
+    def __init__(self, command: list[str], cores: int, log: Path, env: Mapping[str, str] = {}) -> None:
         pins = hasattr(os, "sched_setaffinity")  # elsewhere the number of threads has to do
         chosen = sorted(os.sched_getaffinity(0))[:cores] if pins else []
         self._log = log.open("w")
@@ -63,7 +63,7 @@ class Contender:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(cores)},
+            env=os.environ | {"OMP_NUM_THREADS": str(cores)} | dict(env),
             preexec_fn=(lambda: os.sched_setaffinity(0, chosen)) if pins else None,
         )
 
@@ -75,6 +75,11 @@ class Contender:
             return None
         answer = self._process.stdout.readline()
         return float(answer) if answer else None
+
+    def peak_memory(self) -> int:
+        """The most bytes it has had resident so far (Linux only)."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
     def close(self) -> None:
         if self._process.stdin and not self._process.stdin.closed:

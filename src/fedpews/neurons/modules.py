@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -44,11 +43,3 @@ def channels_last(value: Tensor) -> Tensor:
 def total(outputs: Any) -> Tensor:
     """One number that depends on all a model returned."""
     return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()
-
-
-def ties_weights(module: nn.Module) -> bool:
-    """Whether one tensor has two names in the module."""
-    parameters = module.named_parameters(remove_duplicate=False)
-    buffers = module.named_buffers(remove_duplicate=False)
-    names = [id(tensor) for _, tensor in chain(parameters, buffers)]
-    return len(set(names)) < len(names)

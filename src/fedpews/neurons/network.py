@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
@@ -20,7 +19,8 @@ from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
 from fedpews.neurons.differentiate import differentiate
 from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
-from fedpews.neurons.modules import batch_counters, channels_last, materialised, ties_weights, total
+from fedpews.neurons.modules import batch_counters, channels_last, materialised, total
+from fedpews.neurons.pure import PureModule
 from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree
@@ -122,11 +122,6 @@ class Network:
         modules = self._template.named_modules()
         layers = {name for name, layer in modules if is_norm(layer) or isinstance(layer, nn.LayerNorm)}
         return tuple(name for name in self.names if name.rpartition(".")[0] in layers)
-
-    @cached_property
-    def _ties_weights(self) -> bool:
-        """Whether one tensor has two names in the module. To look for them at every call slows small steps."""
-        return ties_weights(self._template)
 
     @cached_property
     def is_stochastic(self) -> bool:
@@ -350,7 +345,8 @@ class Network:
 
     def _call(self, params: Mapping[str, Tensor], x: Any, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)
-        module = self._module(training=training)
+        pure = self._pure(training=training)
+        module = pure.module
         gating: AbstractContextManager[None] = nullcontext()
         if self._gates is not None:
             gating = self._gating(module)
@@ -364,9 +360,7 @@ class Network:
         counters = {name: module.get_buffer(name).clone() for name in self._counters} if training else {}
         args, kwargs = arguments(x)
         with gating:
-            outputs = functional_call(
-                module, values | buffers | counters, args, kwargs, tie_weights=self._ties_weights
-            )
+            outputs = pure(values | buffers | counters, args, kwargs)
         return main_output(outputs), buffers
 
     @cached_property
@@ -381,10 +375,13 @@ class Network:
         return 1
 
     def _module(self, *, training: bool) -> nn.Module:
-        """This thread's own copy: a functional call swaps the module's tensors while it runs."""
+        return self._pure(training=training).module
+
+    def _pure(self, *, training: bool) -> PureModule:
+        """This thread's own copy: a call swaps the module's tensors while it runs."""
         name = "training" if training else "evaluating"
-        module: nn.Module | None = getattr(self._own, name, None)
-        if module is None:
-            module = copy_module(self._template).train(training)
-            setattr(self._own, name, module)
-        return module
+        pure: PureModule | None = getattr(self._own, name, None)
+        if pure is None:
+            pure = PureModule(copy_module(self._template).train(training))
+            setattr(self._own, name, pure)
+        return pure
