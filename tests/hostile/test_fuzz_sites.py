@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
+import torch
 from fuzzing import cases, survives, texts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,10 @@ from fedpews.flower.messages import (
     reply_content,
     task_content,
 )
+from fedpews.flower.scores import FORMAT, ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
+from fedpews.tasks import Classification, Regression, Segmentation
+from fedpews.tasks.contract import Task as ScoredTask
 
 TASK = Task("a" * 32, 3, 0.1, (Part(0, b"bytes", 2, 1),), True)
 FACTS = Facts(0, "0.1.0", "f" * 16, "3", 2, 10, 5, 0, "d" * 16)
@@ -85,3 +90,48 @@ def test_a_server_does_not_choose_where_a_site_writes(seeds: list[Any]) -> None:
     forged = RecordDict({"task": about, f"seed-{seeds[0]}": content["seed-0"]})
     with pytest.raises(BadMessage):
         read_task(forged)
+
+
+SCORES = [Classification(), Regression(), Segmentation(metrics=("dice",))]
+NAMES = sorted({name for task in SCORES for name in task.sum_names()})
+sizes = st.one_of(st.integers(-2, 5), st.sampled_from([2**31, 2**40, 2**62]))
+packed = st.builds(
+    lambda shape, stype, dtype, data: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=data),
+    st.lists(sizes, max_size=3),
+    st.sampled_from([FORMAT, "numpy.ndarray"]),
+    st.sampled_from(["float64", "int8"]),
+    st.one_of(
+        st.binary(max_size=40),
+        st.lists(st.floats(width=64), max_size=5).map(
+            lambda numbers: struct.pack(f"<{len(numbers)}d", *numbers)
+        ),
+    ),
+)
+
+
+@cases(150)
+@given(
+    task=st.sampled_from(SCORES),
+    arrays=st.dictionaries(st.one_of(st.sampled_from(NAMES), texts), packed, max_size=8),
+    key=st.sampled_from(["test-0", "test-1"]),
+    declared=st.integers(0, 6),
+)
+def test_any_score_is_read_or_refused(
+    task: ScoredTask, arrays: dict[str, Array], key: str, declared: int
+) -> None:
+    content = RecordDict({key: ArrayRecord(arrays)})
+    survives(lambda: ScoreCheck(task, places=4).read(content, "test", [0], declared))
+
+
+@cases(150)
+@given(
+    spoilt=st.dictionaries(
+        st.sampled_from(["loss", "weight", "correct", "seen"]), packed, min_size=1, max_size=2
+    ),
+    declared=st.sampled_from([0, 3, 4]),
+)
+def test_a_score_that_is_spoilt_in_places_is_read_or_refused(spoilt: dict[str, Array], declared: int) -> None:
+    task = Classification()
+    (whole,) = score_records({"test": {0: task.sums(torch.randn(4, 3), torch.arange(4) % 3)}}).values()
+    content = RecordDict({"test-0": ArrayRecord(dict(whole) | spoilt)})
+    survives(lambda: ScoreCheck(task, places=1).read(content, "test", [0], declared))

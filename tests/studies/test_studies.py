@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +312,46 @@ def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
     whole, short = (outcome.table["pews", "a"].runs[0] for outcome in (ran, again))
     assert [record["phase"] for record in short] == [record["phase"] for record in whole]
     assert [r["accuracy"] for r in short] == pytest.approx([r["accuracy"] for r in whole], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda data: data[:40], "damaged"),
+        (lambda data: b"no gzip", "damaged"),
+        (lambda data: gzip.compress(b"[]"), "damaged"),
+        (lambda data: gzip.compress(b"[" * 100_000), "nested too deeply"),
+        (lambda data: gzip.compress(bytes(300 * 2**20)), "when unpacked"),
+        (lambda data: _edited(data, lambda c: c["runs"].update({"x": {}})), "damaged"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["runs", [1, 10**12]])), "rounds"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["runs", 7])), "damaged"),
+    ],
+)
+def test_a_published_file_that_is_damaged_is_refused_by_name(
+    tmp_path: Path, spoil: Callable[[bytes], bytes], word: str
+) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={})
+    run_study(small, tmp_path / "runs", published=tmp_path / "published")
+    file = next(f for f in (tmp_path / "published").iterdir() if "pews" in f.name)
+    file.write_bytes(spoil(file.read_bytes()))
+
+    with pytest.raises(ConfigError, match=word) as caught:
+        run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    assert file.name in str(caught.value)
+
+
+def _edited(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    content = json.loads(gzip.decompress(data))
+    change(content)
+    return gzip.compress(json.dumps(content).encode())
+
+
+def test_an_index_over_a_file_that_is_none_of_ours_names_it(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"name": "other"}')
+
+    with pytest.raises(ConfigError, match=r"other\.json is damaged"):
+        write_index(tmp_path)
 
 
 def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def _pack(values: NDArray[np.float64]) -> Array:
 
 def _unpack(name: str, array: Array) -> torch.Tensor:
     shape = tuple(array.shape)
-    if array.stype != FORMAT or any(type(size) is not int or size < 0 for size in shape):
+    if array.stype != FORMAT or not all(type(size) is int and 0 <= size <= MOST_NUMBERS for size in shape):
         raise BadMessage(f"its score has {name!r:.40} in a form that is not known")
     count = math.prod(shape)
     if count > MOST_NUMBERS or len(array.data) != 8 * count:

@@ -153,6 +153,13 @@ class ActivationShape(TypedDict):
     round: Whole
 
 
+class SitesErrorShape(TypedDict):
+    """flower-error.json: how a run across sites failed."""
+
+    exit_code: Annotated[int, Field(ge=1, le=255)]
+    message: str
+
+
 class SeenShape(TypedDict):
     """What a site said at first contact, in sites-seen.json."""
 

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from fedpews.results.schema import read_object
 from fedpews.studies.cells import Found
 from fedpews.studies.figures import Table, draw
 from fedpews.studies.measures import MEASURES, spread
@@ -19,6 +22,32 @@ from fedpews.studies.verdicts import ENOUGH_SEEDS, Readings, Verdict, judge, sum
 
 RUNS = "runs"
 """Beside the pages: every cell's runs in compact form."""
+
+
+class VerdictShape(TypedDict):
+    """A `Verdict`, as it lies in a file."""
+
+    claim: str
+    where: str
+    paper: str
+    ours: str
+    seeds: int
+    finding: str
+    agrees: bool | None
+    p: float | None
+
+
+class FactsShape(TypedDict):
+    """NAME.json beside a study's page: what the index says of it."""
+
+    name: str
+    item: str
+    title: str
+    command: str
+    scale: list[str]
+    seeds: int
+    cells: str
+    verdicts: list[VerdictShape]
 
 
 @dataclass(frozen=True)
@@ -117,7 +146,7 @@ def write_page(outcome: Outcome, folder: Path, data_dir: Path | None = None) -> 
 def write_index(folder: Path) -> Path:
     """README.md of a folder of pages: the table of claims, then the items."""
     order = list(studies())
-    facts = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    facts = [read_object(file, FactsShape) for file in sorted(folder.glob("*.json"))]
     facts.sort(key=lambda fact: (order.index(fact["name"]) if fact["name"] in order else 99, fact["name"]))
     items = [["item", "what", "cells finished", "seeds", "scale"]] + [
         [

@@ -9,20 +9,39 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from zlib import error as ZlibError
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from fedpews.errors import ConfigError
+from fedpews.outside import MEGABYTE, parse_json, read_bytes, shaped
 from fedpews.results.files import write_atomically
 from fedpews.results.records import Record
 from fedpews.studies.study import Cell
 
 DIGITS = 5
+MOST_BYTES = 256 * MEGABYTE
+"""Of a cell's runs when unpacked; 10 seeds of 500 rounds have one million."""
+MOST_ROUNDS = 10**6
 CLIENTS = 10
 """Lists of a number per client are kept for up to so many clients."""
 
 Runs = dict[int, list[Record]]
+
+
+class CellShape(TypedDict):
+    """What a file holds."""
+
+    row: str
+    column: str
+    draws: Any
+    experiment: dict[str, Any]
+    runs: dict[Annotated[str, Field(pattern=r"^\d{1,20}$")], dict[str, list[Any]]]
 
 
 def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path) -> Path:
@@ -47,14 +66,27 @@ def read_published(folder: Path | None, cell: Cell, any_seed: bool = False) -> R
     """The seeds of a cell that its file has, of those the cell asks for."""
     if folder is None or not (path := _path(folder, cell)).exists():
         return {}
+    content = _read(path)
+    if content["experiment"] != cell.changes() or content["draws"] != cell.draws:
+        return {}
     try:
-        content = json.loads(gzip.decompress(path.read_bytes()))
-        if content["experiment"] != cell.changes() or content["draws"] != cell.draws:
-            return {}
         runs = {int(seed): _unpack(columns) for seed, columns in content["runs"].items()}
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     return {seed: run for seed, run in runs.items() if any_seed or seed in cell.experiment.seeds}
+
+
+def _read(path: Path) -> CellShape:
+    """A file's content, unpacked no further than a cell's runs can be large."""
+    try:
+        with gzip.open(BytesIO(read_bytes(path, MOST_BYTES))) as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ConfigError(f"{path} has more than {MOST_BYTES:,} bytes when unpacked")
+        found: CellShape = shaped(CellShape, parse_json(text.decode(), str(path)), str(path))
+    except (OSError, EOFError, ValueError, ZlibError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return found
 
 
 def _path(folder: Path, cell: Cell) -> Path:
@@ -87,10 +119,11 @@ def _short(value: Any) -> Any:
 
 
 def _unpack(columns: Mapping[str, list[Any]]) -> list[Record]:
-    full = {
-        key: [value for value, count in column[1:] for _ in range(count)]
-        if column[:1] == ["runs"]
-        else column
-        for key, column in columns.items()
-    }
+    full = {key: _unroll(column[1:]) if column[:1] == ["runs"] else column for key, column in columns.items()}
     return [dict(zip(full, row, strict=True)) for row in zip(*full.values(), strict=True)]
+
+
+def _unroll(runs: list[Any]) -> list[Any]:
+    if sum(count for _, count in runs) > MOST_ROUNDS:
+        raise ValueError(f"more than {MOST_ROUNDS:,} rounds")
+    return [value for value, count in runs for _ in range(count)]

@@ -25,6 +25,7 @@ from fedpews.flower.known_sites import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.links import refuse_links
 from fedpews.results.records import Record, read_rounds
+from fedpews.results.schema import SitesErrorShape, read_object
 
 RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
 FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
@@ -254,9 +255,9 @@ def _follow(out: Path, done: int, tell: Callable[[Sequence[Record]], None]) -> i
 def _check_end(experiment: Experiment, out: Path, work: Path) -> None:
     """Whether the run came to its end; else what the server said, as our own error."""
     if (out / layout.SITES_ERROR).exists():
-        told: dict[str, Any] = json.loads((out / layout.SITES_ERROR).read_text())
+        told = read_object(out / layout.SITES_ERROR, SitesErrorShape)
         error = FedpewsError(told["message"])
-        error.exit_code = int(told["exit_code"])
+        error.exit_code = told["exit_code"]
         raise error
     if not layout.is_finished(out) or _last_round(out) < experiment.rounds:
         raise RunFailed(f"the run ended after round {_last_round(out)}; see {work}/logs/run.log")
