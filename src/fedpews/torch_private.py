@@ -35,7 +35,6 @@ __all__ = [
     "compiler_command",
     "compiling_apart",
     "is_transformed",
-    "largest",
     "library_path",
     "merge_common",
     "plain_kernels",
@@ -129,17 +128,6 @@ def _cached_in(folder: Path) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def largest(tensors: list[torch.Tensor]) -> list[float]:
-    """The largest size of a number in each tensor; NaN where there is one.
-
-    One call for all of them: with many small clients, calls cost more than numbers, and nothing public does this.
-    """
-    if not tensors:
-        return []
-    found = torch._foreach_norm(tensors, float("inf"))
-    return torch.stack([value.to("cpu", torch.float64) for value in found]).tolist()
 
 
 @contextmanager

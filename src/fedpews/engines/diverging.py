@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from fedpews.engines.engine import Diverged, Done, Job
 from fedpews.errors import ClientDiverged
 from fedpews.neurons.network import Network
 from fedpews.results.nests import leaves
-from fedpews.torch_private import largest
 
 LIMIT = 1e15
 """The largest weight that a model can be trained on from: the square of one 20,000 times as large is infinite."""
 
 LIMIT_OF_SQUARES = LIMIT**2
 """The same of what holds squares: running variances, second moments."""
+
+LARGEST_COPY = 2**20
+"""How many numbers are copied at once to look at them."""
 
 
 def sort_out(net: Network, outcomes: Sequence[Done | Diverged]) -> tuple[list[Done], list[Diverged]]:
@@ -51,6 +54,31 @@ def _numbers(net: Network, done: Done) -> Iterator[tuple[str, Tensor, float]]:
         for name, value in leaves(kept):
             if value.is_floating_point() and value.numel():
                 yield name, value, LIMIT_OF_SQUARES
+
+
+def largest(tensors: Sequence[Tensor]) -> list[float]:
+    """The largest size of a number in each tensor; NaN where there is one.
+
+    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([[2.0]]), torch.tensor([float("nan"), 0.0])])
+    [3.0, 2.0, nan]
+    """
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    for place, value in enumerate(tensors):
+        alike.setdefault((value.shape, value.dtype, value.device), []).append(place)
+    found: list[Tensor] = []
+    order: list[int] = []
+    for (shape, *_), places in alike.items():
+        # with many small clients calls cost more than numbers, so tensors of one shape go together; large ones are
+        # not copied for it
+        together = max(1, LARGEST_COPY // max(1, shape.numel()))
+        for first in range(0, len(places), together):
+            some = [tensors[place] for place in places[first : first + together]]
+            rows = torch.stack(some).flatten(1) if len(some) > 1 else some[0].reshape(1, -1)
+            low, high = torch.aminmax(rows, dim=1)
+            found.append(torch.maximum(-low, high).to("cpu", torch.float64))
+            order += places[first : first + together]
+    sizes = dict(zip(order, torch.cat(found).tolist(), strict=True)) if found else {}
+    return [sizes[place] for place in range(len(tensors))]
 
 
 def explain(bad: Sequence[Diverged], jobs: Sequence[Job]) -> ClientDiverged:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedpews.flower.deploy.clocks import explain_contact
 from fedpews.flower.deploy.pin import Pin
 from fedpews.flower.deploy.processes import Processes
 from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports, key_values, program
@@ -58,6 +59,7 @@ class SiteProcess:
         descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(32))
+        self._explain()
         self._start_pair()
 
     def tend(self) -> None:
@@ -73,11 +75,18 @@ class SiteProcess:
         if not self._restart_at:
             for name, code in ended.items():
                 self.say(f"the {name} ended with code {code} (see {self.log(name)}); starting it again")
+            self._explain()
             self._restart_at[SUPERNODE] = time.monotonic() + RESTART_SECONDS
         elif time.monotonic() >= self._restart_at[SUPERNODE]:
             self.processes.stop_all()
             self._restart_at = {}
             self._start_pair()
+
+    def _explain(self) -> None:
+        # Flower's own programs end without a reason when the clock or the certificate is wrong
+        found = explain_contact(self.options.superlink, self.options.authority)
+        if found is not None:
+            self.say(found)
 
     def log(self, name: str) -> Path:
         return self.options.folder / "logs" / f"{name}.log"
