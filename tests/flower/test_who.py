@@ -132,6 +132,19 @@ def test_a_site_that_differs_is_refused_with_both_values(
     assert words in said
 
 
+def test_a_refused_site_is_asked_again_and_taken_once_it_is_mended(
+    grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    roster = Roster(grid, EXPECTED, None, Seen(None), said.append)  # type: ignore[arg-type]
+    monkeypatch.setattr("fedpews.flower.roster.AGAIN_SECONDS", 0)
+    grid.nodes = {5: says(replace(FACTS, classes=9))}
+    assert roster.online() == roster.online() == {}
+    assert len(said) == 1  # the same reason is said once
+    grid.nodes = {5: says(FACTS)}
+    assert roster.online() == {FACTS.site: 5}
+
+
 def test_other_data_in_the_same_run_is_refused_with_both_values(tmp_path: Path) -> None:
     Seen(tmp_path / "seen.json").check(FACTS, "SHA256:a")
     with pytest.raises(BadMessage, match="data was d1 at first contact and is d2 now"):

@@ -190,15 +190,21 @@ def start(
     from fedpews.flower.deploy.coordinator import run_command
     from fedpews.flower.deploy.pin import app_hash
     from fedpews.flower.deploy.programs import environment
+    from fedpews.flower.failure import forget_failure, raise_failure
+    from fedpews.flower.known_sites import KnownSites
     from fedpews.results.layout import ROSTER
 
     _check_installed()
+    # here and not only in the run, where it would be one line of a long log
+    KnownSites.read(folder / ROSTER)
     folder, settings = folder.resolve(), {"out": str(place.resolve()), "resume": resume}
     settings["roster"] = str(folder / ROSTER)
     settings |= {} if test is None else {"test": str(test.resolve())}
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
     _say(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
+    forget_failure(place)
     done = subprocess.run(run_command(app.resolve(), settings), env=environment(folder / "home"), check=False)
+    raise_failure(place)
     if done.returncode:
         raise typer.Exit(done.returncode)
 

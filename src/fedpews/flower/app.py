@@ -5,7 +5,6 @@ Flower starts a process for every message to a site, so nothing heavy is importe
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError, FedpewsError, RunFailed, first_line
+from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
+from fedpews.flower.failure import forget_failure, keep_failure
 from fedpews.results import layout
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
     )
     out = Path(str(settings.get("out") or f"runs/flower-{experiment.method_label}")).expanduser()
     out.mkdir(parents=True, exist_ok=True)
-    (out / layout.SITES_ERROR).unlink(missing_ok=True)
+    forget_failure(out)
     accepted = AcceptedRounds()
     engines: list[FlowerEngine] = []
 
@@ -131,10 +131,7 @@ def serve(config: Path, grid: Any, settings: Mapping[str, Any]) -> None:
                 )
                 log_line(f"the {kind} model is at {', '.join(given) or 'no site'}")
     except Exception as error:
-        known = isinstance(error, FedpewsError)
-        message = str(error) if known else f"the server failed: {first_line(error)}"
-        code = error.exit_code if isinstance(error, FedpewsError) else RunFailed.exit_code
-        (out / layout.SITES_ERROR).write_text(json.dumps({"exit_code": code, "message": message}))
+        keep_failure(out, error)
         raise
 
 

@@ -18,7 +18,7 @@ ASK_SECONDS = 120.0
 """How long a node may take to say which site it is; it may have to load its data first."""
 
 AGAIN_SECONDS = 60.0
-"""A node that did not say which site it is gets asked again after this time."""
+"""A node that did not say which site it is, or was refused, gets asked again after this time: it may be mended."""
 
 POLL_SECONDS = 1.0
 
@@ -45,6 +45,7 @@ class Roster:
         self._site: dict[int, int | None] = {}  # node -> site; None is a node that is of no use
         self._again: dict[int, float] = {}  # node -> when to ask it again
         self._told: set[int] = set()  # nodes that were said to come second
+        self._refused: dict[int, str] = {}  # node -> why, as it was said
 
     @property
     def total(self) -> int:
@@ -100,10 +101,12 @@ class Roster:
         answers = deliver(self._grid, questions, ASK_SECONDS) if questions else {}
         for node in asked:
             reply = answers.get(node)
-            if isinstance(reply, Message):
-                self._site[node] = self._read(node, short[node], reply)
-            else:
-                self._again[node] = time.monotonic() + AGAIN_SECONDS
+            site = self._read(node, short[node], reply) if isinstance(reply, Message) else None
+            if site is not None:
+                self._site[node] = site
+                continue
+            self._again[node] = time.monotonic() + AGAIN_SECONDS
+            if not isinstance(reply, Message):
                 self._say(f"node {node} does not say which site it is: {reply or 'no answer'}")
 
     def _read(self, node: int, key: str, reply: Message) -> int | None:
@@ -117,7 +120,9 @@ class Roster:
                 )
             self._seen.check(facts, key if self._known is None else None)
         except BadMessage as error:
-            self._say(f"node {node} ({key or 'no key'}) is refused: {error}")
+            if self._refused.get(node) != str(error):
+                self._refused[node] = str(error)
+                self._say(f"node {node} ({key or 'no key'}) is refused: {error}")
             return None
         self.facts[facts.site] = facts
         shown = f", key {key}" if key else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
+from fedpews.errors import ConfigError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower.app import AT_SITES
 from fedpews.flower.deploy.coordinator import Coordinator, run_command
@@ -21,11 +21,11 @@ from fedpews.flower.deploy.keys import fingerprint, make_server_keys, make_site_
 from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports
 from fedpews.flower.deploy.proxy import Door, find_nginx
 from fedpews.flower.deploy.template import write_app
+from fedpews.flower.failure import raise_failure
 from fedpews.flower.known_sites import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.links import refuse_links
 from fedpews.results.records import Record, read_rounds
-from fedpews.results.schema import SitesErrorShape, read_object
 
 RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
 FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
@@ -254,11 +254,7 @@ def _follow(out: Path, done: int, tell: Callable[[Sequence[Record]], None]) -> i
 
 def _check_end(experiment: Experiment, out: Path, work: Path) -> None:
     """Whether the run came to its end; else what the server said, as our own error."""
-    if (out / layout.SITES_ERROR).exists():
-        told = read_object(out / layout.SITES_ERROR, SitesErrorShape)
-        error = FedpewsError(told["message"])
-        error.exit_code = told["exit_code"]
-        raise error
+    raise_failure(out)
     if not layout.is_finished(out) or _last_round(out) < experiment.rounds:
         raise RunFailed(f"the run ended after round {_last_round(out)}; see {work}/logs/run.log")
 
