@@ -71,7 +71,7 @@ ANIMALS = [
     torchvision("regnet_y_400mf", slow=True),
     torchvision("convnext_tiny", slow=True),
     torchvision("googlenet", 64, slow=True, init_weights=False),
-    torchvision("inception_v3", 96, slow=True, init_weights=False),
+    torchvision("inception_v3", 96, slow=True, init_weights=False, aux_logits=False),
     torchvision("deeplabv3_resnet50", slow=True, weights_backbone=None),
     torchvision("lraspp_mobilenet_v3_large", slow=True, weights_backbone=None),
     torchvision(
@@ -181,17 +181,6 @@ ANIMALS = [
         channels=[8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 40],
     ),
     vit(
-        "crossformer",
-        "CrossFormer",
-        64,
-        slow=True,
-        num_classes=5,
-        dim=(8, 12, 16, 20),
-        depth=(1, 1, 1, 1),
-        global_window_size=(4, 2, 2, 1),
-        local_window_size=2,
-    ),
-    vit(
         "twins_svt",
         "TwinsSVT",
         64,
@@ -205,6 +194,10 @@ ANIMALS = [
         s2_local_patch_size=4,
         s3_local_patch_size=2,
         s4_local_patch_size=1,
+        s1_global_k=4,
+        s2_global_k=4,
+        s3_global_k=2,
+        s4_global_k=1,
         s3_depth=1,
     ),
 ]
