@@ -24,7 +24,8 @@ from fedpews.engines.choose import choose_engine, lanes_for
 from fedpews.engines.compiled import engine as compiled
 from fedpews.engines.compiled import native
 from fedpews.engines.compiled.engine import CompiledEngine
-from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
+from fedpews.engines.compiled.looped import Looped
+from fedpews.engines.compiled.program import CannotCompile, Step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine, Schedule
 from fedpews.errors import CheckpointError, ConfigError, RunFailed
@@ -41,22 +42,12 @@ TOLERANCE = 1e-5
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
-class Interpreted:
-    """Stands in for machine code: the same graph, step by step in Python."""
-
-    def __init__(self, program: Program) -> None:
-        self.step, self.constants = Step(program), len(program.constants)
-
-    def run(self, steps: int, sheet: Sheet, inputs: Sequence[Tensor]) -> None:
-        x, y, *rest = inputs
-        state, constants = rest[: len(rest) - self.constants], rest[len(rest) - self.constants :]
-        for step in range(steps):
-            self.step(*sheet.at(step), [x], y, state, constants)
-
-
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "load", lambda program, *_: Interpreted(program))
+    """Instead of machine code the same graph, step by step in Python, as on a GPU without a code generator."""
+    monkeypatch.setattr(
+        compiled, "load", lambda program, *given: Looped(Step(program), 1, len(program.changes))
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from fedpews.compose import METHODS, method_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
-from fedpews.engines.compiled.engine import CompiledEngine
-from fedpews.engines.compiled.program import CannotCompile
+from fedpews.engines.client_round import start
+from fedpews.engines.compiled.engine import fill_lane
+from fedpews.engines.compiled.looped import Looped, load_looped
+from fedpews.engines.compiled.program import Sheet, Step, check_padding, trace_step
 from fedpews.engines.eager import EagerEngine
-from fedpews.engines.engine import Schedule
+from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import Interrupted
 from fedpews.methods import subnetwork
-from fedpews.methods.contract import Method
+from fedpews.methods.contract import Cohort, Download, Method
+from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fedbn import with_local
 from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
 from fedpews.neurons.network import Network
@@ -32,7 +35,7 @@ from fedpews.results import memories
 from fedpews.results.memories import MemoryStore
 from fedpews.results.nests import leaves
 from fedpews.server import Rules, Server
-from fedpews.trees import Tree
+from fedpews.trees import Tree, flatten, unflatten
 from fedpews.warmup import Auto, Fixed, Learned, with_warmup
 
 WARM = [name for name in METHODS if method_class(name).takes_warmup]
@@ -228,12 +231,114 @@ def _with_inline_pool(init: Callable[..., None]) -> Callable[..., None]:
     return inlined
 
 
-def test_what_is_not_on_the_cpu_is_not_compiled() -> None:
-    with OtherDevice():
-        data = federation((8,)).to(OTHER)
-        net = Network(network().to(OTHER), data.x[:1])
-        with pytest.raises(CannotCompile, match="cuda"):
-            CompiledEngine(net, data, Schedule(4), 1)
+def _short(given: object) -> str:
+    return given if isinstance(given, str) else "bare" if given is None else type(given).__name__
+
+
+HALVES = [
+    *((name, None) for name in METHODS),
+    *((name, masks) for name in WARM for masks in (Learned(), Fixed())),
+]
+
+
+@pytest.mark.parametrize(("name", "masks"), HALVES, ids=_short)
+def test_a_compiled_step_has_everything_on_its_device(name: str, masks: Learned | Fixed | None) -> None:
+    """On torch's own device without memory, which refuses to mix, from a client's state to that after two steps."""
+    method = make(name) if masks is None else with_warmup(make(name), 2, masks)
+    data = federation((8,))
+    net = Network(network(), data.x[:1])
+    cohort = Cohort(1, (0, 1, 2), 3, 0)
+    (download, *_) = method.downloads(net, method.init(net, net.initial(), 3), cohort)
+    half = method.client(download.phase)
+    job = Job(0, 0, half, download, None, 0.1)
+    started = start(net, data, Schedule(4), job)
+    leaves_here, layout = flatten(started.local)
+
+    there = torch.device("meta")
+    x, y = data.x.to(there), data.y.to(there)
+    far = Network(network().to(there), x[:1], graph=net.graph)
+    # found out once, by numbers, before the first step
+    check_padding(net, half, started.local, *data.batch(started.order[:4]), started.noise[0], 0.1)
+    far.__dict__["_fed"] = net._fed
+    local = unflatten(iter([leaf.to(there) for leaf in leaves_here]), layout)
+    program = trace_step(far, half, local, 2, 4, x, y)
+    sheet = Sheet.blank(2, 2, 4, started.noise.shape[1], there)
+    state = [torch.stack([leaf.to(there)] * 2) for leaf in leaves_here]
+    assert all(constant.device == there for constant in program.constants)
+
+    Looped(Step(program), 1, len(state)).run(2, sheet, [x, y, *state, *program.constants])
+
+
+def test_a_lane_is_filled_where_the_sheet_is() -> None:
+    data = federation((8,))
+    net = Network(network(), data.x[:1])
+    method = FedAvg()
+    (download, *_) = method.downloads(net, method.init(net, net.initial(), 3), Cohort(1, (0, 1, 2), 3, 0))
+    job = Job(0, 0, method.client(download.phase), download, None, 0.1)
+    with OtherDevice() as device:
+        far = data.to(OTHER)
+        started = start(Network(network().to(OTHER), far.x[:1]), far, Schedule(4), replace_tensors(job))
+        # eleven samples in batches of four: the last batch is padded
+        sheet = Sheet.blank(3, 2, 4, started.noise.shape[1], OTHER)
+        fill_lane(sheet, 0, started)
+        # FedAvg needs no random numbers, so there are none to be anywhere
+        assert all(device.is_there(value) for value in (sheet.rows, sheet.weight, sheet.losses, sheet.lr))
+
+
+def replace_tensors(job: Job) -> Job:
+    params = {name: value.to(OTHER) for name, value in job.download.params.items()}
+    return replace(job, download=replace(job.download, params=params))
+
+
+def test_a_device_without_a_code_generator_steps_what_was_traced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_nothing(step: nn.Module, **_: Any) -> Callable[..., object]:
+        def fail(*_: object) -> object:
+            raise RuntimeError("Cannot find a working triton installation")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    data = federation((8,))
+    net = Network(network(), data.x[:1])
+    local = FedAvg().start(net, Download(1, "train", 3, net.initial()), None)
+    program = trace_step(net, FedAvg().client("train"), local, 2, 4, data.x, data.y)
+    state = [torch.stack([leaf] * 2) for leaf in flatten(local)[0]]
+    sheet = Sheet.blank(1, 2, 4, 0)
+    sheet.weight.fill_(1)
+    sheet.lr.fill_(0.1)
+
+    code = load_looped(program, sheet, data.x, data.y, state)
+    before = [leaf.clone() for leaf in state]
+    code.run(1, sheet, [data.x, data.y, *state, *program.constants])
+
+    assert "steps run as they were traced: RuntimeError: Cannot find a working triton" in caplog.text
+    assert not any(map(torch.equal, before, state))
+
+
+@pytest.mark.slow
+def test_torchs_code_generator_takes_a_step_of_a_warmup() -> None:
+    """What a GPU would run, for the processor: the kernels differ, the way to them does not."""
+    data = federation((8,))
+    net = Network(network(), data.x[:1])
+    method = with_warmup(make("scaffold"), 2)
+    (download, *_) = method.downloads(net, method.init(net, net.initial(), 3), Cohort(1, (0, 1, 2), 3, 0))
+    half = method.client(download.phase)
+    started = start(net, data, Schedule(4), Job(0, 0, half, download, None, 0.1))
+    check_padding(net, half, started.local, *data.batch(started.order[:4]), started.noise[0], 0.1)
+    program = trace_step(net, half, started.local, 2, 4, data.x, data.y)
+    outcomes = []
+    for make_code in (load_looped, lambda *_: Looped(Step(program), 1, len(program.changes))):
+        state = [torch.stack([leaf] * 2) for leaf in flatten(started.local)[0]]
+        sheet = Sheet.blank(len(started.sizes), 2, 4, started.noise.shape[1])
+        sheet.noise.zero_()
+        fill_lane(sheet, 0, started)
+        code = make_code(program, sheet, data.x, data.y, state)
+        code.run(len(started.sizes), sheet, [data.x, data.y, *state, *program.constants])
+        outcomes.append(state)
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 # the device that is not there must itself find mistakes

@@ -18,7 +18,8 @@ from fedpews.compose import method as make
 from fedpews.data.federation import from_clients
 from fedpews.engines.compiled import engine as compiled
 from fedpews.engines.compiled.engine import CompiledEngine
-from fedpews.engines.compiled.program import Program, Sheet, Step
+from fedpews.engines.compiled.looped import Looped
+from fedpews.engines.compiled.program import Step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine, Schedule
 from fedpews.errors import ConfigError
@@ -121,23 +122,10 @@ def test_the_smaller_network_takes_the_same_steps_as_the_masked_one(
         assert torch.allclose(ends[1][parameter], value, atol=1e-6), parameter
 
 
-class Interpreted:
-    """Stands in for machine code: the graph that would be compiled, step by step in Python."""
-
-    def __init__(self, program: Program) -> None:
-        self.step, self.constants = Step(program), len(program.constants)
-
-    def run(self, steps: int, sheet: Sheet, inputs: list[Tensor]) -> None:
-        x, y, *rest = inputs
-        state, constants = rest[: len(rest) - self.constants], rest[len(rest) - self.constants :]
-        for step in range(steps):
-            self.step(*sheet.at(step), [x], y, state, constants)
-
-
 @pytest.mark.parametrize("warm", [False, True], ids=["bare", "warmup"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_both_engines_give_the_same_numbers(name: str, warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "load", lambda program, *_: Interpreted(program))
+    monkeypatch.setattr(compiled, "load", lambda program, *_: Looped(Step(program), 1, len(program.changes)))
     method: Method = FedProx(clip_norm=0.5, weight_decay=0.01, optimizer=local_optimizer(name))
     method = with_warmup(method, 1, Learned()) if warm else method
     clients = small_clients(samples=9)

@@ -26,6 +26,7 @@ FLOPS = 40e9  # a second, on one core
 SLOWER_CONVOLUTIONS = 1.4  # clients side by side need grouped convolutions
 COMPILE_SECONDS = 30.0  # a program
 WORTHWHILE = 0.8  # of the eager time, or less
+DEVICE_LANES = 32  # clients at once on a GPU, which small kernels leave almost idle
 
 
 def choose_engine(
@@ -50,6 +51,9 @@ def choose_engine(
     eager = EagerEngine(net, data, schedule, workers)
     if name == "eager":
         return eager, "as asked"
+    if name == "auto" and data.device.type != "cpu":
+        # until somebody has measured it there
+        return eager, f"on {data.device}; to step many clients at once, set runtime.engine to compiled"
     if name == "auto":
         plain, compiled = step_seconds(net, schedule.batch_size)
         steps = rounds * jobs * _steps(data, schedule)
@@ -63,10 +67,12 @@ def choose_engine(
     else:
         reason = "as asked"
     try:
-        # asked first: without a compiler or the functions of torch it needs, nothing has to be traced
-        compiler_path()
-        torch_library()
-        engine = CompiledEngine(net, data, schedule, workers, lanes_for(jobs), instead=eager)
+        if data.device.type == "cpu":
+            # asked first: without a compiler or the functions of torch it needs, nothing has to be traced
+            compiler_path()
+            torch_library()
+        lanes = lanes_for(jobs) if data.device.type == "cpu" else min(jobs, DEVICE_LANES)
+        engine = CompiledEngine(net, data, schedule, workers, lanes, instead=eager)
     except CannotCompile as refusal:
         if name == "compiled":
             # a warning only for whoever asked for it; with auto the reason returned is enough

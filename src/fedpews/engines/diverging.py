@@ -59,8 +59,8 @@ def _numbers(net: Network, done: Done) -> Iterator[tuple[str, Tensor, float]]:
 def largest(tensors: Sequence[Tensor]) -> list[float]:
     """The largest size of a number in each tensor; NaN where there is one.
 
-    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([[2.0]]), torch.tensor([float("nan"), 0.0])])
-    [3.0, 2.0, nan]
+    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor(2.0), torch.tensor([float("nan"), 0.0]), torch.tensor(-4.0)])
+    [3.0, 2.0, nan, 4.0]
     """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for place, value in enumerate(tensors):
@@ -73,7 +73,7 @@ def largest(tensors: Sequence[Tensor]) -> list[float]:
         together = max(1, LARGEST_COPY // max(1, shape.numel()))
         for first in range(0, len(places), together):
             some = [tensors[place] for place in places[first : first + together]]
-            rows = torch.stack(some).flatten(1) if len(some) > 1 else some[0].reshape(1, -1)
+            rows = (torch.stack(some) if len(some) > 1 else some[0]).reshape(len(some), -1)
             low, high = torch.aminmax(rows, dim=1)
             found.append(torch.maximum(-low, high).to("cpu", torch.float64))
             order += places[first : first + together]

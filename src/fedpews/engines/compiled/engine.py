@@ -1,4 +1,4 @@
-"""The fast engine for small models: many clients in lockstep, each step one call of machine code."""
+"""The fast engine for small models: many clients in lockstep, each step one call of compiled code."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy
 from fedpews.engines.client_round import ClientRound, finish, start
+from fedpews.engines.compiled.looped import Looped, load_looped
 from fedpews.engines.compiled.native import Native, compiler_version, load
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, check_padding, trace_step
 from fedpews.engines.engine import Diverged, Done, Engine, Job, LocalEngine, Schedule
@@ -31,7 +32,7 @@ class Compiled:
     half: ClientHalf
     shapes: list[tuple[torch.Size, torch.dtype]]
     program: Program
-    native: Native
+    code: Native | Looped
     net: Network  # whose frozen parameters are the program's constants
 
 
@@ -67,8 +68,6 @@ class CompiledEngine(LocalEngine):
         lanes: int = 2,
         instead: Engine | None = None,
     ) -> None:
-        if data.device.type != "cpu":
-            raise CannotCompile(f"the data are on {data.device}, and compiled steps run on the CPU")
         if isinstance(data.x, Lazy):
             raise CannotCompile(
                 "inputs are read from a Dataset batch by batch, and compiled steps read memory"
@@ -86,7 +85,9 @@ class CompiledEngine(LocalEngine):
         # of a run that goes on: the kinds of clients that were trained on each engine
         self._were_compiled: frozenset[str] = frozenset()
         self._were_eager: frozenset[str] = frozenset()
-        self._pool = ThreadPoolExecutor(workers, "lanes", initializer=torch.set_num_threads, initargs=(1,))
+        # a device takes one group of clients after the other, and fills itself with it
+        threads = workers if data.device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(threads, "lanes", initializer=torch.set_num_threads, initargs=(1,))
 
     def train(self, jobs: Sequence[Job]) -> list[Done | Diverged]:
         done: dict[int, Done | Diverged] = {}
@@ -178,17 +179,23 @@ class CompiledEngine(LocalEngine):
         first = client.order[: client.sizes[0]]
         check_padding(net, half, client.local, *data.batch(first), client.noise[0], client.job.lr)
         program = trace_step(net, half, client.local, self.lanes, size, data.x, data.y)
-        sheet = Sheet.blank(1, self.lanes, size, client.noise.shape[1])
+        sheet = Sheet.blank(1, self.lanes, size, client.noise.shape[1], data.device)
         stacked = [torch.stack([leaf] * self.lanes) for leaf in lane.leaves]
-        native = load(program, sheet, data.x, data.y, stacked, self.workers)
-        self._programs.append(Compiled(half, shapes, program, native, net))
+        code: Native | Looped
+        if data.device.type == "cpu":
+            code = load(program, sheet, data.x, data.y, stacked, self.workers)
+        else:
+            sheet.noise.zero_()
+            code = load_looped(program, sheet, data.x, data.y, stacked)
+        self._programs.append(Compiled(half, shapes, program, code, net))
         return self._programs[-1]
 
     def _run(self, compiled: Compiled, lanes: Sequence[Lane]) -> list[Done | Diverged]:
         """All steps of a group of lanes."""
         clients = [lane.client for lane in lanes]
         lengths = [len(client.sizes) for client in clients]
-        sheet = Sheet.blank(max(lengths), self.lanes, self.schedule.batch_size, clients[0].noise.shape[1])
+        numbers, size = clients[0].noise.shape[1], self.schedule.batch_size
+        sheet = Sheet.blank(max(lengths), self.lanes, size, numbers, self.data.device)
         if min(lengths) < max(lengths) or len(lanes) < self.lanes:
             sheet.noise.zero_()  # steps that are not taken still compute
         for i, client in enumerate(clients):
@@ -197,7 +204,7 @@ class CompiledEngine(LocalEngine):
         filled = [lane.leaves for lane in lanes]
         filled += filled[-1:] * (self.lanes - len(lanes))
         state = [torch.stack(leaves) for leaves in zip(*filled, strict=True)]
-        compiled.native.run(
+        compiled.code.run(
             max(lengths), sheet, [*tree_leaves(self.data.x), self.data.y, *state, *compiled.program.constants]
         )
         # one call a tensor gives every client's own
@@ -229,6 +236,7 @@ def fill_lane(sheet: Sheet, i: int, started: ClientRound) -> None:
         sheet.weight[:steps, i] = 1
     else:
         present = torch.arange(size) < torch.tensor(started.sizes)[:, None]  # (steps, batch)
+        present = present.to(sheet.rows.device)
         # padding reads a sample of the client's own, with weight 0
         sheet.rows[:steps, i].masked_fill_(~present, started.order[0])
         sheet.rows[:steps, i].masked_scatter_(present, started.order)

@@ -35,13 +35,15 @@ class Sheet:
     lr: Tensor  # (lanes,), an input so that a schedule of rates needs no second program
 
     @classmethod
-    def blank(cls, steps: int, lanes: int, batch_size: int, numbers: int) -> Sheet:
+    def blank(
+        cls, steps: int, lanes: int, batch_size: int, numbers: int, device: torch.device | None = None
+    ) -> Sheet:
         return cls(
-            rows=torch.zeros(steps, lanes, batch_size, dtype=torch.int64),
-            weight=torch.zeros(steps, lanes, batch_size),
-            noise=torch.empty(steps, lanes, numbers),
-            losses=torch.empty(steps, lanes),
-            lr=torch.zeros(lanes),
+            rows=torch.zeros(steps, lanes, batch_size, dtype=torch.int64, device=device),
+            weight=torch.zeros(steps, lanes, batch_size, device=device),
+            noise=torch.empty(steps, lanes, numbers, device=device),
+            losses=torch.empty(steps, lanes, device=device),
+            lr=torch.zeros(lanes, device=device),
         )
 
     @property
@@ -145,7 +147,8 @@ def trace_step(
         moved, loss = every(rows, weight, noise, lr, x, y, state)
         return [*moved, loss]
 
-    rows, weight, noise, _, lr = Sheet.blank(1, lanes, batch_size, half.noise_size(net)).at(0)
+    sheet = Sheet.blank(1, lanes, batch_size, half.noise_size(net), y.device)
+    rows, weight, noise, _, lr = sheet.at(0)
     # (lanes, *shape of the leaf)
     stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
     try:
@@ -169,7 +172,7 @@ def check_padding(
 ) -> None:
     """Refuse a step in which padding is not harmless: BatchNorm, or any mixing of the samples of a batch."""
     size = min(4, len(y))
-    real = torch.cat([torch.ones(size), torch.zeros(size)])
+    real = torch.cat([torch.ones(size, device=y.device), torch.zeros(size, device=y.device)])
     outcomes = []
     # the same real samples beside different padding: any difference is the padding's influence
     for scale in (1.0, -3.0):
