@@ -18,7 +18,7 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -95,13 +95,15 @@ def commands(workload: Workload, cores: int) -> Iterator[tuple[str, list[str]]]:
             yield name, [str(PEERS), str(HERE / "peers.py"), peer, workload.name, str(cores)]
 
 
-def measure(workload: Workload, cores: tuple[int, ...], turns: int) -> dict:
+def measure(workload: Workload, cores: tuple[int, ...], turns: int, without: Collection[str] = ()) -> dict:
     """Every contender's seconds a round, turn by turn, on each number of cores."""
     logs = Path(tempfile.mkdtemp(prefix="fedpews-bench-"))
     running: dict[tuple[int, str], Contender] = {}
     try:
         for count in cores:
             for name, command in commands(workload, count):
+                if name in without:
+                    continue
                 contender = Contender(command, count, logs / f"{name}-{count}.log".replace(" ", "-"))
                 running[count, name] = contender
                 if contender.run() is None or contender.run() is None:  # compile, fill caches
@@ -255,6 +257,9 @@ def main() -> None:
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: on one core of a crowded machine"
     )
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="NAME", help="leave a contender out"
+    )
     parser.add_argument("--out", type=Path, help="default: results/KIND.json, by the kind of machine")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -271,7 +276,7 @@ def main() -> None:
     known = json.loads(out.read_text())["results"] if out.exists() else []
     found = {result["workload"]: result for result in known}
     for name in given.workloads:
-        found[name] = measure(WORKLOADS[name], cores, given.turns) | {"clock": given.clock}
+        found[name] = measure(WORKLOADS[name], cores, given.turns, given.without) | {"clock": given.clock}
         results = [found[name] for name in WORKLOADS if name in found]
         out.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
         out.with_suffix(".md").write_text(page(machine, results))
