@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -98,12 +99,13 @@ def run(name: str, out: Path, options: argparse.Namespace) -> None:
     subprocess.run(command, check=True, env=told, stdout=subprocess.DEVNULL)
 
 
-def records(out: Path) -> list[dict[str, float]]:
+def records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
 
 
-def numbers(out: Path) -> list[dict[str, float]]:
-    return [record | {"seconds": 0.0} for record in records(out)]
+def numbers(out: Path) -> list[dict[str, Any]]:
+    # a line's sum is over its seconds too
+    return [record | {"seconds": 0.0, "sum": ""} for record in records(out)]
 
 
 def arguments() -> argparse.Namespace:

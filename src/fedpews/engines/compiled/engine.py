@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -43,6 +42,22 @@ class Lane:
     client: ClientRound
     leaves: list[Tensor]
     layout: Layout
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients that take their steps in lockstep, and everything that the steps read and write."""
+
+    compiled: Compiled
+    clients: list[ClientRound]
+    sheet: Sheet
+    data: list[Tensor]
+    state: list[Tensor]  # stacked; it changes in place
+
+    def run(self) -> None:
+        steps = max(len(client.sizes) for client in self.clients)
+        constants = self.compiled.program.constants
+        self.compiled.code.run(steps, self.sheet, [*self.data, *self.state, *constants])
 
 
 class CompiledEngine(LocalEngine):
@@ -91,9 +106,7 @@ class CompiledEngine(LocalEngine):
 
     def train(self, jobs: Sequence[Job]) -> list[Done | Diverged]:
         done: dict[int, Done | Diverged] = {}
-        # a group's worth at a time: to start one client takes less time than to hand it to a thread
-        batches = [jobs[first : first + self.lanes] for first in range(0, len(jobs), self.lanes)]
-        lanes = list(chain.from_iterable(self._pool.map(self._begin, batches)))
+        lanes = [self._begin(job) for job in jobs]
         kinds: dict[int, Compiled] = {}
         eager: list[int] = []
         for i, lane in enumerate(lanes):
@@ -106,10 +119,15 @@ class CompiledEngine(LocalEngine):
                 eager.append(i)
         if self.instead is not None and eager:
             done |= zip(eager, self.instead.train([jobs[i] for i in eager]), strict=True)
-        groups = self._group(lanes, kinds)
-        results = self._pool.map(lambda group: self._run(group[0], [lanes[i] for i in group[1]]), groups)
-        for (_, members), finished in zip(groups, results, strict=True):
-            done |= zip(members, finished, strict=True)
+        # the threads run machine code and nothing else: what is Python's goes no faster in several of them, and they
+        # would wait for each other's turns
+        running = []
+        for compiled, members in self._group(lanes, kinds):
+            group = self._lay_out(compiled, [lanes[i] for i in members])
+            running.append((members, group, self._pool.submit(group.run)))
+        for members, group, future in running:
+            future.result()
+            done |= zip(members, self._finish(group), strict=True)
         return [done[i] for i in range(len(jobs))]
 
     def close(self) -> None:
@@ -132,12 +150,9 @@ class CompiledEngine(LocalEngine):
             self._were_compiled = frozenset(made_with.get("compiled", "").split())
             self._were_eager = frozenset(made_with.get("eager", "").split())
 
-    def _begin(self, jobs: Sequence[Job]) -> list[Lane]:
-        lanes = []
-        for job in jobs:
-            client = start(self.net.at(job.seed), self.data, self.schedule, job)
-            lanes.append(Lane(client, *flatten(client.local)))
-        return lanes
+    def _begin(self, job: Job) -> Lane:
+        client = start(self.net.at(job.seed), self.data, self.schedule, job)
+        return Lane(client, *flatten(client.local))
 
     def _group(
         self, lanes: Sequence[Lane], kinds: Mapping[int, Compiled]
@@ -190,8 +205,8 @@ class CompiledEngine(LocalEngine):
         self._programs.append(Compiled(half, shapes, program, code, net))
         return self._programs[-1]
 
-    def _run(self, compiled: Compiled, lanes: Sequence[Lane]) -> list[Done | Diverged]:
-        """All steps of a group of lanes."""
+    def _lay_out(self, compiled: Compiled, lanes: Sequence[Lane]) -> Group:
+        """A group of lanes before its first step."""
         clients = [lane.client for lane in lanes]
         lengths = [len(client.sizes) for client in clients]
         numbers, size = clients[0].noise.shape[1], self.schedule.batch_size
@@ -204,21 +219,20 @@ class CompiledEngine(LocalEngine):
         filled = [lane.leaves for lane in lanes]
         filled += filled[-1:] * (self.lanes - len(lanes))
         state = [torch.stack(leaves) for leaves in zip(*filled, strict=True)]
-        compiled.code.run(
-            max(lengths), sheet, [*tree_leaves(self.data.x), self.data.y, *state, *compiled.program.constants]
-        )
+        return Group(compiled, clients, sheet, [*tree_leaves(self.data.x), self.data.y], state)
+
+    def _finish(self, group: Group) -> list[Done | Diverged]:
         # one call a tensor gives every client's own
-        after = zip(*(leaf.unbind() for leaf in state), strict=True)
-        losses = sheet.losses.unbind(1)
+        after = zip(*(leaf.unbind() for leaf in group.state), strict=True)
         return [
             finish(
                 self.net.at(client.job.seed),
                 self.data,
                 client,
-                unflatten(iter(own), compiled.program.layout),
-                loss[:length],
+                unflatten(iter(own), group.compiled.program.layout),
+                loss[: len(client.sizes)],
             )
-            for client, own, loss, length in zip(clients, after, losses, lengths, strict=False)
+            for client, own, loss in zip(group.clients, after, group.sheet.losses.unbind(1), strict=False)
         ]
 
 
