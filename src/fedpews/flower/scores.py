@@ -131,9 +131,9 @@ def _pack(values: NDArray[np.float64]) -> Array:
 
 def _unpack(name: str, array: Array) -> torch.Tensor:
     shape = tuple(array.shape)
-    if array.stype != FORMAT or not all(type(size) is int and 0 <= size <= MOST_NUMBERS for size in shape):
+    if array.stype != FORMAT or any(type(size) is not int or size < 0 for size in shape):
         raise BadMessage(f"its score has {name!r:.40} in a form that is not known")
-    count = math.prod(shape)
-    if count > MOST_NUMBERS or len(array.data) != 8 * count:
+    # a size beside a zero counts for nothing in the product, and may still be larger than anything numpy takes
+    if max((math.prod(shape), *shape)) > MOST_NUMBERS or len(array.data) != 8 * math.prod(shape):
         raise BadMessage(f"its score has {len(array.data)} bytes for {name!r:.40} of shape {shape!r:.60}")
     return torch.from_numpy(np.frombuffer(array.data, "<f8").reshape(shape).copy())
