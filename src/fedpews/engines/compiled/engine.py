@@ -106,7 +106,8 @@ class CompiledEngine(LocalEngine):
 
     def train(self, jobs: Sequence[Job]) -> list[Done | Diverged]:
         done: dict[int, Done | Diverged] = {}
-        lanes = [self._begin(job) for job in jobs]
+        # in one of the engine's threads, where torch takes one core: with several its sums would depend on their number
+        lanes = self._pool.submit(lambda: [self._begin(job) for job in jobs]).result()
         kinds: dict[int, Compiled] = {}
         eager: list[int] = []
         for i, lane in enumerate(lanes):
@@ -127,7 +128,7 @@ class CompiledEngine(LocalEngine):
             running.append((members, group, self._pool.submit(group.run)))
         for members, group, future in running:
             future.result()
-            done |= zip(members, self._finish(group), strict=True)
+            done |= zip(members, self._pool.submit(self._finish, group).result(), strict=True)
         return [done[i] for i in range(len(jobs))]
 
     def close(self) -> None:
