@@ -240,3 +240,12 @@ def test_a_run_made_longer_and_killed_before_its_next_checkpoint_goes_on(tmp_pat
         )  # fmt: skip
     run(tmp_path / "run", resume=True, rounds=12)
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+
+
+def test_lines_of_an_earlier_version_may_stand_before_lines_with_sums_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    old, new = b'{"round": 1}\n', files.sealed({"round": 2}).encode()
+    assert files.unsealed(old + old + new + new, tmp_path) == [{"round": 1}] * 2 + [{"round": 2}] * 2
+    with pytest.raises(CheckpointError, match="line 3 has no sum"):
+        files.unsealed(old + new + old + new, tmp_path)

@@ -9,6 +9,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,15 @@ def sealed(record: Mapping[str, Any]) -> str:
 def unsealed(data: bytes, path: Path) -> list[dict[str, Any]]:
     """The records of lines, each checked against its sum; a last line cut off by a kill is left out.
 
-    Lines of earlier versions have no sum. Where one has, all must have.
+    Lines of earlier versions have no sum, and a run that they began goes on in the same file: such lines come first.
     """
     try:
         # what follows the last line's end is not a whole line
         lines = data.decode().split("\n")[:-1]
         sums = [SUM.search(line) for line in lines]
-        if any(sums) and not all(sums):
-            number = next(i for i, found in enumerate(sums, 1) if found is None)
-            raise CheckpointError(f"{path} is damaged: line {number} has no sum")
+        for number, (before, found) in enumerate(pairwise(sums), 2):
+            if before is not None and found is None:
+                raise CheckpointError(f"{path} is damaged: line {number} has no sum")
         for number, (line, found) in enumerate(zip(lines, sums, strict=True), 1):
             if found is not None and f"{zlib.crc32(_bare(line, found).encode()):08x}" != found[1]:
                 raise CheckpointError(f"{path} is damaged: line {number} does not give its sum")
