@@ -29,6 +29,7 @@ from turns import CLOCKS, Contender, Turns
 from workloads import WORKLOADS, Workload
 
 from fedpews.engines.choose import lanes_for
+from fedpews.engines.collector import settled
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine
@@ -82,6 +83,7 @@ def our_round(workload: Workload, net: Network, data, engine: Engine, method: Me
     rules = Rules(participation=workload.cohort / len(data), lr=workload.lr)
     server = Server(net, method, data, engine, MemoryStore(None), rules, states)
     count = iter(range(1, 10**9))
+    settled().__enter__()  # as a run does; for as long as this process lives
     return lambda: server.run(next(count))
 
 

@@ -5,7 +5,7 @@ Pure functions of what the clients uploaded, small enough to be kept for every r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,13 @@ from fedpews.methods.contract import THETA, Download, Upload
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.results.neurons import BINS, Ownership
+from fedpews.trees import stack
 
-COMPARED = 16
-"""Of a larger cohort, the updates of so many clients, evenly spread, are compared: 120 pairs."""
+COMPARED = 8
+"""Of a larger cohort, the updates of so many clients, evenly spread, are compared: 28 pairs."""
+
+ELEMENTS = 2**18
+"""Of a larger tensor, about so many elements, evenly spread, are compared: a cosine to two or three digits."""
 
 EACH_ROUND_UP_TO = 100
 """Up to this round masks are kept of every round, from then on of every tenth."""
@@ -73,26 +77,71 @@ def update_cosine(
     # (i, j): the inner product of two updates; double, as it adds up millions of small products
     inner = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
     norms = torch.zeros_like(inner)  # (i, j): ‖update of i‖² on what j owns too
-    for name in names:
-        moved = torch.stack([uploads[i].params[name] for i in chosen]).detach()
-        starts = [downloads[i].params[name] for i in chosen]
-        # most methods send the same to everybody: one tensor to subtract instead of a stack of copies
-        alike = all(start is starts[0] for start in starts)
-        moved = (moved - (starts[0] if alike else torch.stack(starts))).flatten(1).cpu().double()
-        owned = _owned(name, [masks[i] for i in chosen], uploads[chosen[0]].params[name])
-        if owned is None:
-            inner += moved @ moved.T
-            norms += moved.square().sum(1, keepdim=True)
+    for some in _blocks(net, names):
+        # (clients, elements) of several parameters at once
+        moved = torch.cat([_moved(name, [(uploads[i], downloads[i]) for i in chosen]) for name in some], 1)
+        moved = moved.cpu().double()
+        owned = [_owned(name, [masks[i] for i in chosen], uploads[chosen[0]].params[name]) for name in some]
+        if all(part is None for part in owned):
+            inner += (products := moved @ moved.T)
+            norms += products.diagonal()[:, None]
             continue
+        every = [
+            torch.ones(len(chosen), _sampled(net.shapes[name].numel()), dtype=torch.bool)
+            if part is None
+            else part
+            for name, part in zip(some, owned, strict=True)
+        ]
+        kept = torch.cat(every, 1).view(torch.uint8).double()
         # zeros outside what a client owns leave exactly the elements that both own in the product
-        moved = torch.where(owned, moved, 0.0)
+        moved = moved * kept
         inner += moved @ moved.T
-        norms += moved.square() @ owned.double().T
+        norms += moved.square() @ kept.T
     pairs = torch.triu_indices(len(chosen), len(chosen), 1)
     lengths = (norms * norms.T).sqrt()[pairs[0], pairs[1]]
     cosines = (inner[pairs[0], pairs[1]] / lengths)[lengths > 0]
     # six digits: sums in another order, on another number of threads, still write the same bytes
     return round(float(cosines.mean().clamp(-1, 1)), 6) if len(cosines) else None
+
+
+def _blocks(net: Network, names: Sequence[str]) -> Iterator[list[str]]:
+    """The names, as many together as make up a few megabytes: small tensors cost more calls than numbers."""
+    block: list[str] = []
+    size = 0
+    for name in names:
+        count = _sampled(net.shapes[name].numel())
+        if block and size + count > ELEMENTS:
+            yield block
+            block, size = [], 0
+        block, size = [*block, name], size + count
+    if block:
+        yield block
+
+
+def _step(elements: int) -> int:
+    """Every how many elements of a tensor are compared."""
+    return max(1, -(-elements // ELEMENTS))
+
+
+def _sampled(elements: int) -> int:
+    return -(-elements // _step(elements))
+
+
+def _rows(tensors: Sequence[Tensor]) -> Tensor:
+    """(tensors, elements): those elements of each that are compared."""
+    step = _step(tensors[0].numel())
+    if step == 1:
+        return stack(tensors).flatten(1)
+    return torch.stack([tensor.reshape(-1)[::step] for tensor in tensors])
+
+
+def _moved(name: str, pairs: Sequence[tuple[Upload, Download]]) -> Tensor:
+    """(clients, elements): how far each client's parameter is from where it started."""
+    ends = _rows([upload.params[name].detach() for upload, _ in pairs])
+    starts = [download.params[name] for _, download in pairs]
+    # most methods send the same to everybody: one tensor to subtract instead of a stack of copies
+    alike = all(start is starts[0] for start in starts)
+    return ends - _rows(starts[:1] if alike else starts)
 
 
 def _comparable(upload: Upload, download: Download, name: str) -> bool:
@@ -107,9 +156,14 @@ def _owned(name: str, masks: Sequence[Mapping[str, Tensor] | None], like: Tensor
     parts = [None if mask is None else mask.get(name) for mask in masks]
     if all(part is None for part in parts):
         return None
+    if all(part is not None and part.shape == parts[0].shape for part in parts):  # type: ignore[union-attr]
+        # with many clients one call for all of them
+        whole = stack([part for part in parts if part is not None])
+        missing = [1] * (like.dim() + 1 - whole.dim())
+        whole = whole.reshape(len(parts), *missing, *whole.shape[1:]).expand(len(parts), *like.shape)
+        return (whole != 0).flatten(1)[:, :: _step(like.numel())].cpu()
     everything = torch.ones((), dtype=torch.bool, device=like.device)
-    whole = [(everything if part is None else part != 0).expand_as(like) for part in parts]
-    return torch.stack(whole).flatten(1).cpu()
+    return _rows([(everything if part is None else part != 0).expand_as(like) for part in parts]).cpu()
 
 
 def describe_federation(

@@ -22,6 +22,7 @@ from fedpews.build import (
     settings_of,
 )
 from fedpews.data.federation import Federation, Samples
+from fedpews.engines.collector import settled
 from fedpews.engines.engine import Engine
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
@@ -202,7 +203,7 @@ def train(
         # before anything is trained: without an accountant there is no such run
         spent = privacy_spent(setup.experiment, len(setup.data))
         engine, why = make_engine(setup)
-        with closing(engine):
+        with closing(engine), settled():
             if folder is not None:
                 reopened = hold_to(engine, why, reopened, setup, folder.path)
             server = _server(setup, engine, store, reopened.checkpoint, folder)

@@ -19,7 +19,7 @@ from fedpews.errors import RunFailed
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.robust import Aggregate
-from fedpews.methods.wire import download_size, upload_size
+from fedpews.methods.wire import download_size, upload_sizes
 from fedpews.neurons.network import Network
 from fedpews.observe import observe_neurons, update_cosine
 from fedpews.results.memories import Store
@@ -29,7 +29,7 @@ from fedpews.seeds import fold
 from fedpews.tasks.contract import Task
 from fedpews.tasks.names import short
 from fedpews.tasks.sums import accuracy
-from fedpews.trees import Nest, Tree, norm
+from fedpews.trees import Nest, Tree, norm, stack
 
 SHOWN_CLIENTS = 100
 """Up to so many clients, a record lists every client's accuracy."""
@@ -116,7 +116,7 @@ def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Avera
     if len(neurons) < len(uploads):
         return Average(weights, tuple(upload.ownership(net) for upload in uploads))
     # all clients' masks at once: with many small clients, calls cost more than numbers
-    masks = net.graph.expand(torch.stack(neurons))
+    masks = net.graph.expand(stack(neurons))
     rows = zip(*map(Tensor.unbind, masks.values()), strict=True)
     return Average(weights, tuple(dict(zip(masks, row, strict=True)) for row in rows))
 
@@ -266,7 +266,7 @@ class Server:
         # most methods send one download to everybody
         shared = {id(download): download for download in downloads}
         sizes = {key: download_size(self.net, download) for key, download in shared.items()}
-        record["bytes_up"] = sum(upload_size(self.net, upload) for upload in uploads)
+        record["bytes_up"] = sum(upload_sizes(self.net, uploads))
         record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
         return record | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
 

@@ -19,7 +19,7 @@ from fedpews.compose import METHODS, method_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
 from fedpews.engines.client_round import start
-from fedpews.engines.compiled.engine import fill_lane
+from fedpews.engines.compiled.engine import fill
 from fedpews.engines.compiled.looped import Looped, load_looped
 from fedpews.engines.compiled.program import Sheet, Step, check_padding, trace_step
 from fedpews.engines.eager import EagerEngine
@@ -280,7 +280,7 @@ def test_a_lane_is_filled_where_the_sheet_is() -> None:
         started = start(Network(network().to(OTHER), far.x[:1]), far, Schedule(4), replace_tensors(job))
         # eleven samples in batches of four: the last batch is padded
         sheet = Sheet.blank(3, 2, 4, started.noise.shape[1], OTHER)
-        fill_lane(sheet, 0, started)
+        fill(sheet, [started])
         # FedAvg needs no random numbers, so there are none to be anywhere
         assert all(device.is_there(value) for value in (sheet.rows, sheet.weight, sheet.losses, sheet.lr))
 
@@ -333,7 +333,7 @@ def test_torchs_code_generator_takes_a_step_of_a_warmup() -> None:
         state = [torch.stack([leaf] * 2) for leaf in flatten(started.local)[0]]
         sheet = Sheet.blank(len(started.sizes), 2, 4, started.noise.shape[1])
         sheet.noise.zero_()
-        fill_lane(sheet, 0, started)
+        fill(sheet, [started])
         code = make_code(program, sheet, data.x, data.y, state)
         code.run(len(started.sizes), sheet, [data.x, data.y, *state, *program.constants])
         outcomes.append(state)

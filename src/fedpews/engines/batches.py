@@ -29,7 +29,8 @@ def draw_order(samples: int, schedule: Schedule, seed: int, least: int = 1) -> t
     wanted = count_steps(samples, schedule, least)
     epochs = -(-wanted // len(epoch))
     sizes = (epoch * epochs)[:wanted]
-    order = torch.cat([torch.randperm(samples, generator=generator) for _ in range(epochs)])
+    orders = [torch.randperm(samples, generator=generator) for _ in range(epochs)]
+    order = torch.cat(orders) if epochs > 1 else orders[0]
     return order[: sum(sizes)], sizes
 
 
@@ -46,4 +47,6 @@ def count_steps(samples: int, schedule: Schedule, least: int = 1) -> int:
 
 def draw_noise(rows: int, size: int, seed: int) -> Tensor:
     """Uniform numbers for each step, and one row more for what follows the last: (rows, size)."""
+    if not size:
+        return torch.empty(rows, 0)
     return torch.rand(rows, size, generator=torch.Generator().manual_seed(seed))

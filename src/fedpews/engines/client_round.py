@@ -49,19 +49,16 @@ def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> Clien
         memory = job.half.probed(net, job.download, memory, accuracy_on(net, probe, data, rows))
     local = job.half.start(net, job.download, memory)
     # drawn on the CPU, so that the numbers are the same everywhere, and moved once a round
-    return ClientRound(job, local, rows[order.to(rows.device)], sizes, noise.to(data.device))
+    return ClientRound(job, local, rows.index_select(0, order.to(rows.device)), sizes, noise.to(data.device))
 
 
-def finish(
-    net: Network, data: Federation, started: ClientRound, local: Nest, losses: Tensor
-) -> Done | Diverged:
-    """Finish a client after its last step; ``losses`` has one entry per step."""
+def finish(net: Network, data: Federation, started: ClientRound, local: Nest, loss: float) -> Done | Diverged:
+    """Finish a client after its last step; ``loss`` is the mean over its steps."""
     job = started.job
-    mean = float(losses.cpu().double().mean())  # not every device has double precision
-    if not math.isfinite(mean):
+    if not math.isfinite(loss):
         return Diverged(job.seed, job.client, "its loss is no longer finite")
     samples = len(data.clients[job.client])
-    work = Work(job.client, samples, len(started.sizes), job.lr, mean, started.noise[-1])
+    work = Work(job.client, samples, len(started.sizes), job.lr, loss, started.noise[-1])
     memory, upload = job.half.finish(net, job.download, local, work)
     return Done(job.seed, job.client, memory, upload)
 

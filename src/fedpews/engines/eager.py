@@ -36,8 +36,7 @@ class EagerEngine(LocalEngine):
         self.workers = 1 if net.is_stochastic else workers
         self._is_closed = False
         self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
-        if self._channels_last:
-            keep_freed_memory()
+        keep_freed_memory()
         self._pool = ThreadPoolExecutor(
             self.workers, "client", initializer=torch.set_num_threads, initargs=(threads,)
         )
@@ -76,7 +75,9 @@ class EagerEngine(LocalEngine):
             losses.append(loss)
         if self._channels_last:
             local = map_leaves(Tensor.contiguous, local)
-        return finish(net, self.data, started, local, torch.stack(losses))
+        # not every device has double precision
+        loss = float(torch.stack(losses).cpu().double().mean())
+        return finish(net, self.data, started, local, loss)
 
     def _lay_out(self, tensor: Tensor) -> Tensor:
         """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""

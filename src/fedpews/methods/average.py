@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
 
-from fedpews.trees import Tree
+from fedpews.trees import Tree, count_true, keep, stack
 
 BLOCK = 32
 """Clients that are summed in one go. Sums of blocks are added in the cohort's order, ``BLOCK`` at a time again, so
@@ -64,6 +64,11 @@ class Average:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether everybody owns everything, with equal weights."""
+        return not any(self.masks) and set(self.weights) == {1.0}
+
     def __call__(self, values: Sequence[Mapping[str, Tensor]], old: Mapping[str, Tensor]) -> Tree:
         return self.sums(values, old).mean(old)
 
@@ -75,13 +80,13 @@ class Average:
             blocks = []
             for first in range(0, len(values), BLOCK):
                 # (clients of the block, *shape of the parameter)
-                stacked = torch.stack([value[name] for value in values[first : first + BLOCK]])
+                stacked = stack([value[name] for value in values[first : first + BLOCK]])
                 if shares is not None:
                     share = shares[first : first + BLOCK]
                     # equal weights leave the shares boolean, and nothing to multiply by
                     owned = share if share.dtype == torch.bool else share > 0
                     # zeros where not owned, so that a value that was never sent (or is garbage there) cannot leak in
-                    stacked = torch.where(owned, stacked if owned is share else share * stacked, 0.0)
+                    stacked = keep(owned, stacked if owned is share else share * stacked)
                 blocks.append(stacked.sum(0))
             added[name] = add_blocks(blocks)
         return Sums(added, totals)
@@ -97,6 +102,9 @@ class Average:
         time: the server's step wants to know what was covered.
         """
         key = name, like.dtype
+        if key not in self._known and self._is_plain:
+            total = torch.full([1] * like.dim(), len(self.weights), dtype=like.dtype, device=like.device)
+            self._known[key] = None, total
         if key not in self._known:
             # one object stands for all that is not masked, so that identity tells whether anything is
             everything = torch.ones((), dtype=torch.bool, device=like.device)
@@ -107,13 +115,20 @@ class Average:
             )
             if masked:
                 # masks of different shapes are brought to one that fits all, and the tensor
-                stacked = torch.stack(torch.broadcast_tensors(*masks))
+                alike = all(mask.shape == masks[0].shape for mask in masks)
+                stacked = stack(masks if alike else torch.broadcast_tensors(*masks))
                 missing = [1] * (like.dim() + 1 - stacked.dim())
-                shares = stacked.view(len(masks), *missing, *stacked.shape[1:]) != 0
+                shares = stacked.reshape(len(masks), *missing, *stacked.shape[1:])
+                shares = shares if shares.dtype == torch.bool else shares != 0
             if weighted:
                 weights = torch.tensor(self.weights, dtype=like.dtype, device=like.device)
                 shares = weights.view(-1, *[1] * like.dim()) * shares
-            total = add_blocks([part.sum(0, dtype=like.dtype) for part in shares.split(BLOCK)])
+            total = add_blocks(
+                [
+                    count_true(part, like.dtype) if part.dtype == torch.bool else part.sum(0)
+                    for part in shares.split(BLOCK)
+                ]
+            )
             self._known[key] = shares if masked or weighted else None, total
         return self._known[key]
 

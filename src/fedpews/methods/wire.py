@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,12 +26,15 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedpews.errors import FedpewsError
-from fedpews.methods.contract import Download, Upload
+from fedpews.methods.contract import PARAMS, Download, Upload
 from fedpews.neurons.network import Network
-from fedpews.trees import Tree, map_leaves
+from fedpews.trees import Tree, bit_pattern, map_leaves, stack
 
 SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
+
+LARGEST_COPY = 2**20
+"""How many numbers are copied at once to look at them."""
 
 LOSS = struct.Struct(">d")
 """A loss travels as its eight bytes in hexadecimal: printed, its length would depend on its digits."""
@@ -51,8 +54,7 @@ DTYPES = {
 }
 """safetensors' names, from the narrowest to the widest."""
 
-WIDEST_FIRST = tuple(reversed(DTYPES))
-"""The order of the tensors in a file; those of one type are sorted by name."""
+WIDTHS = {dtype: place for place, dtype in enumerate(DTYPES)}
 
 COMPACT = (",", ":")
 
@@ -72,31 +74,60 @@ class Part(NamedTuple):
 class Message(NamedTuple):
     """What a message consists of: what it says about itself, and its tensors by name."""
 
-    about: dict[str, Any]
+    numbers: dict[str, int]
+    words: dict[str, str]
+    trees: tuple[
+        tuple[str, tuple[str, ...], tuple[str, ...]], ...
+    ]  # of each its key, names, and which are bits
+    mask: tuple[tuple[str, tuple[int, ...]], ...] | None  # its names and shapes
     parts: dict[str, Part]
+
+    @property
+    def about(self) -> str:
+        """What the message says about itself, in JSON."""
+        said = {**self.numbers, **self.words}
+        # the model's names are the same in every message, and by far the longest part
+        return f"{json.dumps(said, separators=COMPACT)[:-1]},{_layout_text(self.trees, self.mask)[1:]}"
 
     def encode(self) -> bytes:
         tensors = {key: part.make().cpu() for key, part in self.parts.items()}
-        encoded: bytes = save(tensors, {"about": json.dumps(self.about, separators=COMPACT)})
+        encoded: bytes = save(tensors, {"about": self.about})
         return encoded
 
     def size(self) -> int:
         """The length of ``encode``'s bytes: a header in JSON that gives each tensor's place, then the tensors."""
-        header: dict[str, Any] = {
-            "__metadata__": {"about": json.dumps(self.about, separators=COMPACT)},
-        }
         # safetensors' own layout, worked out again: the header lists where each tensor's bytes are
+        entries = [f'"__metadata__":{{"about":{json.dumps(self.about, ensure_ascii=False)}}}']
         end = 0
-        for kind in WIDEST_FIRST:
-            for key in sorted(self.parts):
-                dtype, shape, _ = self.parts[key]
-                if dtype == kind:
-                    begin, end = end, end + math.prod(shape) * dtype.itemsize
-                    place = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
-                    header[key] = place
-        described = len(json.dumps(header, separators=COMPACT, ensure_ascii=False).encode())
+        for key, (dtype, shape, _) in sorted(self.parts.items(), key=_place):
+            begin, end = end, end + math.prod(shape) * dtype.itemsize
+            sizes = ",".join(map(str, shape))
+            entries.append(
+                f'{_quoted(key)}:{{"dtype":"{DTYPES[dtype]}","shape":[{sizes}],"data_offsets":[{begin},{end}]}}'
+            )
+        described = len(",".join(entries).encode()) + len("{}")
         # eight bytes say how long the header is, which is filled up with blanks to a multiple of eight
         return 8 + -(-described // 8) * 8 + end
+
+
+def _place(part: tuple[str, Part]) -> tuple[int, str]:
+    """Where a tensor comes in a file: the widest type first, those of one type by name."""
+    return -WIDTHS[part[1].dtype], part[0]
+
+
+@lru_cache(maxsize=1000)
+def _quoted(key: str) -> str:
+    return json.dumps(key, ensure_ascii=False)
+
+
+@lru_cache(maxsize=1000)
+def _layout_text(
+    trees: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...],
+    mask: tuple[tuple[str, tuple[int, ...]], ...] | None,
+) -> str:
+    layout: dict[str, Any] = {} if mask is None else {"mask": dict(mask)}
+    layout["trees"] = {key: {"names": names, "bits": bits} for key, names, bits in trees}
+    return json.dumps(layout, separators=COMPACT)
 
 
 def encode_upload(net: Network, upload: Upload) -> bytes:
@@ -112,6 +143,42 @@ def encode_download(net: Network, download: Download) -> bytes:
 def upload_size(net: Network, upload: Upload) -> int:
     """How many bytes ``encode_upload`` would give, without making them."""
     return _describe(net, upload).size()
+
+
+def upload_sizes(net: Network, uploads: Sequence[Upload]) -> list[int]:
+    """``upload_size`` of each; what can be looked at for all together is."""
+    dense = _without_zeros(net, uploads)
+    neurons = [upload.neurons for upload in uploads if upload.neurons is not None and upload.mask is None]
+    counts: Sequence[Mapping[str, int] | None] = [None] * len(uploads)
+    if neurons and len(neurons) == len(uploads):
+        counts = net.graph.count(stack(neurons), net.shapes) or counts
+    return [_describe(net, *one, dense=dense).size() for one in zip(uploads, counts, strict=True)]
+
+
+def _without_zeros(net: Network, uploads: Sequence[Upload]) -> frozenset[str]:
+    """The keys of the trees that have too few zeros in all uploads together for any of them to leave some out."""
+    found = []
+    for key, tree in _trees(uploads[0]).items():
+        others = [_trees(upload).get(key, {}) for upload in uploads]
+        dtypes = {value.dtype for value in tree.values()}
+        if any(other.keys() != tree.keys() for other in others) or len(dtypes) != 1 or torch.bool in dtypes:
+            continue
+        zeros = 0
+        for name, value in tree.items():
+            if value.shape != net.shapes.get(name):
+                break
+            together = max(1, LARGEST_COPY // max(1, value.numel()))
+            for first in range(0, len(others), together):
+                some = stack([other[name] for other in others[first : first + together]])
+                zeros += some.numel() - int(bit_pattern(some).count_nonzero())
+        else:
+            if zeros * value.element_size() <= SPARSE_HEADER:
+                found.append(key)
+    return frozenset(found)
+
+
+def _trees(sent: Upload | Download) -> dict[str, Tree]:
+    return {PARAMS: dict(sent.params), **sent.extra}
 
 
 def download_size(net: Network, download: Download) -> int:
@@ -154,57 +221,77 @@ def _to(device: torch.device, sent: Sent) -> Sent:
     return replace(sent, **moved)
 
 
-def _describe(net: Network, sent: Upload | Download) -> Message:
-    """What a message will consist of: the only place that knows its layout."""
+def _describe(
+    net: Network,
+    sent: Upload | Download,
+    counts: Mapping[str, int] | None = None,
+    *,
+    dense: Collection[str] = (),
+) -> Message:
+    """What a message will consist of: the only place that knows its layout.
+
+    Args:
+        counts: how many elements of each tensor the sender's neurons own, if that is known.
+        dense: keys of trees that are known to have next to no zeros.
+    """
     neurons, mask = sent.neurons, None
+    words: dict[str, str] = {}
     if isinstance(sent, Upload):
-        about: dict[str, Any] = {
-            "client": sent.client, "round": sent.round, "samples": sent.samples, "steps": sent.steps,
-            "loss": LOSS.pack(sent.loss).hex(),
-        }  # fmt: skip
+        numbers = {"client": sent.client, "round": sent.round, "samples": sent.samples, "steps": sent.steps}
+        words["loss"] = LOSS.pack(sent.loss).hex()
         mask = sent.mask
     else:
-        about = {"round": sent.round, "phase": sent.phase, "total": sent.total}
+        numbers = {"round": sent.round, "total": sent.total}
+        words["phase"] = sent.phase
     parts: dict[str, Part] = {}
     if neurons is not None:
         # one bit each, in whole bytes: −(−n // 8) is n / 8 rounded up
         parts["neurons"] = Part(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
+    shapes = None
     if mask is not None:
-        about["mask"] = {name: list(bits.shape) for name, bits in mask.items()}
+        shapes = tuple((name, tuple(bits.shape)) for name, bits in mask.items())
         bits = torch.cat([bits.flatten() for bits in mask.values()])
         parts["mask"] = Part(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
-    owned, everything = Owned(net, neurons, mask), Owned(net, None, None)
-    about["trees"] = {}
-    for key, tree in {"params": sent.params, **sent.extra}.items():
+    owned, everything = Owned(net, neurons, mask, counts), Owned(net, None, None)
+    trees = []
+    for key, tree in _trees(sent).items():
         # a tree shaped like the model (or some of its layers) is cut down to what the client owns; any
         # other, such as one number per neuron, has no owned elements to pick
         if all(value.shape == net.shapes.get(name) for name, value in tree.items()):
             # single weights are owned in the model; what is sent beside it goes whole
-            mine = everything if mask is not None and key != "params" else owned
+            mine = everything if mask is not None and key != PARAMS else owned
             yes_no = {name: value for name, value in tree.items() if value.dtype == torch.bool}
-            about["trees"][key] = {"names": list(tree), "bits": list(yes_no)}
+            trees.append((key, tuple(tree), tuple(yes_no)))
             if yes_no:
                 make = partial(_pack_owned, mine, yes_no)
                 parts[f"{key}:bits"] = Part(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
             if len(yes_no) < len(tree):
-                parts |= _squeeze(key, {name: tree[name] for name in tree if name not in yes_no}, mine)
+                rest = {name: tree[name] for name in tree if name not in yes_no} if yes_no else tree
+                parts |= _squeeze(key, rest, mine, dense=key in dense)
         else:
             for name, value in tree.items():
                 parts[f"{key}/{name}"] = Part(value.dtype, tuple(value.shape), value.contiguous)
-    return Message(about, parts)
+    return Message(numbers, words, tuple(trees), shapes, parts)
 
 
 class Owned:
     """Which elements of a tree a client owns: counted from its neurons alone, expanded only when they are taken."""
 
-    def __init__(self, net: Network, neurons: Tensor | None, mask: Tree | None) -> None:
+    def __init__(
+        self,
+        net: Network,
+        neurons: Tensor | None,
+        mask: Tree | None,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
         self._net, self._neurons, self._mask = net, neurons, mask
-        self._counts: dict[str, int] = {}
+        self._counts: Mapping[str, int] = counts or {}
         if mask is not None:
-            for name, bits in mask.items():
-                self._counts[name] = int(bits.expand(net.shapes[name]).count_nonzero())
-        elif neurons is not None:
-            self._counts = net.graph.count(neurons, net.shapes)
+            self._counts = {
+                name: int(bits.expand(net.shapes[name]).count_nonzero()) for name, bits in mask.items()
+            }
+        elif neurons is not None and counts is None:
+            (self._counts,) = net.graph.count(neurons[None], net.shapes) or [{}]
 
     def count(self, tree: Mapping[str, Tensor]) -> int:
         """How many elements of the tree are owned."""
@@ -292,17 +379,19 @@ def _unflatten(
     return tree
 
 
-def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned) -> dict[str, Part]:
+def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool) -> dict[str, Part]:
     """The owned values, or only those that are not zero when that is shorter."""
     count = owned.count(tree)
-    values = torch.cat([value.flatten() for value in tree.values()])
-    size = values.element_size()
-    # no more zeros can be owned than there are, so most trees need no second look
-    zeros = values.numel() - int(_bit_pattern(values).count_nonzero())
-    if zeros * size - (count + 7) // 8 <= SPARSE_HEADER:
-        return {key: Part(values.dtype, (count,), partial(owned.take, tree))}
+    dtypes = {value.dtype for value in tree.values()}
+    if len(dtypes) == 1:
+        (dtype,) = dtypes
+        # no more zeros can be owned than there are, so most trees need no second look
+        zeros = 0 if dense else sum(v.numel() - int(bit_pattern(v).count_nonzero()) for v in tree.values())
+        if zeros * dtype.itemsize - (count + 7) // 8 <= SPARSE_HEADER:
+            return {key: Part(dtype, (count,), partial(owned.take, tree))}
     values = owned.take(tree)
-    present = _bit_pattern(values) != 0
+    size = values.element_size()
+    present = bit_pattern(values) != 0
     filled = int(present.count_nonzero())
     # now exactly: zeros saved, less a bit for each element and the header of one more tensor
     if (count - filled) * size - (count + 7) // 8 <= SPARSE_HEADER:
@@ -311,11 +400,6 @@ def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned) -> dict[str, Pa
         key: Part(values.dtype, (filled,), lambda: values[present]),
         f"{key}:where": Part(torch.uint8, (-(-count // 8),), partial(_pack, present)),
     }
-
-
-def _bit_pattern(values: Tensor) -> Tensor:
-    """The values' bits as whole numbers: of a zero they are 0, of −0 they are not."""
-    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
 
 
 def _stretch(tensors: dict[str, Tensor], key: str, count: int) -> Tensor:

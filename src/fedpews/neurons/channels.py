@@ -94,6 +94,14 @@ def groups(module: nn.Module) -> int | None:
     return None
 
 
+def groups_left(module: nn.Module, channels: int) -> int:
+    """How many groups a GroupNorm, or a grouped convolution, has when so many of its channels are left."""
+    if isinstance(module, nn.GroupNorm):
+        return module.num_groups * channels // module.num_channels
+    assert isinstance(module, _ConvNd), "no other layer has groups"
+    return module.groups * channels // (module.in_channels if module.transposed else module.out_channels)
+
+
 def is_norm(module: nn.Module) -> bool:
     """Whether this is a norm whose channels (or groups of them) stand on their own."""
     return isinstance(module, _NormBase | nn.GroupNorm)

@@ -56,11 +56,11 @@ class Axis:
             self._indices[device] = self.neurons.to(device)
         return self._indices[device]
 
-    def count(self, neurons: Tensor, below: Sequence[int]) -> int:
-        """How many positions are kept; ``below[k]`` is how many of the first k neurons are."""
+    def count(self, neurons: Tensor, below: Tensor) -> Tensor:
+        """How many positions are kept, out of (..., h); ``below[..., k]`` is how many of the first k neurons are."""
         if self._run is not None:
-            return below[self._run + len(self.neurons)] - below[self._run]
-        return int(self.pick(neurons).count_nonzero())
+            return below[..., self._run + len(self.neurons)] - below[..., self._run]
+        return self.pick(neurons).sum(-1)
 
     def kept(self, neurons: Tensor) -> Tensor:
         """The positions whose neuron is open, or that have none."""
@@ -151,24 +151,25 @@ class NeuronGraph:
             masks[name] = mask
         return masks
 
-    def count(self, neurons: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, int]:
-        """How many elements of each tensor ``expand`` would keep, without making the masks.
+    def count(self, neurons: Tensor, shapes: Mapping[str, torch.Size]) -> list[dict[str, int]]:
+        """For each of several masks, (clients, h), how many elements ``expand`` would keep of each tensor.
+
+        Without making the masks of the tensors.
 
         >>> from fedpews.neurons import trace
         >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
-        >>> graph.count(torch.tensor([True, False, True]), {"0.weight": torch.Size([3, 2])})
-        {'0.weight': 4}
+        >>> graph.count(torch.tensor([[True, False, True], [True, True, True]]), {"0.weight": torch.Size([3, 2])})
+        [{'0.weight': 4}, {'0.weight': 6}]
         """
         kept = neurons.cpu().bool()
-        below = [0, *kept.cumsum(0).tolist()]  # how many of the first k neurons are kept
+        below = torch.nn.functional.pad(kept.cumsum(-1), (1, 0))
         counts = {}
         for name, axes in self.axes.items():
             if name in shapes:
-                sizes = list(shapes[name])
-                for axis in axes:
-                    sizes[axis.dim] = axis.count(kept, below)
-                counts[name] = math.prod(sizes)
-        return counts
+                others = math.prod(shapes[name]) // math.prod(shapes[name][axis.dim] for axis in axes)
+                found = others * math.prod(axis.count(kept, below) for axis in axes)
+                counts[name] = found.tolist()
+        return [dict(zip(counts, row, strict=True)) for row in zip(*counts.values(), strict=True)]
 
     def slice(self, params: Mapping[str, Tensor], neurons: Tensor) -> Tree:
         """The tensors of the physically smaller network that has only the open ``neurons``; (h,) boolean."""

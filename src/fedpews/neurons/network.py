@@ -260,7 +260,7 @@ class Network:
     def can_be_cut(self) -> bool:
         """Whether the module runs with the tensors of a smaller network, and computes what gates would.
 
-        A model that reshapes to fixed sizes, or has a LayerNorm, does not: so we try it out.
+        A model that reshapes to fixed sizes, or has a LayerNorm over its neurons, does not: so we try it out.
         """
         if self.graph.uncut:
             return False

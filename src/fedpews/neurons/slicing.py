@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedpews.errors import ConfigError
+from fedpews.neurons.channels import groups_left
 from fedpews.neurons.graph import NeuronGraph
 
 
@@ -47,8 +48,7 @@ def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Mo
             channels = graph.norms[name]
             kept = int((neurons[channels.clamp(min=0)] | (channels < 0)).sum())
             if isinstance(module, nn.GroupNorm):
-                module.num_groups = module.num_groups * kept // module.num_channels
-                module.num_channels = kept
+                module.num_groups, module.num_channels = groups_left(module, kept), kept
             elif isinstance(module, _NormBase):
                 module.num_features = kept
         else:
@@ -78,9 +78,7 @@ def _resize(module: nn.Module) -> None:
     elif isinstance(module, _ConvNd):
         first, second = module.weight.shape[:2]
         if module.groups > 1:
-            module.groups = (
-                module.groups * first // (module.in_channels if module.transposed else module.out_channels)
-            )
+            module.groups = groups_left(module, first)
         if module.transposed:
             module.in_channels, module.out_channels = first, second * module.groups
         else:

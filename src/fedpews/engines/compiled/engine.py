@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy
+from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import ClientRound, finish, start
 from fedpews.engines.compiled.looped import Looped, load_looped
 from fedpews.engines.compiled.native import Native, compiler_version, load
@@ -21,7 +22,7 @@ from fedpews.errors import CheckpointError
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Network
 from fedpews.torch_private import tree_leaves
-from fedpews.trees import Layout, flatten, unflatten
+from fedpews.trees import Layout, flatten, map_leaves, unflatten
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,50 @@ class Group:
     """Clients that take their steps in lockstep, and everything that the steps read and write."""
 
     compiled: Compiled
-    clients: list[ClientRound]
+    steps: int
     sheet: Sheet
     data: list[Tensor]
     state: list[Tensor]  # stacked; it changes in place
 
     def run(self) -> None:
-        steps = max(len(client.sizes) for client in self.clients)
         constants = self.compiled.program.constants
-        self.compiled.code.run(steps, self.sheet, [*self.data, *self.state, *constants])
+        self.compiled.code.run(self.steps, self.sheet, [*self.data, *self.state, *constants])
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """All clients of one kind in a round, those with the most steps first: one sheet and one stacked state.
+
+    With many small clients calls cost more than numbers, so what is done for each of them is done for all at once; the
+    groups that run are slices.
+    """
+
+    compiled: Compiled
+    clients: list[ClientRound]
+    sheet: Sheet
+    data: list[Tensor]
+    state: list[Tensor]
+
+    def groups(self) -> list[Group]:
+        lanes = self.compiled.program.lanes
+        return [
+            Group(
+                self.compiled,
+                len(self.clients[first].sizes),
+                self.sheet.part(first, lanes),
+                self.data,
+                [leaf[first : first + lanes] for leaf in self.state],
+            )
+            for first in range(0, len(self.clients), lanes)
+        ]
+
+    def losses(self) -> list[float]:
+        """Each client's mean over the steps it took."""
+        lengths = torch.tensor([len(client.sizes) for client in self.clients])
+        # not every device has double precision
+        sums = self.sheet.losses.cpu().double().cumsum(0)[lengths - 1, torch.arange(len(lengths))]
+        means: list[float] = (sums / lengths).tolist()
+        return means
 
 
 class CompiledEngine(LocalEngine):
@@ -93,6 +129,7 @@ class CompiledEngine(LocalEngine):
             raise CannotCompile("the model cannot be trained on a single sample (BatchNorm)")
         if net.is_stochastic:
             raise CannotCompile("the model is stochastic (dropout), and compiled steps draw no numbers")
+        keep_freed_memory()
         self.net, self.data, self.schedule = net, data, schedule
         self.workers, self.lanes, self.instead = workers, max(lanes, 2), instead
         self._programs: list[Compiled] = []
@@ -123,12 +160,13 @@ class CompiledEngine(LocalEngine):
         # the threads run machine code and nothing else: what is Python's goes no faster in several of them, and they
         # would wait for each other's turns
         running = []
-        for compiled, members in self._group(lanes, kinds):
-            group = self._lay_out(compiled, [lanes[i] for i in members])
-            running.append((members, group, self._pool.submit(group.run)))
-        for members, group, future in running:
-            future.result()
-            done |= zip(members, self._pool.submit(self._finish, group).result(), strict=True)
+        for compiled, members in self._by_kind(lanes, kinds):
+            crowd = self._lay_out(compiled, [lanes[i] for i in members])
+            running.append((members, crowd, [self._pool.submit(group.run) for group in crowd.groups()]))
+        for members, crowd, futures in running:
+            for future in futures:
+                future.result()
+            done |= zip(members, self._pool.submit(self._finish, crowd).result(), strict=True)
         return [done[i] for i in range(len(jobs))]
 
     def close(self) -> None:
@@ -155,16 +193,16 @@ class CompiledEngine(LocalEngine):
         client = start(self.net.at(job.seed), self.data, self.schedule, job)
         return Lane(client, *flatten(client.local))
 
-    def _group(
+    def _by_kind(
         self, lanes: Sequence[Lane], kinds: Mapping[int, Compiled]
     ) -> list[tuple[Compiled, list[int]]]:
-        """Jobs of one kind, ``lanes`` at a time. Long ones together: a group takes as many steps as its longest."""
-        groups = []
+        """The jobs of each kind. Long ones together: a group takes as many steps as its longest."""
+        found = []
         for compiled in self._programs:
             members = [i for i, kind in kinds.items() if kind is compiled]
             members.sort(key=lambda i: -len(lanes[i].client.sizes))
-            groups += [(compiled, members[i : i + self.lanes]) for i in range(0, len(members), self.lanes)]
-        return groups
+            found += [(compiled, members)] if members else []
+        return found
 
     def _refuse(self, half: ClientHalf, reason: CannotCompile) -> None:
         if _kind(half) in self._were_compiled:
@@ -206,53 +244,61 @@ class CompiledEngine(LocalEngine):
         self._programs.append(Compiled(half, shapes, program, code, net))
         return self._programs[-1]
 
-    def _lay_out(self, compiled: Compiled, lanes: Sequence[Lane]) -> Group:
-        """A group of lanes before its first step."""
+    def _lay_out(self, compiled: Compiled, lanes: Sequence[Lane]) -> Crowd:
+        """All lanes of one kind before their first step."""
         clients = [lane.client for lane in lanes]
-        lengths = [len(client.sizes) for client in clients]
-        numbers, size = clients[0].noise.shape[1], self.schedule.batch_size
-        sheet = Sheet.blank(max(lengths), self.lanes, size, numbers, self.data.device)
-        if min(lengths) < max(lengths) or len(lanes) < self.lanes:
-            sheet.noise.zero_()  # steps that are not taken still compute
-        for i, client in enumerate(clients):
-            fill_lane(sheet, i, client)
+        idle = -len(lanes) % self.lanes
+        steps, numbers = len(clients[0].sizes), clients[0].noise.shape[1]
+        size, device = self.schedule.batch_size, self.data.device
+        sheet = Sheet.blank(steps, len(lanes) + idle, size, numbers, device)
+        fill(sheet, clients)
         # idle lanes repeat a state, read sample 0 with weight 0, and so take no step
         filled = [lane.leaves for lane in lanes]
-        filled += filled[-1:] * (self.lanes - len(lanes))
+        filled += filled[-1:] * idle
         state = [torch.stack(leaves) for leaves in zip(*filled, strict=True)]
-        return Group(compiled, clients, sheet, [*tree_leaves(self.data.x), self.data.y], state)
+        return Crowd(compiled, clients, sheet, [*tree_leaves(self.data.x), self.data.y], state)
 
-    def _finish(self, group: Group) -> list[Done | Diverged]:
+    def _finish(self, crowd: Crowd) -> list[Done | Diverged]:
         # one call a tensor gives every client's own
-        after = zip(*(leaf.unbind() for leaf in group.state), strict=True)
+        after = zip(*(leaf.unbind() for leaf in crowd.state), strict=True)
+        layout = crowd.compiled.program.layout
         return [
-            finish(
-                self.net.at(client.job.seed),
-                self.data,
-                client,
-                unflatten(iter(own), group.compiled.program.layout),
-                loss[: len(client.sizes)],
+            _apart(
+                finish(self.net.at(client.job.seed), self.data, client, unflatten(iter(own), layout), loss)
             )
-            for client, own, loss in zip(group.clients, after, group.sheet.losses.unbind(1), strict=False)
+            for client, own, loss in zip(crowd.clients, after, crowd.losses(), strict=False)
         ]
+
+
+def _apart(done: Done | Diverged) -> Done | Diverged:
+    """What a client keeps, in memory of its own: a slice would hold on to the states of all clients."""
+    if isinstance(done, Diverged) or not done.memory:
+        return done
+    return replace(done, memory=map_leaves(Tensor.clone, done.memory))
 
 
 def _kind(half: ClientHalf) -> str:
     return type(half).__name__
 
 
-def fill_lane(sheet: Sheet, i: int, started: ClientRound) -> None:
-    """Write a client's batches and numbers on the sheet; the rest of a batch, and of the steps, has weight 0."""
-    steps, (_, _, size) = len(started.sizes), sheet.rows.shape
-    sheet.lr[i] = started.job.lr
-    sheet.noise[:steps, i] = started.noise[:-1]
-    if len(started.order) == steps * size:
-        sheet.rows[:steps, i] = started.order.view(steps, size)
-        sheet.weight[:steps, i] = 1
-    else:
-        present = torch.arange(size) < torch.tensor(started.sizes)[:, None]  # (steps, batch)
+def fill(sheet: Sheet, clients: Sequence[ClientRound]) -> None:
+    """Write the clients' batches and numbers on the first lanes of a sheet; whatever else it has gets weight 0."""
+    count, (steps, _, size) = len(clients), sheet.rows.shape
+    sheet.lr[:count] = torch.tensor([client.job.lr for client in clients], device=sheet.lr.device)
+    if all(len(client.order) == steps * size for client in clients):
+        orders = torch.stack([client.order for client in clients])  # (clients, steps × batch)
+        sheet.rows[:, :count] = orders.view(count, steps, size).transpose(0, 1)
+        sheet.weight[:, :count] = 1
+        sheet.noise[:, :count] = torch.stack([client.noise for client in clients], 1)[:-1]
+        sheet.noise[:, count:] = 0  # lanes without a client still compute
+        return
+    sheet.noise.zero_()  # so do steps that are not taken
+    for i, client in enumerate(clients):
+        taken = len(client.sizes)
+        sheet.noise[:taken, i] = client.noise[:-1]
+        present = torch.arange(size) < torch.tensor(client.sizes)[:, None]  # (steps, batch)
         present = present.to(sheet.rows.device)
         # padding reads a sample of the client's own, with weight 0
-        sheet.rows[:steps, i].masked_fill_(~present, started.order[0])
-        sheet.rows[:steps, i].masked_scatter_(present, started.order)
-        sheet.weight[:steps, i] = present.to(sheet.weight.dtype)
+        sheet.rows[:taken, i].masked_fill_(~present, client.order[0])
+        sheet.rows[:taken, i].masked_scatter_(present, client.order)
+        sheet.weight[:taken, i] = present.to(sheet.weight.dtype)

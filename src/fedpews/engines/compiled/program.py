@@ -50,6 +50,12 @@ class Sheet:
     def by_step(self) -> list[Tensor]:
         return [self.rows, self.weight, self.noise, self.losses]
 
+    def part(self, first: int, lanes: int) -> Sheet:
+        """The sheet of so many lanes from ``first`` on; it is the same memory."""
+        return Sheet(
+            *(values[:, first : first + lanes] for values in self.by_step), self.lr[first : first + lanes]
+        )
+
     def at(self, step: int) -> list[Tensor]:
         """What one step reads and writes."""
         return [*(values[step] for values in self.by_step), self.lr]
