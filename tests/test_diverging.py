@@ -72,6 +72,15 @@ def test_what_a_client_sends_is_looked_at_and_what_it_keeps_too(value: float) ->
     assert "0.bias" in bad[0].reason
 
 
+def test_large_but_finite_numbers_of_several_clients_are_no_divergence() -> None:
+    # each is within the limit, their length taken together is not, so everybody is looked at alone
+    net = small_network()
+    params = net.initial() | {"0.bias": torch.full_like(net.initial()["0.bias"], 0.9 * LIMIT)}
+    sent = [Done(0, i, {}, Upload(i, 1, 8, 2, 0.5, params)) for i in range(3)]
+    good, bad = sort_out(net, sent)
+    assert (len(good), bad) == (3, [])
+
+
 def test_leaving_it_out_goes_on_with_the_others_and_is_counted() -> None:
     result = run(1e25, train={"batch_size": 10, "diverged": "leave-out"})
     assert [record["left_out"] for record in result.rounds] == [[1]] * 4

@@ -70,8 +70,26 @@ def test_of_a_large_cohort_clients_from_all_over_it_are_compared() -> None:
 
     found = cosine([upload(i, s * torch.ones(3, 2)) for i, s in enumerate(sign)])
 
-    # 8 of each sign: 2 · 28 pairs agree, 64 do not
-    assert found == pytest.approx((56 - 64) / 120, abs=1e-5)
+    # 4 of each sign: 2 · 6 pairs agree, 16 do not
+    assert found == pytest.approx((12 - 16) / 28, abs=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_of_a_large_tensor_evenly_spread_elements_are_compared(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of the six elements of 0.weight every third is left, and of larger ones as many; the first row moves apart, the
+    # others together
+    steps = [
+        torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]),
+        torch.tensor([[-1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]),
+    ]
+    owned = torch.ones(5).bool() if masked else None
+    sent = [upload(i, step, owned) for i, step in enumerate(steps)]
+    assert cosine(sent) == pytest.approx(4 / 6, abs=1e-5)
+    monkeypatch.setattr("fedpews.observe.ELEMENTS", 2)
+    # elements 0 and 3 of 0.weight: (1, 1) and (-1, 1)
+    assert cosine(sent) == pytest.approx(0, abs=1e-5)
 
 
 def test_masks_are_kept_bit_by_bit() -> None:

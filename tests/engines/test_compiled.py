@@ -27,11 +27,12 @@ from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.looped import Looped
 from fedpews.engines.compiled.program import CannotCompile, Step
 from fedpews.engines.eager import EagerEngine
-from fedpews.engines.engine import Engine, Schedule
+from fedpews.engines.engine import Done, Engine, Job, Schedule
 from fedpews.errors import CheckpointError, ConfigError, RunFailed
-from fedpews.methods.contract import Method
+from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
+from fedpews.results.nests import leaves
 from fedpews.server import Rules, Server
 from fedpews.trees import Nest, Tree
 from fedpews.warmup import Fixed, Learned, with_warmup
@@ -358,3 +359,38 @@ def test_without_a_compiler_the_eager_engine_takes_over(
 
 def test_a_group_is_never_a_single_lane() -> None:
     assert all(2 <= lanes_for(jobs) <= 8 for jobs in range(1, 200))
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_what_a_client_keeps_does_not_hold_on_to_the_others() -> None:
+    net, data, method = network(), federation(8, 8, 8), with_warmup(FedAvg(), 2)
+    memories = Memories()
+    engine = CompiledEngine(net, data, Schedule(4), 1, lanes=2)
+    with closing(engine):
+        Server(
+            net, method, data, engine, memories, Rules(lr=0.1), {0: method.init(net, net.initial(), 3)}
+        ).run(1)
+    kept = [leaf for memory in memories.values() for _, leaf in leaves(memory)]
+    assert len(memories) == 3
+    assert all(leaf.untyped_storage().nbytes() == leaf.nbytes for leaf in kept)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 8, 8, 5)], ids=["one", "several"])
+def test_clients_of_one_size_and_of_several_take_the_eager_engines_steps(sizes: tuple[int, ...]) -> None:
+    """Full batches, equally many, are laid out in one go; beside a shorter client, one by one."""
+    net, method, data = network(), with_warmup(FedAvg(), 1), federation(*sizes)
+    downloads = method.downloads(
+        net, method.init(net, net.initial(), 4), Cohort(1, tuple(range(len(sizes))), 4, 0)
+    )
+    half = method.client(downloads[0].phase)
+    jobs = [Job(0, i, half, download, None, 0.1) for i, download in enumerate(downloads)]
+    found = []
+    for engine in (
+        CompiledEngine(net, data, Schedule(4), 1, lanes=2),
+        EagerEngine(net, data, Schedule(4), 1),
+    ):
+        with closing(engine):
+            found.append([one.upload.params for one in engine.train(jobs) if isinstance(one, Done)])
+    assert len(found[0]) == len(sizes)
+    assert_close(*found)

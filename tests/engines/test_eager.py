@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import platform
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from fedpews.compose import METHODS, method_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
 from fedpews.engines.allocator import keep_freed_memory
+from fedpews.engines.collector import settled
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Job, Schedule
+from fedpews.engines.streams import Streams
 from fedpews.methods import subnetwork
 from fedpews.methods.contract import Cohort, Method
 from fedpews.neurons import Hidden, NeuronGraph
@@ -69,6 +73,18 @@ def test_a_step_of_the_cut_network_is_the_masked_step(
     assert cuts, "no step was cut, so this compared nothing"
 
 
+def test_a_network_with_group_norms_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 6, 3, padding=1), nn.GroupNorm(3, 6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU()]
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 16, 3))
+    net, data, method = Network(module, torch.zeros(1, 2, 6, 6)), federation(), with_warmup(make("fedavg"), 1)
+    assert net.can_be_cut
+    monkeypatch.setattr(subnetwork, "CUT_FROM", float("inf"))
+    masked = train(net, method, data)
+    monkeypatch.setattr(subnetwork, "CUT_FROM", 0)
+    assert_close(train(net, method, data), masked)
+
+
 def test_the_order_of_channels_in_memory_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     net, data, method = network(), federation(), make("fedavg", momentum=0.9)
     last = train(net, method, data)
@@ -100,3 +116,54 @@ def test_a_model_with_fixed_sizes_is_not_cut() -> None:
 
 def test_keeping_freed_memory_is_arranged_where_the_c_library_is_glibc() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+def test_the_collector_leaves_what_is_there_alone_for_as_long_as_a_run_lasts() -> None:
+    before = gc.get_freeze_count()
+    with settled():
+        assert gc.get_freeze_count() > before
+    assert gc.get_freeze_count() == before
+
+
+class Notes:
+    """CUDA streams that write down what they are asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[str] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "server")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: self)
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+
+    def wait_stream(self, other: str) -> None:
+        self.taken.append(f"waits for {other}")
+
+    def synchronize(self) -> None:
+        self.taken.append("done")
+
+    @contextmanager
+    def stream(self, stream: Notes) -> Iterator[None]:
+        assert stream is self
+        self.taken.append("enters")
+        yield
+        self.taken.append("leaves")
+
+
+def test_a_client_on_a_gpu_waits_for_the_server_and_the_server_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes = Notes(monkeypatch)
+    streams = Streams(torch.device("cuda"))
+    for client in (0, 1):
+        with streams.behind(streams.servers()):
+            notes.taken.append(f"trains {client}")
+    one = ["waits for server", "enters", "trains {}", "leaves", "done"]
+    assert notes.taken == [line.format(client) for client in (0, 1) for line in one]
+
+
+def test_a_processor_has_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes(monkeypatch)
+    streams = Streams(torch.device("cpu"))
+    with streams.behind(streams.servers()):
+        pass
+    assert notes.taken == []

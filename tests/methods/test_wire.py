@@ -20,6 +20,7 @@ from fedpews.methods.wire import (
     encode_download,
     encode_upload,
     upload_size,
+    upload_sizes,
 )
 from fedpews.models.mlp import MLP
 from fedpews.neurons.network import Network
@@ -121,7 +122,9 @@ def test_a_size_is_the_length_of_the_bytes_that_are_not_built(
     played = Playground(method if masks is None else with_warmup(method, 1, masks), net, small_clients())
     played = played.partly(3)
     for uploads, downloads in zip(played.uploads, played.downloads, strict=True):
-        assert [upload_size(net, sent) for sent in uploads] == [len(encode_upload(net, u)) for u in uploads]
+        lengths = [len(encode_upload(net, sent)) for sent in uploads]
+        assert [upload_size(net, sent) for sent in uploads] == lengths
+        assert upload_sizes(net, uploads) == lengths
         assert [download_size(net, d) for d in downloads] == [len(encode_download(net, d)) for d in downloads]
 
 
@@ -145,6 +148,10 @@ def test_a_size_is_exact_wherever_zeros_begin_to_pay(zeros: int, owner: str) -> 
     extra = {"control": params, "theta": {"neurons": torch.rand(40)}, "é": {'q"': torch.ones(2, 3).T}}
     sent = upload(net, **parts, extra=extra)
     assert upload_size(net, sent) == len(encode_upload(net, sent))
+    # beside others with other parts
+    others = [sent, upload(net, params=net.initial()), upload(net, params=net.initial(), extra=extra), sent]
+    assert upload_sizes(net, others) == [len(encode_upload(net, other)) for other in others]
+    assert upload_sizes(net, [sent, sent]) == [len(encode_upload(net, sent))] * 2
     got = Download(123, "warmup", 10_000, params, sent.neurons, extra)
     assert download_size(net, got) == len(encode_download(net, got))
 

@@ -84,3 +84,29 @@ def test_gradients_reach_the_tensors_it_was_given() -> None:
     assert weight.grad is not None
     assert weight.grad.abs().sum() > 0
     assert module.weight.grad is None
+
+
+@pytest.mark.parametrize("kind", ["norm", "depthwise", "transposed"])
+def test_tensors_of_a_smaller_network_take_their_groups_along(kind: str) -> None:
+    torch.manual_seed(0)
+    module: nn.Module = {
+        "norm": lambda: nn.GroupNorm(4, 8),
+        "depthwise": lambda: nn.Conv1d(8, 8, 1, groups=8),
+        "transposed": lambda: nn.ConvTranspose1d(8, 8, 1, groups=8),
+    }[kind]()
+    smaller: nn.Module = {
+        "norm": lambda: nn.GroupNorm(2, 4),
+        "depthwise": lambda: nn.Conv1d(4, 4, 1, groups=4),
+        "transposed": lambda: nn.ConvTranspose1d(4, 4, 1, groups=4),
+    }[kind]()
+    values = {name: torch.randn_like(value) for name, value in smaller.named_parameters()}
+    whole = {name: torch.randn_like(value) for name, value in module.named_parameters()}
+    x = torch.randn(3, 8, 5)
+    pure = PureModule(module)
+    before = pure(whole, (x,), {})
+
+    found = pure(values, (x[:, :4],), {})
+
+    assert torch.equal(found, functional_call(smaller, values, (x[:, :4],)))
+    # and the whole network is as it was
+    assert torch.equal(pure(whole, (x,), {}), before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -58,11 +57,10 @@ def _all_small(net: Network, finished: Sequence[Done]) -> bool:
         return False
     trained = set(net.trainable)
     limits = [LIMIT if name in trained else LIMIT_OF_SQUARES for name in finished[0].upload.params]
+    limits += [LIMIT_OF_SQUARES] * (len(flat[0][0]) - len(limits))
     lengths: list[Tensor] = []
     most: list[float] = []
-    for alike, limit in zip_longest(
-        zip(*(found for found, _ in flat), strict=True), limits, fillvalue=LIMIT_OF_SQUARES
-    ):
+    for alike, limit in zip(zip(*(found for found, _ in flat), strict=True), limits, strict=True):
         if not alike[0].is_floating_point():
             continue
         together = _together(alike[0].shape)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from fedpews.data.federation import Federation
 from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
+from fedpews.engines.streams import Streams
 from fedpews.errors import Interrupted
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
@@ -35,6 +38,7 @@ class EagerEngine(LocalEngine):
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
         self._is_closed = False
+        self._streams = Streams(data.device)
         self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
         keep_freed_memory()
         self._pool = ThreadPoolExecutor(
@@ -45,7 +49,8 @@ class EagerEngine(LocalEngine):
         # the longest first, so that no core is left alone with a large client at the end
         sizes = [len(self.data.clients[job.client]) for job in jobs]
         order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
-        done = dict(zip(order, self._pool.map(self._run, map(jobs.__getitem__, order)), strict=True))
+        run = partial(self._run, self._streams.servers())
+        done = dict(zip(order, self._pool.map(run, map(jobs.__getitem__, order)), strict=True))
         return list(map(done.__getitem__, range(len(jobs))))
 
     def close(self) -> None:
@@ -53,7 +58,11 @@ class EagerEngine(LocalEngine):
         self._is_closed = True
         self._pool.shutdown(cancel_futures=True)
 
-    def _run(self, job: Job) -> Done | Diverged:
+    def _run(self, servers_stream: Any, job: Job) -> Done | Diverged:
+        with self._streams.behind(servers_stream):
+            return self._train_client(job)
+
+    def _train_client(self, job: Job) -> Done | Diverged:
         net = self.net.at(job.seed)
         started = start(net, self.data, self.schedule, job)
         if self.net.is_stochastic:
@@ -76,8 +85,8 @@ class EagerEngine(LocalEngine):
         if self._channels_last:
             local = map_leaves(Tensor.contiguous, local)
         # not every device has double precision
-        loss = float(torch.stack(losses).cpu().double().mean())
-        return finish(net, self.data, started, local, loss)
+        mean = float(torch.stack(losses).cpu().double().mean())
+        return finish(net, self.data, started, local, mean)
 
     def _lay_out(self, tensor: Tensor) -> Tensor:
         """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""

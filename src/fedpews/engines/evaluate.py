@@ -137,6 +137,9 @@ def score_models(
 
     ``owners`` names for each model the client on whose own samples it is to be scored; None is all of them.
     """
+    if net.survives_channels_last:
+        # once a model: convolutions would lay their weights out again for every chunk
+        models = [{name: _lay_out(value) for name, value in model.items()} for model in models]
     cut = [chunks(data, part, chunk_size(net), owner) for owner in (owners or [None] * len(models))]
     passes = [
         (seed, model, chunk) for seed, model, mine in zip(seeds, models, cut, strict=True) for chunk in mine

@@ -160,12 +160,13 @@ def _without_zeros(net: Network, uploads: Sequence[Upload]) -> frozenset[str]:
     found = []
     for key, tree in _trees(uploads[0]).items():
         others = [_trees(upload).get(key, {}) for upload in uploads]
-        dtypes = {value.dtype for value in tree.values()}
-        if any(other.keys() != tree.keys() for other in others) or len(dtypes) != 1 or torch.bool in dtypes:
+        if len({value.dtype for value in tree.values()}) != 1 or any(
+            other.keys() != tree.keys() for other in others
+        ):
             continue
         zeros = 0
         for name, value in tree.items():
-            if value.shape != net.shapes.get(name):
+            if value.shape != net.shapes.get(name) or not value.is_floating_point():
                 break
             together = max(1, LARGEST_COPY // max(1, value.numel()))
             for first in range(0, len(others), together):

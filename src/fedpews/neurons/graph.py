@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
@@ -167,8 +167,8 @@ class NeuronGraph:
         for name, axes in self.axes.items():
             if name in shapes:
                 others = math.prod(shapes[name]) // math.prod(shapes[name][axis.dim] for axis in axes)
-                found = others * math.prod(axis.count(kept, below) for axis in axes)
-                counts[name] = found.tolist()
+                found = reduce(torch.mul, [axis.count(kept, below) for axis in axes])
+                counts[name] = (others * found).tolist()
         return [dict(zip(counts, row, strict=True)) for row in zip(*counts.values(), strict=True)]
 
     def slice(self, params: Mapping[str, Tensor], neurons: Tensor) -> Tree:

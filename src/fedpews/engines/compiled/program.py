@@ -52,9 +52,8 @@ class Sheet:
 
     def part(self, first: int, lanes: int) -> Sheet:
         """The sheet of so many lanes from ``first`` on; it is the same memory."""
-        return Sheet(
-            *(values[:, first : first + lanes] for values in self.by_step), self.lr[first : first + lanes]
-        )
+        rows, weight, noise, losses = (values[:, first : first + lanes] for values in self.by_step)
+        return Sheet(rows, weight, noise, losses, self.lr[first : first + lanes])
 
     def at(self, step: int) -> list[Tensor]:
         """What one step reads and writes."""
