@@ -41,8 +41,12 @@ from fedpews.server import Rules, Server
 from fedpews.warmup import with_warmup
 
 HERE = Path(__file__).parent
+SLOW = 20.0
+"""Seconds a round from which a contender takes part in the first turn only."""
+
 PEERS = HERE / ".peers" / "bin" / "python"
 PEER_NAMES = {"flower": "Flower simulation", "pfl": "pfl-research"}
+RESTLESS, BESIDE = "Flower simulation", "plain loop, beside Flower"
 CLOCK_NAMES = {
     "wall": "seconds on the wall",
     "cpu": "processor seconds (the machine was busy with other things)",
@@ -98,31 +102,23 @@ def commands(workload: Workload, cores: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def measure(workload: Workload, cores: tuple[int, ...], turns: int, without: Collection[str] = ()) -> dict:
-    """Every contender's seconds a round, turn by turn, on each number of cores."""
-    logs = Path(tempfile.mkdtemp(prefix="fedpews-bench-"))
-    running: dict[tuple[int, str], Contender] = {}
-    try:
-        for count in cores:
-            for name, command in commands(workload, count):
-                if name in without:
-                    continue
-                contender = Contender(command, count, logs / f"{name}-{count}.log".replace(" ", "-"))
-                running[count, name] = contender
-                if contender.run() is None or contender.run() is None:  # compile, fill caches
-                    contender.close()
-                    del running[count, name]
-                    print(f"  {name} on {count} core(s) did not run; see {logs}", file=sys.stderr)
-        seconds: dict[tuple[int, str], list[float]] = {key: [] for key in running}
-        for turn in range(turns):
-            for key in list(running) if turn % 2 == 0 else list(running)[::-1]:
-                taken = running[key].run()
-                if taken is None:
-                    raise SystemExit(f"{key} stopped; see {logs}")
-                seconds[key].append(taken)
-            print(f"  {workload.name}: turn {turn + 1} of {turns}", file=sys.stderr)
-    finally:
-        for contender in running.values():
-            contender.close()
+    """Every contender's seconds a round, turn by turn, on each number of cores.
+
+    The processes of Flower's simulation work also while nobody asks them to, so it takes turns with a plain loop alone,
+    when the others have ended.
+    """
+    every = [
+        (count, name, command)
+        for count in cores
+        for name, command in commands(workload, count)
+        if name not in without
+    ]
+    quiet = [one for one in every if one[1] != RESTLESS]
+    restless = [one for one in every if one[1] == RESTLESS]
+    beside = [(count, BESIDE, command) for count, name, command in every if name == "plain loop"]
+    seconds = take_turns(workload.name, quiet, turns)
+    if restless:
+        seconds |= take_turns(workload.name, beside + restless, turns)
     return {
         "workload": workload.name,
         "what": workload.what,
@@ -134,9 +130,44 @@ def measure(workload: Workload, cores: tuple[int, ...], turns: int, without: Col
     }
 
 
+def take_turns(
+    workload: str, contenders: list[tuple[int, str, list[str]]], turns: int
+) -> dict[tuple[int, str], list[float]]:
+    """The seconds of contenders that are there at the same time, each idle while another runs."""
+    logs = Path(tempfile.mkdtemp(prefix="fedpews-bench-"))
+    running: dict[tuple[int, str], Contender] = {}
+    slow: set[tuple[int, str]] = set()
+    try:
+        for count, name, command in contenders:
+            contender = Contender(command, count, logs / f"{name}-{count}.log".replace(" ", "-"))
+            running[count, name] = contender
+            first = contender.run()  # compile, fill caches
+            if first is not None and first > SLOW:
+                slow.add((count, name))
+            elif first is None or contender.run() is None:
+                contender.close()
+                del running[count, name]
+                print(f"  {name} on {count} core(s) did not run; see {logs}", file=sys.stderr)
+        seconds: dict[tuple[int, str], list[float]] = {key: [] for key in running}
+        for turn in range(turns):
+            for key in list(running) if turn % 2 == 0 else list(running)[::-1]:
+                if turn and key in slow:
+                    continue
+                taken = running[key].run()
+                if taken is None:
+                    raise SystemExit(f"{key} stopped; see {logs}")
+                seconds[key].append(taken)
+            print(f"  {workload}: turn {turn + 1} of {turns}", file=sys.stderr)
+    finally:
+        for contender in running.values():
+            contender.close()
+    return seconds
+
+
 def ratios(above: list[float], below: list[float]) -> list[float]:
     """How many times more seconds ``above`` takes than ``below``, turn by turn."""
-    return [a / b for a, b in zip(above, below, strict=True)]
+    # who is slow takes part in the first turn alone
+    return [a / b for a, b in zip(above, below, strict=False)]
 
 
 def spread(values: list[float]) -> str:
@@ -172,9 +203,8 @@ def page(machine: dict, results: list[dict]) -> str:
         for cores, seconds in result["seconds"].items():
             for name, values in seconds.items():
                 step = median(values) / result["steps"] * 1e6
-                lines.append(
-                    f"| {cores} | {name} | {step:,.1f} | {spread(ratios(seconds['plain loop'], values))} |"
-                )
+                against = seconds[BESIDE if name == RESTLESS and BESIDE in seconds else "plain loop"]
+                lines.append(f"| {cores} | {name} | {step:,.1f} | {spread(ratios(against, values))} |")
         lines += ["", "| ratio of seconds | " + " | ".join(f"{c} core(s)" for c in result["seconds"]) + " |"]
         lines.append("|---" * (1 + len(result["seconds"])) + "|")
         pairs = [
