@@ -141,13 +141,14 @@ def take_turns(
         for count, name, command in contenders:
             contender = Contender(command, count, logs / f"{name}-{count}.log".replace(" ", "-"))
             running[count, name] = contender
-            first = contender.run()  # compile, fill caches
-            if first is not None and first > SLOW:
-                slow.add((count, name))
-            elif first is None or contender.run() is None:
+            # the first round compiles and fills caches, so the second tells how long one takes
+            again = None if contender.run() is None else contender.run()
+            if again is None:
                 contender.close()
                 del running[count, name]
                 print(f"  {name} on {count} core(s) did not run; see {logs}", file=sys.stderr)
+            elif again > SLOW:
+                slow.add((count, name))
         seconds: dict[tuple[int, str], list[float]] = {key: [] for key in running}
         for turn in range(turns):
             for key in list(running) if turn % 2 == 0 else list(running)[::-1]:
