@@ -314,6 +314,19 @@ def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
     assert [r["accuracy"] for r in short] == pytest.approx([r["accuracy"] for r in whole], rel=1e-4)
 
 
+def test_rounds_without_an_evaluation_are_published_as_they_were(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY | {"runtime.evaluate_every": 2})}, paper={})
+    ran = run_study(small, tmp_path / "runs", published=tmp_path / "published")
+
+    again = run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    assert again.readings == ran.readings
+    whole, short = (outcome.table["fedavg", "a"].runs[0] for outcome in (ran, again))
+    evaluated = ["accuracy" in record for record in whole]
+    assert not all(evaluated)
+    assert ["accuracy" in record for record in short] == evaluated
+
+
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
@@ -325,6 +338,8 @@ def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
         (lambda data: _edited(data, lambda c: c["runs"].update({"x": {}})), "damaged"),
         (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["runs", [1, 10**12]])), "rounds"),
         (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["runs", 7])), "damaged"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["at", [10**9], [1]])), "damaged"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["at", 7])), "damaged"),
     ],
 )
 def test_a_published_file_that_is_damaged_is_refused_by_name(

@@ -94,9 +94,15 @@ def _path(folder: Path, cell: Cell) -> Path:
 
 
 def _pack(records: Sequence[Record]) -> dict[str, Any]:
-    """Records as columns; what not every record has, or is too long, is left out."""
-    keys = [key for key in records[0] if all(key in record for record in records)]
-    return {key: _column([record[key] for record in records]) for key in keys if _is_kept(records[0][key])}
+    """Records as columns; what is too long is left out. Rounds that are not evaluated lack some of them."""
+    columns: dict[str, Any] = {}
+    for key in dict.fromkeys(key for record in records for key in record):
+        places = [place for place, record in enumerate(records) if key in record]
+        if not all(_is_kept(records[place][key]) for place in places):
+            continue
+        column = _column([records[place][key] for place in places])
+        columns[key] = column if len(places) == len(records) else ["at", places, column]
+    return columns
 
 
 def _is_kept(value: Any) -> bool:
@@ -119,8 +125,20 @@ def _short(value: Any) -> Any:
 
 
 def _unpack(columns: Mapping[str, list[Any]]) -> list[Record]:
-    full = {key: _unroll(column[1:]) if column[:1] == ["runs"] else column for key, column in columns.items()}
-    return [dict(zip(full, row, strict=True)) for row in zip(*full.values(), strict=True)]
+    whole = {key: _values(column) for key, column in columns.items() if column[:1] != ["at"]}
+    records: list[Record] = [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+    for key, column in columns.items():
+        if column[:1] == ["at"]:
+            _, places, values = column
+            for place, value in zip(places, _values(values), strict=True):
+                if not 0 <= place < len(records):
+                    raise ValueError(f"{key} has no place {place}")
+                records[place][key] = value
+    return records
+
+
+def _values(column: list[Any]) -> list[Any]:
+    return _unroll(column[1:]) if column[:1] == ["runs"] else column
 
 
 def _unroll(runs: list[Any]) -> list[Any]:
