@@ -17,13 +17,14 @@ def plot_heatmap(
     """Brighter is higher; an empty place is grey."""
     known = [value for row in values for value in row if math.isfinite(value)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    high = high if high > low else low + 1
     shown = [[value if math.isfinite(value) else math.nan for value in row] for row in values]
     axes.set_facecolor("0.85")
     axes.imshow(
         shown,
         cmap="viridis",
         vmin=low,
-        vmax=high if high > low else low + 1,
+        vmax=high,
         aspect="auto",
         interpolation="none",
     )

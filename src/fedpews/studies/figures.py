@@ -120,7 +120,9 @@ def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
     column = options.get("curves_column", next(iter(study.columns)))
     if column in study.columns:
-        plot_curves(left, _lines(study, table, column, options.get("curves_rows")))
+        rows = options.get("curves_rows")
+        plot_curves(left, _lines(study, table, column, rows))
+        plot_paper(left, study, column, rows or [*study.rows])
         left.set_title(study.column_label(column), fontsize=10)
         left.legend(fontsize=8)
     labels = [study.row_label(row) for row in study.rows]

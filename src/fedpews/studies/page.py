@@ -111,7 +111,8 @@ def distance_rows(outcome: Outcome) -> list[list[str]]:
     for row in study.rows:
         line = []
         for column in columns:
-            found, paper = outcome.table.get((row, column)), curve_of(study, row, column)
+            found = outcome.table.get((row, study.column_for(row, column)))
+            paper = curve_of(study, row, column)
             records = [] if found is None else [record for run in found.runs.values() for record in run]
             line.append(f"{distance(records, paper):.1f}" if records and paper else "–")
         if set(line) != {"–"} and line:
