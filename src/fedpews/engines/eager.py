@@ -16,6 +16,7 @@ from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
 from fedpews.engines.streams import Streams
 from fedpews.errors import Interrupted
+from fedpews.neurons.modules import trains_channels_last
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
 from fedpews.torch_private import tree_map_only
@@ -94,11 +95,5 @@ class EagerEngine(LocalEngine):
 
 
 def prefers_channels_last(module: nn.Module) -> bool:
-    """Whether a module has convolutions, and none that is faulty in that order.
-
-    The gradient of a strided 1×1 convolution on few channels (a masked network may have few) then writes past
-    its workspace, with wrong numbers, a hang or a crash: uxlfoundation/oneDNN#6035.
-    """
-    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-    faulty = any(max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
-    return bool(convolutions) and not faulty
+    """Whether a module has convolutions, and none that is faulty in that order."""
+    return trains_channels_last(module) and any(isinstance(layer, nn.Conv2d) for layer in module.modules())

@@ -40,6 +40,16 @@ def channels_last(value: Tensor) -> Tensor:
     return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
 
 
+def trains_channels_last(module: nn.Module) -> bool:
+    """Whether torch's convolutions train correctly in that order.
+
+    The gradient of a strided 1×1 convolution on few channels (a masked network may have few) then writes past
+    its workspace, with wrong numbers, a hang or a crash: uxlfoundation/oneDNN#6035.
+    """
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    return not any(max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
+
+
 def total(outputs: Any) -> Tensor:
     """One number that depends on all a model returned."""
     return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()

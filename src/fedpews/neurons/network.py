@@ -19,7 +19,13 @@ from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
 from fedpews.neurons.differentiate import differentiate
 from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
-from fedpews.neurons.modules import batch_counters, channels_last, materialised, total
+from fedpews.neurons.modules import (
+    batch_counters,
+    channels_last,
+    materialised,
+    total,
+    trains_channels_last,
+)
 from fedpews.neurons.pure import PureModule
 from fedpews.neurons.slicing import copy_module
 from fedpews.torch_private import tree_leaves, tree_map_only
@@ -134,7 +140,7 @@ class Network:
 
     @cached_property
     def survives_channels_last(self) -> bool:
-        """Whether the model runs on images laid out channels last, forward and backward.
+        """Whether the model runs on images laid out channels last, and backward too if it may be trained so.
 
         A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out.
         """
@@ -148,7 +154,8 @@ class Network:
 
         try:
             with torch.random.fork_rng(devices=[]):
-                differentiate(objective, trees.pick(params, self.trainable))
+                if trains_channels_last(self._template):  # a faulty one may write anywhere
+                    differentiate(objective, trees.pick(params, self.trainable))
                 with torch.no_grad():
                     self.predict(params, batch)
         except RuntimeError:
