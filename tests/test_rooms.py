@@ -46,7 +46,7 @@ ROOMS = {
         "trees",
         "user_code",
     },
-    "observe": {"methods", "neurons", "results"},
+    "observe": {"methods", "neurons", "results", "trees"},
     "server": {"data", "engines", "methods", "neurons", "observe", "results", "seeds", "tasks", "trees"},
     "report": {"outside", "results", "tasks"},
     "watching": {"experiment", "report", "results", "trees"},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpews.methods.contract import Download, Upload
-from fedpews.methods.wire import DTYPES
+from fedpews.methods.message import DTYPES
 from fedpews.ranks.packing import (
     Message,
     download_parts,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedpews.methods.contract import Download, Upload
-from fedpews.methods.wire import DTYPES
+from fedpews.methods.message import DTYPES
 from fedpews.trees import Nest, flatten, unflatten
 
 ALIGN = 16
