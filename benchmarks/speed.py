@@ -255,7 +255,7 @@ VECTOR_BITS = {"AVX512": 512, "AVX2": 256, "DEFAULT": 128, "NO AVX": 128, "SVE25
 
 def about_this_machine() -> dict:
     """The processor by name, how many numbers its kernels take at once, and what the rest of the machine is."""
-    from fedpews.build import available_cores
+    from fedpews.engines.hardware import available_cores
 
     cpus = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     listed = [line.partition(":") for line in cpus]

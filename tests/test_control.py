@@ -252,6 +252,50 @@ def test_fine_tuning_gives_each_client_a_model_that_fits_its_own_data_better(tmp
         run(rounds=2, method="ditto", finetune={"epochs": 1})
 
 
+PUBLIC: dict[str, Any] = {"data": "synthetic-3.2k", "train_per_class": 50, "seed": 9, "lr": 0.1, "epochs": 20}
+
+
+def test_the_server_pretrains_on_public_data_before_the_first_round() -> None:
+    held: dict[str, Any] = {
+        "data": {"name": "synthetic-3.2k", "partition": "class", "train_per_class": 20, "test_per_class": 50},
+        "method": "fedavg",
+        "rounds": 1,
+        "seeds": [0, 1],
+        "runtime": {"engine": "eager"},
+        "train": {"lr": 1e-6},  # so that what was learned was learned before
+    }
+    bare, pretrained, alone = (
+        fedpews.run(**held | changes)
+        for changes in ({}, {"pretrain": PUBLIC}, {"pretrain": PUBLIC, "seeds": [1]})
+    )
+    assert all(
+        after["loss"] < 0.8 * before["loss"]
+        for after, before in zip(pretrained.rounds, bare.rounds, strict=True)
+    )
+    assert without_seconds(alone.rounds) == without_seconds(pretrained.rounds[1:])
+
+
+def test_a_resumed_run_goes_on_from_its_pretrained_start(tmp_path: Path) -> None:
+    held: dict[str, Any] = {
+        "data": {"name": "synthetic-3.2k", "partition": "class", "train_per_class": 20, "test_per_class": 20},
+        "method": "fedavg+pews",
+        "warmup": {"rounds": 2},
+        "pretrain": PUBLIC,
+        "runtime": {"engine": "eager"},
+    }
+    whole = fedpews.run(**held, rounds=4)
+    fedpews.run(**held, rounds=2, out=tmp_path / "run")
+    longer = fedpews.run(**held, rounds=4, out=tmp_path / "run", resume=True)
+    assert without_seconds(longer.rounds) == without_seconds(whole.rounds)
+
+
+def test_public_data_must_be_of_the_clients_kind() -> None:
+    with pytest.raises(
+        ConfigError, match=r"pretrain.data: synthetic-3.2k has inputs of shape \(5,\) and 4 classes"
+    ):
+        run(rounds=1, pretrain=PUBLIC)
+
+
 def test_fine_tuning_is_judged_by_the_metric_that_counts() -> None:
     generator = torch.Generator().manual_seed(0)
     slopes = (torch.tensor([1.0, 2.0, 0.0]), torch.tensor([-1.0, 0.0, 2.0]))

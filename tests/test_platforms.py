@@ -12,11 +12,11 @@ from torch import nn
 
 import fedpews
 from fedpews import torch_private
-from fedpews.build import available_cores, find_device
 from fedpews.data import build
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.compiled import native
 from fedpews.engines.engine import Schedule
+from fedpews.engines.hardware import available_cores, find_device
 from fedpews.errors import ConfigError
 from fedpews.neurons.network import Network
 from fedpews.results.layout import legal_name
@@ -32,6 +32,12 @@ def test_no_module_of_the_package_needs_a_library_that_windows_lacks() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & UNIX_ONLY, path
+
+
+def test_cores_are_counted_in_one_place() -> None:
+    """`os.sched_getaffinity` is Linux's alone."""
+    asking = {path.name for path in PACKAGE.rglob("*.py") if "os.sched_getaffinity" in path.read_text()}
+    assert asking == {"hardware.py"}
 
 
 def test_cores_are_counted_where_the_system_does_not_tell_which_are_ours(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -20,6 +19,7 @@ from fedpews.data.inputs import take
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
+from fedpews.engines.hardware import available_cores, find_device
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
@@ -53,6 +53,8 @@ class Setup:
     starts: Mapping[int, Tree]
     """The global model of each seed before round 1."""
     method: Method
+    public: Federation | None = None
+    """What the server pretrains on, as one client's."""
 
     @cached_property
     def data_hash(self) -> str:
@@ -105,11 +107,12 @@ def build(
         raise ConfigError("clients and test belong together: give both, or a data.name")
     held = load_data(experiment, clients, test, data_dir, task)
     net, starts = build_network(experiment, held, model, graph)
+    public = load_public(experiment, held, data_dir)
     if method is None:
         method = build_method(experiment)
     else:
         _check_unused(experiment)
-    return Setup(experiment, held, net, starts, method)
+    return Setup(experiment, held, net, starts, method, public)
 
 
 def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, Any]) -> Experiment:
@@ -174,27 +177,29 @@ def load_data(
     return held if device.type == "cpu" else held.to(device)
 
 
-def find_device(name: str) -> torch.device:
-    """The device that ``runtime.device`` names; ``auto`` is a GPU if there is one.
-
-    >>> find_device("cpu")
-    device(type='cpu')
-    """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return torch.device(next(kind for kind, available in there.items() if available))
-    device = torch.device(name)
-    if not there.get(device.type, False):
+def load_public(
+    experiment: Experiment, held: Federation, data_dir: str | Path | None = None
+) -> Federation | None:
+    """The data that ``pretrain.data`` names, which must be of the clients' kind."""
+    table = experiment.pretrain
+    if table.data is None:
+        return None
+    found = data.load(
+        table.data,
+        data_dir=data_dir,
+        task=held.task,
+        partition="iid",
+        clients=1,
+        seed=table.seed,
+        train_per_class=table.train_per_class,
+        scaling=experiment.data.scaling,
+    )
+    if (found.shape, found.classes) != (held.shape, held.classes):
         raise ConfigError(
-            f"runtime.device is {name!r}, but torch finds no such device here (it was built "
-            f"{'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'}); "
-            f"use {' or '.join(kind for kind, available in there.items() if available)}, or auto"
+            f"pretrain.data: {table.data} has inputs of shape {found.shape} and {found.classes} classes, the clients' "
+            f"data {held.shape} and {held.classes}"
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"runtime.device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices, counted from 0"
-        )
-    return device
+    return found.to(held.device)
 
 
 def build_network(
@@ -370,14 +375,6 @@ def schedule(experiment: Experiment) -> Schedule:
     """How every client trains in a round."""
     train = experiment.train
     return Schedule(train.batch_size, train.epochs, train.steps, make_augment(experiment.data.augment))
-
-
-def available_cores() -> int:
-    """The cores this process may run on; a container or a batch system may have given it fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    # macOS and Windows do not tell
-    return os.cpu_count() or 1
 
 
 def build_engine(setup: Setup) -> tuple[Engine, str]:

@@ -198,6 +198,16 @@ class StopTable(Table):
     best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
 
 
+class PretrainTable(Table):
+    data: str | None = Field(
+        None, description="public data by name: the server trains the model on it before round 1"
+    )
+    train_per_class: Count | None = Field(None, description="take so many samples of each of its classes")
+    seed: int = Field(0, description="of the draw of these")
+    epochs: Count = Field(10, description="passes over them")
+    lr: Positive | None = Field(None, description="for that; by default the first round's")
+
+
 class FinetuneTable(Table):
     epochs: Count | None = Field(
         None, description="after the last round every client trains the global model so long on its own data"
@@ -241,6 +251,7 @@ class Experiment(Table):
     server: dict[str, float] = Field({}, description="the server optimiser's own options")
     warmup: WarmupTable = WarmupTable()
     stop: StopTable = StopTable()
+    pretrain: PretrainTable = PretrainTable()
     finetune: FinetuneTable = FinetuneTable()
     privacy: PrivacyTable = PrivacyTable()
     runtime: RuntimeTable = RuntimeTable()

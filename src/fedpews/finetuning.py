@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from statistics import fmean
 from typing import Any
 
 from fedpews.build import Setup, schedule
+from fedpews.data.federation import Federation
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.diverging import sort_out
-from fedpews.engines.engine import Job, Schedule
+from fedpews.engines.engine import Engine, Job, Schedule
+from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, RunFailed
 from fedpews.methods.contract import Download
 from fedpews.methods.ditto import own_solver
@@ -21,6 +22,14 @@ from fedpews.trees import Tree
 
 Models = dict[int, dict[int, Tree]]
 """By seed and client."""
+
+
+def alone(setup: Setup, data: Federation, epochs: int, jobs: int) -> Engine:
+    """What trains a model on one data set for so many epochs, as the run's own engine would."""
+    runtime = setup.experiment.runtime
+    how = Schedule(setup.experiment.train.batch_size, epochs, None, schedule(setup.experiment).augment)
+    workers = runtime.workers or available_cores()
+    return choose_engine(runtime.engine, setup.net, data, how, workers, rounds=1, jobs=jobs)[0]
 
 
 def check_finetuning(setup: Setup) -> None:
@@ -44,6 +53,7 @@ def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[st
     """
     experiment = setup.experiment
     table, last = experiment.finetune, experiment.rounds
+    assert table.epochs is not None, "asked for only where it is"
     lr = setup.rules.lr_at(last) if table.lr is None else table.lr
     half, clients = own_solver(setup.method, 0.0), range(len(setup.data))
     jobs = [
@@ -51,15 +61,7 @@ def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[st
         for seed, params in models.items()
         for client in clients
     ]
-    engine, _ = choose_engine(
-        experiment.runtime.engine,
-        setup.net,
-        setup.data,
-        Schedule(experiment.train.batch_size, table.epochs, None, schedule(experiment).augment),
-        experiment.runtime.workers or len(os.sched_getaffinity(0)),
-        rounds=1,
-        jobs=len(jobs),
-    )
+    engine = alone(setup, setup.data, table.epochs, len(jobs))
     tuned: Models = {seed: {} for seed in models}
     with closing(engine):
         done, bad = sort_out(setup.net, engine.train(jobs))

@@ -31,6 +31,7 @@ from fedpews.methods.contract import Method
 from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.pretraining import pretrain
 from fedpews.results.checkpoints import Checkpoint
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize, value_of
@@ -232,7 +233,8 @@ def _server(
     setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None, folder: RunFolder | None
 ) -> Server:
     clients = len(setup.data)
-    states = {s: setup.method.init(setup.net.at(s), params, clients) for s, params in setup.starts.items()}
+    starts = pretrain(setup) if checkpoint is None else setup.starts
+    states = {s: setup.method.init(setup.net.at(s), params, clients) for s, params in starts.items()}
     if checkpoint is None:
         memories.restore({}, {})
     else:

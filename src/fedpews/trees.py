@@ -81,6 +81,22 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
     return whole.as_strided((len(tensors), *shape), (gap, *first.stride()), start)
 
 
+LARGEST_COPY = 2**20
+"""How many numbers are copied at once to look at them."""
+
+
+def stacks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Tensors of one shape, as many in one stack as make ``LARGEST_COPY`` numbers, to look at them in one call.
+
+    With many small clients calls cost more than numbers; large tensors are not copied for it.
+
+    >>> [len(rows) for rows in stacks([torch.zeros(2**19)] * 3)]
+    [2, 1]
+    """
+    together = max(1, LARGEST_COPY // max(1, tensors[0].numel()))
+    return (stack(tensors[first : first + together]) for first in range(0, len(tensors), together))
+
+
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

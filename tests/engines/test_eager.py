@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedpews.compose import METHODS, method_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
+from fedpews.engines import eager
 from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.collector import settled
 from fedpews.engines.eager import EagerEngine
@@ -89,7 +90,7 @@ def test_the_order_of_channels_in_memory_does_not_show(monkeypatch: pytest.Monke
     net, data, method = network(), federation(), make("fedavg", momentum=0.9)
     last = train(net, method, data)
     assert all(value.is_contiguous() for done in last for value in done.upload.params.values())
-    monkeypatch.setattr(EagerEngine, "_lay_out", lambda _, tensor: tensor)
+    monkeypatch.setattr(eager, "channels_last", lambda tensor: tensor)
     assert_close(last, train(net, method, data))
 
 

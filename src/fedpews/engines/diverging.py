@@ -11,16 +11,13 @@ from fedpews.engines.engine import Diverged, Done, Job
 from fedpews.errors import ClientDiverged
 from fedpews.neurons.network import Network
 from fedpews.results.nests import leaves
-from fedpews.trees import flatten, stack
+from fedpews.trees import flatten, stacks
 
 LIMIT = 1e15
 """The largest weight that a model can be trained on from: the square of one 20,000 times as large is infinite."""
 
 LIMIT_OF_SQUARES = LIMIT**2
 """The same of what holds squares: running variances, second moments."""
-
-LARGEST_COPY = 2**20
-"""How many numbers are copied at once to look at them."""
 
 
 def sort_out(net: Network, outcomes: Sequence[Done | Diverged]) -> tuple[list[Done], list[Diverged]]:
@@ -63,22 +60,12 @@ def _all_small(net: Network, finished: Sequence[Done]) -> bool:
     for alike, limit in zip(zip(*(found for found, _ in flat), strict=True), limits, strict=True):
         if not alike[0].is_floating_point():
             continue
-        together = _together(alike[0].shape)
-        for first in range(0, len(alike), together):
-            rows = stack(alike[first : first + together])
+        for rows in stacks(alike):
             lengths.append(torch.linalg.vector_norm(rows).to("cpu", torch.float64))
             most.append(limit)
     found = torch.stack(lengths).tolist() if lengths else []
     # NaN is no smaller than the limit either
     return all(length <= limit for length, limit in zip(found, most, strict=True))
-
-
-def _together(shape: torch.Size) -> int:
-    """How many tensors of this shape to look at in one call.
-
-    With many small clients calls cost more than numbers; large tensors are not copied for it.
-    """
-    return max(1, LARGEST_COPY // max(1, shape.numel()))
 
 
 def _numbers(net: Network, done: Done) -> Iterator[tuple[str, Tensor, float]]:
@@ -104,14 +91,11 @@ def largest(tensors: Sequence[Tensor]) -> list[float]:
         alike.setdefault((value.shape, value.dtype, value.device), []).append(place)
     found: list[Tensor] = []
     order: list[int] = []
-    for (shape, *_), places in alike.items():
-        together = _together(shape)
-        for first in range(0, len(places), together):
-            some = [tensors[place] for place in places[first : first + together]]
-            rows = stack(some).view(len(some), -1)
+    for places in alike.values():
+        order += places
+        for rows in stacks([tensors[place] for place in places]):
             # torch.aminmax would read them once instead of twice, and takes ten times as long
-            found.append(rows.abs().amax(1).to("cpu", torch.float64))
-            order += places[first : first + together]
+            found.append(rows.view(len(rows), -1).abs().amax(1).to("cpu", torch.float64))
     sizes = dict(zip(order, torch.cat(found).tolist(), strict=True)) if found else {}
     return [sizes[place] for place in range(len(tensors))]
 

@@ -16,7 +16,7 @@ from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
 from fedpews.engines.streams import Streams
 from fedpews.errors import Interrupted
-from fedpews.neurons.modules import trains_channels_last
+from fedpews.neurons.modules import channels_last, trains_channels_last
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
 from fedpews.torch_private import tree_map_only
@@ -69,8 +69,8 @@ class EagerEngine(LocalEngine):
         if self.net.is_stochastic:
             torch.manual_seed(fold(job.seed, job.download.round, job.client, "torch"))
         local, losses = started.local, []
-        if self._channels_last:
-            local = map_leaves(self._lay_out, local)
+        if self._channels_last:  # the kernels' own order, so they copy nothing
+            local = map_leaves(channels_last, local)
         steps = zip(started.order.split(started.sizes), started.noise[:-1], strict=True)
         for step, (rows, noise) in enumerate(steps):
             if self._is_closed:
@@ -80,7 +80,7 @@ class EagerEngine(LocalEngine):
                 seed = fold(job.seed, job.download.round, job.client, f"augment {step}")
                 batch = self.schedule.augment(batch, seed)
             if self._channels_last:
-                batch = batch._replace(x=tree_map_only(Tensor, self._lay_out, batch.x))
+                batch = batch._replace(x=tree_map_only(Tensor, channels_last, batch.x))
             local, loss = job.half.step(net, local, batch, noise, job.lr)
             losses.append(loss)
         if self._channels_last:
@@ -88,10 +88,6 @@ class EagerEngine(LocalEngine):
         # not every device has double precision
         mean = float(torch.stack(losses).cpu().double().mean())
         return finish(net, self.data, started, local, mean)
-
-    def _lay_out(self, tensor: Tensor) -> Tensor:
-        """Channels last where there are convolutions: the kernels' own order, so they copy nothing."""
-        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def prefers_channels_last(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
+from fedpews.neurons.modules import channels_last
 from fedpews.neurons.network import Network
 from fedpews.tasks.contract import Sums, add
 from fedpews.tasks.sums import accuracy
@@ -116,12 +117,8 @@ def score_chunk(net: Network, params: Tree, data: Federation, part: Part, rows: 
     with torch.no_grad():
         # images: channels last is the order in which convolutions copy nothing
         if net.survives_channels_last:
-            x = tree_map_only(Tensor, _lay_out, x)
+            x = tree_map_only(Tensor, channels_last, x)
         return data.task.sums(net.predict(params, x), y)
-
-
-def _lay_out(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def score_models(
@@ -139,7 +136,7 @@ def score_models(
     """
     if net.survives_channels_last:
         # once a model: convolutions would lay their weights out again for every chunk
-        models = [{name: _lay_out(value) for name, value in model.items()} for model in models]
+        models = [{name: channels_last(value) for name, value in model.items()} for model in models]
     cut = [chunks(data, part, chunk_size(net), owner) for owner in (owners or [None] * len(models))]
     passes = [
         (seed, model, chunk) for seed, model, mine in zip(seeds, models, cut, strict=True) for chunk in mine

@@ -52,23 +52,22 @@ def step_subnetwork(
     Args:
         gates: (neurons,) what each neuron's output is multiplied by; 0 closes it.
     """
-    mask = net.graph.expand(gates != 0)
+    mine = gates != 0
     if _pays_to_cut(net, local, batch, gates):
-        kept, loss = _step_cut(client, net, local, batch, noise, lr, gates != 0)
-        return kept | (
-            {STEPS_TAKEN: trees.add(local[STEPS_TAKEN], mask)} if STEPS_TAKEN in local else {}
-        ), loss
-    # The gradient of a closed neuron is zero, but momentum or a proximal term would still move it:
-    # put it back.
-    moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
-    kept = {
-        key: trees.where(mask, value, local[key])
-        if isinstance(value, dict) and value is not local[key]
-        else value
-        for key, value in moved.items()
-    }
+        kept, loss = _step_cut(client, net, local, batch, noise, lr, mine)
+    else:
+        # The gradient of a closed neuron is zero, but momentum or a proximal term would still move it:
+        # put it back.
+        moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
+        mask = net.graph.expand(mine)
+        kept = {
+            key: trees.where(mask, value, local[key])
+            if isinstance(value, dict) and value is not local[key]
+            else value
+            for key, value in moved.items()
+        }
     if STEPS_TAKEN in local:
-        kept[STEPS_TAKEN] = trees.add(local[STEPS_TAKEN], mask)
+        kept[STEPS_TAKEN] = trees.add(local[STEPS_TAKEN], net.graph.expand(mine))
     return kept, loss
 
 

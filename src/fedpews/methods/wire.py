@@ -29,13 +29,10 @@ from fedpews.errors import FedpewsError
 from fedpews.methods.contract import PARAMS, Download, Upload
 from fedpews.methods.message import Message, Part
 from fedpews.neurons.network import Network
-from fedpews.trees import Tree, bit_pattern, map_leaves, stack
+from fedpews.trees import Tree, bit_pattern, map_leaves, stack, stacks
 
 SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
-
-LARGEST_COPY = 2**20
-"""How many numbers are copied at once to look at them."""
 
 LOSS = struct.Struct(">d")
 """A loss travels as its eight bytes in hexadecimal: printed, its length would depend on its digits."""
@@ -83,9 +80,7 @@ def _without_zeros(net: Network, uploads: Sequence[Upload]) -> frozenset[str]:
         for name, value in tree.items():
             if value.shape != net.shapes.get(name) or not value.is_floating_point():
                 break
-            together = max(1, LARGEST_COPY // max(1, value.numel()))
-            for first in range(0, len(others), together):
-                some = stack([other[name] for other in others[first : first + together]])
+            for some in stacks([other[name] for other in others]):
                 zeros += some.numel() - int(bit_pattern(some).count_nonzero())
         else:
             if zeros * value.element_size() <= SPARSE_HEADER:

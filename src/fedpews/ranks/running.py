@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 import fedpews
-from fedpews.build import Setup, available_cores, build, build_engine
+from fedpews.build import Setup, build, build_engine
 from fedpews.engines.engine import Engine
+from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost
 from fedpews.experiment import Experiment
 from fedpews.ranks.engine import RankEngine

@@ -49,6 +49,6 @@ def on_cluster(address: str, console: Console, quiet: bool = False) -> Iterator[
 
 def cores_each(place: Place) -> int | None:
     """How many cores a worker may use: processes of this machine share them, others know their own."""
-    from fedpews.build import available_cores
+    from fedpews.engines.hardware import available_cores
 
     return max(1, available_cores() // place.processes) if place.processes else None
