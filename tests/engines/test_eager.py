@@ -168,3 +168,9 @@ def test_a_processor_has_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     with streams.behind(streams.servers()):
         pass
     assert notes.taken == []
+
+
+@pytest.mark.parametrize(("channels", "expected"), [(1, False), (3, True), (None, False)])
+def test_channels_are_laid_out_last_where_that_is_faster(channels: int | None, expected: bool) -> None:
+    reads = nn.Linear(4, 8) if channels is None else nn.Conv2d(channels, 8, 3)
+    assert eager.prefers_channels_last(nn.Sequential(reads, nn.ReLU())) is expected

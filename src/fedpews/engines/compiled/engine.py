@@ -140,6 +140,9 @@ class CompiledEngine(LocalEngine):
         # a device takes one group of clients after the other, and fills itself with it
         threads = workers if data.device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(threads, "lanes", initializer=torch.set_num_threads, initargs=(1,))
+        # what the server computes between two rounds is too small for several cores, too
+        self._servers_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
 
     def train(self, jobs: Sequence[Job]) -> list[Done | Diverged]:
         done: dict[int, Done | Diverged] = {}
@@ -170,6 +173,7 @@ class CompiledEngine(LocalEngine):
         return [done[i] for i in range(len(jobs))]
 
     def close(self) -> None:
+        torch.set_num_threads(self._servers_threads)
         self._pool.shutdown(cancel_futures=True)
         if self.instead is not None:
             self.instead.close()
