@@ -93,8 +93,8 @@ class EagerEngine(LocalEngine):
 def prefers_channels_last(module: nn.Module) -> bool:
     """Whether a module has convolutions, none that is faulty in that order, and none that is slow in it.
 
-    Those that read a single channel (of grey images) are slow in it, and what follows them gains less than they lose: the
-    network of the FEMNIST benchmarks takes a fifth longer.
+    Those that read a single channel (of grey images) are slow in it, and what follows them gains less than they lose:
+    the network of the FEMNIST benchmarks takes a fifth longer.
     """
     reads = [layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return bool(reads) and min(reads) > 1 and trains_channels_last(module)
