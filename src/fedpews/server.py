@@ -19,7 +19,7 @@ from fedpews.errors import RunFailed
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.robust import Aggregate
-from fedpews.methods.wire import download_size, upload_sizes
+from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
 from fedpews.observe import observe_neurons, update_cosine
 from fedpews.results.memories import Store
@@ -265,8 +265,8 @@ class Server:
         record["train_loss"] = sum(upload.loss for upload in uploads) / len(uploads)
         # most methods send one download to everybody
         shared = {id(download): download for download in downloads}
-        sizes = {key: download_size(self.net, download) for key, download in shared.items()}
-        record["bytes_up"] = sum(upload_sizes(self.net, uploads))
+        sizes = dict(zip(shared, message_sizes(self.net, [*shared.values()]), strict=True))
+        record["bytes_up"] = sum(message_sizes(self.net, uploads))
         record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
         return record | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
 

@@ -52,26 +52,26 @@ def encode_download(net: Network, download: Download) -> bytes:
     return _describe(net, download).encode()
 
 
-def upload_size(net: Network, upload: Upload) -> int:
-    """How many bytes ``encode_upload`` would give, without making them."""
-    return _describe(net, upload).size()
+def message_size(net: Network, sent: Upload | Download) -> int:
+    """How many bytes ``encode_upload`` or ``encode_download`` would give, without making them."""
+    return _describe(net, sent).size()
 
 
-def upload_sizes(net: Network, uploads: Sequence[Upload]) -> list[int]:
-    """``upload_size`` of each; what can be looked at for all together is."""
-    dense = _without_zeros(net, uploads)
-    neurons = [upload.neurons for upload in uploads if upload.neurons is not None and upload.mask is None]
-    counts: Sequence[Mapping[str, int] | None] = [None] * len(uploads)
-    if neurons and len(neurons) == len(uploads):
+def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
+    """``message_size`` of each; what can be looked at for all together is."""
+    dense = _without_zeros(net, sent)
+    neurons = [one.neurons for one in sent if one.neurons is not None and _mask(one) is None]
+    counts: Sequence[Mapping[str, int] | None] = [None] * len(sent)
+    if neurons and len(neurons) == len(sent):
         counts = net.graph.count(stack(neurons), net.shapes) or counts
-    return [_describe(net, *one, dense=dense).size() for one in zip(uploads, counts, strict=True)]
+    return [_describe(net, *one, dense=dense).size() for one in zip(sent, counts, strict=True)]
 
 
-def _without_zeros(net: Network, uploads: Sequence[Upload]) -> frozenset[str]:
-    """The keys of the trees that have too few zeros in all uploads together for any of them to leave some out."""
+def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset[str]:
+    """The keys of the trees that have too few zeros in all messages together for any of them to leave some out."""
     found = []
-    for key, tree in _trees(uploads[0]).items():
-        others = [_trees(upload).get(key, {}) for upload in uploads]
+    for key, tree in _trees(sent[0]).items():
+        others = [_trees(one).get(key, {}) for one in sent]
         if len({value.dtype for value in tree.values()}) != 1 or any(
             other.keys() != tree.keys() for other in others
         ):
@@ -80,7 +80,9 @@ def _without_zeros(net: Network, uploads: Sequence[Upload]) -> frozenset[str]:
         for name, value in tree.items():
             if value.shape != net.shapes.get(name) or not value.is_floating_point():
                 break
-            for some in stacks([other[name] for other in others]):
+            # downloads share the model
+            different = {id(other[name]): other[name] for other in others}
+            for some in stacks([*different.values()]):
                 zeros += some.numel() - int(bit_pattern(some).count_nonzero())
         else:
             if zeros * value.element_size() <= SPARSE_HEADER:
@@ -92,9 +94,8 @@ def _trees(sent: Upload | Download) -> dict[str, Tree]:
     return {PARAMS: dict(sent.params), **sent.extra}
 
 
-def download_size(net: Network, download: Download) -> int:
-    """How many bytes ``encode_download`` would give, without making them."""
-    return _describe(net, download).size()
+def _mask(sent: Upload | Download) -> Mapping[str, Tensor] | None:
+    return sent.mask if isinstance(sent, Upload) else None
 
 
 def decode_upload(net: Network, data: bytes) -> Upload:
