@@ -18,6 +18,7 @@ import platform
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from statistics import median, quantiles
@@ -204,8 +205,7 @@ def page(machine: dict, results: list[dict]) -> str:
         for cores, seconds in result["seconds"].items():
             for name, values in seconds.items():
                 step = median(values) / result["steps"] * 1e6
-                against = seconds[BESIDE if name == RESTLESS and BESIDE in seconds else "plain loop"]
-                lines.append(f"| {cores} | {name} | {step:,.1f} | {spread(ratios(against, values))} |")
+                lines.append(f"| {cores} | {name} | {step:,.1f} | {spread(speeds(seconds, name))} |")
         lines += ["", "| ratio of seconds | " + " | ".join(f"{c} core(s)" for c in result["seconds"]) + " |"]
         lines.append("|---" * (1 + len(result["seconds"])) + "|")
         pairs = [
@@ -225,27 +225,42 @@ def page(machine: dict, results: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def speeds(seconds: dict[str, list[float]], name: str) -> list[float]:
+    """A contender's speed as a multiple of the plain loop's that took turns with it."""
+    return ratios(seconds[BESIDE if name == RESTLESS and BESIDE in seconds else "plain loop"], seconds[name])
+
+
 def plot(results: list[dict], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(results), figsize=(4.4 * len(results), 4), squeeze=False)
-    for axis, result in zip(axes[0], results, strict=True):
+    wide = min(3, len(results))
+    tall = -(-len(results) // wide)
+    figure, axes = pyplot.subplots(
+        tall, wide, figsize=(4.6 * wide, 2.9 * tall), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(results) :]:
+        axis.set_axis_off()
+    for axis, result in zip(axes.flat, results, strict=False):
         height = 0.8 / len(result["seconds"])
         for place, (cores, seconds) in enumerate(result["seconds"].items()):
-            names = [name for name in seconds if name != "plain loop"]
-            parts = [ratios(seconds["plain loop"], seconds[name]) for name in names]
+            names = [name for name in seconds if not name.startswith("plain loop")]
+            means = [median(speeds(seconds, name)) for name in names]
             at = [row + place * height for row in range(len(names))]
-            axis.barh(at, [median(part) for part in parts], height, label=f"{cores} core(s)")
-        axis.set_yticks([row + height / 2 for row in range(len(names))], names)
+            bars = axis.barh(at, means, height, label=f"{cores} core" + "s" * (int(cores) > 1))
+            axis.bar_label(
+                bars, [f" {mean:.2g}" if mean < 10 else f" {mean:.0f}" for mean in means], fontsize=6
+            )
+        axis.set_yticks([row + height / 2 for row in range(len(names))], names, fontsize=8)
         axis.invert_yaxis()
+        axis.margins(x=0.12)
         axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_title(f"{result['workload']}: {result['what']}", fontsize=8)
-        axis.set_xlabel("times the plain loop's speed")
-        axis.legend(fontsize=7)
-    figure.tight_layout()
+        axis.set_title(textwrap.fill(f"{result['workload']}: {result['what']}", 48), fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("times the speed of a plain PyTorch loop (the line)", fontsize=9)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=8)
     figure.savefig(path, dpi=110)
 
 
