@@ -247,11 +247,11 @@ def plot(results: list[dict], path: Path) -> None:
         height = 0.8 / len(result["seconds"])
         for place, (cores, seconds) in enumerate(result["seconds"].items()):
             names = [name for name in seconds if not name.startswith("plain loop")]
-            means = [median(speeds(seconds, name)) for name in names]
+            middle = [median(speeds(seconds, name)) for name in names]
             at = [row + place * height for row in range(len(names))]
-            bars = axis.barh(at, means, height, label=f"{cores} core" + "s" * (int(cores) > 1))
+            bars = axis.barh(at, middle, height, label=f"{cores} core" + "s" * (int(cores) > 1))
             axis.bar_label(
-                bars, [f" {mean:.2g}" if mean < 10 else f" {mean:.0f}" for mean in means], fontsize=6
+                bars, [f" {speed:.2g}" if speed < 10 else f" {speed:.0f}" for speed in middle], fontsize=6
             )
         axis.set_yticks([row + height / 2 for row in range(len(names))], names, fontsize=8)
         axis.invert_yaxis()

@@ -213,6 +213,21 @@ def test_a_plan_tells_what_is_left_and_about_how_long(tmp_path: Path) -> None:
     assert 0 < second.seconds < 60
 
 
+def test_a_plan_probes_rounds_and_not_what_comes_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed = []
+    monkeypatch.setattr(
+        "fedpews.studies.plan.round_seconds", lambda given, _: (probed.append(given), (1.0, 1.0))[1]
+    )
+    rows = {
+        "bare": Line(),
+        "pretrained": Line(set={"pretrain": {"data": "synthetic-3.2k"}, "finetune": {"epochs": 9}}),
+    }
+    plan(study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[]), tmp_path)
+    assert [(one.pretrain.data, one.finetune.epochs) for one in probed] == [(None, None)]
+
+
 def test_the_sweep_command_names_the_highest(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text(Experiment(**TINY, method={"name": "fedavg+pews"}).to_toml())

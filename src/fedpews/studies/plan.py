@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.configs import override
 from fedpews.errors import DataMissing, FedpewsError, Interrupted
-from fedpews.experiment import Experiment
+from fedpews.experiment import Experiment, FinetuneTable, PretrainTable
 from fedpews.studies.cells import read_cell
 from fedpews.studies.study import Cell, Scale, Study, canonical, cells, with_seeds
 
@@ -47,7 +47,7 @@ def plan(
             planned.append(Planned(cell, (), 0.0))
             continue
         try:
-            experiment = with_seeds(cell, missing).experiment
+            experiment = _rounds_alone(with_seeds(cell, missing).experiment)
             kind = _kind(experiment).fingerprint()
             if kind not in known:
                 tell(f"probing {experiment.method_label} on {experiment.data.name}")
@@ -106,6 +106,11 @@ def engine_of(experiment: Experiment, data: Federation) -> str:
     engine, _ = build_engine(build(experiment, clients=data))
     engine.close()
     return engine.name
+
+
+def _rounds_alone(experiment: Experiment) -> Experiment:
+    """Without what comes before the first round and after the last: a probe would only spend time on it."""
+    return experiment.model_copy(update={"pretrain": PretrainTable(), "finetune": FinetuneTable()})
 
 
 def _kind(experiment: Experiment) -> Experiment:
