@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpews.data import load
-from fedpews.data.synthetic import clusters, sample
+from fedpews.data.synthetic import TILTED, clusters, sample
 
 
 def test_clusters_run_down_to_the_right_from_four_places_and_their_classes_take_turns() -> None:
@@ -71,3 +71,15 @@ def test_no_global_random_state_is_read_or_changed() -> None:
     second = load("synthetic-3.2k", partition="dirichlet", clients=5, alpha=0.5)
     assert torch.equal(first.x, second.x)
     assert all(torch.equal(a, b) for a, b in zip(first.clients, second.clients, strict=True))
+
+
+def test_with_one_shape_the_clusters_are_tilted_everywhere_and_nothing_else_differs() -> None:
+    centres, shapes, labels = clusters(TILTED)
+    usual, _, same = clusters()
+    assert torch.equal(centres, usual)
+    assert torch.equal(labels, same)
+    assert shapes.tolist() == [[[0.25, 0.15], [0.15, 0.25]]] * 16
+    data = load("fedpews.data.synthetic:one_shape", partition="parity", seed=1)
+    assert data.counts().tolist() == [[8000, 0, 8000, 0], [0, 8000, 0, 8000]]
+    assert len(data.test_y) == 6400
+    assert torch.equal(data.test_x, sample(1600, 1, "test", TILTED)[0])

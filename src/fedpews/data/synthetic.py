@@ -17,21 +17,27 @@ SHAPES = (((0.05, 0.0), (0.0, 0.45)), TILTED, TILTED, ((0.25, 0.0), (0.0, 0.05))
 """What a standard normal point is multiplied by at each place."""
 
 
-def clusters() -> tuple[Tensor, Tensor, Tensor]:
+Shape = tuple[tuple[float, float], tuple[float, float]]
+
+
+def clusters(shape: Shape | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """The 16 clusters: their centres (16, 2), their shapes (16, 2, 2) and the class of each (16,).
 
     At each place four clusters lie at offsets k·(1, −1). Two classes take turns along them: 0 and 2 at the top,
     1 and 3 at the bottom, so the even classes are the upper half of the plane and the odd ones the lower.
+
+    Args:
+        shape: one for all clusters, instead of each place's own.
     """
     k = torch.arange(4)
     steps = k[:, None] * torch.tensor([1.0, -1.0], dtype=torch.float64)
     centres = torch.tensor(PLACES, dtype=torch.float64)[:, None] + steps  # (places, 4, 2)
-    shapes = torch.tensor(SHAPES, dtype=torch.float64)
+    shapes = torch.tensor(SHAPES if shape is None else [shape] * len(PLACES), dtype=torch.float64)
     labels = [2 * (k % 2) + bottom for bottom in (0, 0, 1, 1)]
     return centres.flatten(0, 1), shapes.repeat_interleave(4, 0), torch.cat(labels)
 
 
-def sample(per_class: int, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
+def sample(per_class: int, seed: int, purpose: str, shape: Shape | None = None) -> tuple[Tensor, Tensor]:
     """``per_class`` points of each class, spread evenly over its four clusters.
 
     The features are [x, y, x², y², xy], each of mean 0 and deviation 1 over these points.
@@ -42,7 +48,7 @@ def sample(per_class: int, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
     """
     if per_class < 1:
         raise ConfigError(f"the number of samples per class must be above 0; got {per_class}.")
-    centres, shapes, labels = clusters()
+    centres, shapes, labels = clusters(shape)
     generator = torch.Generator().manual_seed(fold(seed, "synthetic", purpose))
     points = []
     for label in range(CLASSES):
@@ -54,3 +60,12 @@ def sample(per_class: int, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
     features = torch.stack([a, b, a * a, b * b, a * b], 1)  # (samples, 5)
     spread, middle = torch.std_mean(features, dim=0, correction=0)
     return ((features - middle) / spread).float(), torch.arange(CLASSES).repeat_interleave(per_class)
+
+
+def one_shape(seed: int) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
+    """synthetic-32k with the tilted shape at all four places, for `fedpews reproduce calibration`.
+
+    Public material of the paper's first author has both versions. All samples are one client's: name a partition.
+    """
+    train, test = sample(8000, seed, "train", TILTED), sample(1600, seed, "test", TILTED)
+    return [train], test
