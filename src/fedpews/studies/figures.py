@@ -28,11 +28,13 @@ Table = Mapping[tuple[str, str], Found]
 
 def draw(study: Study, table: Table, data_dir: Path | None = None) -> list[Figure]:
     """Every figure of a study for which there is a run to draw."""
-    if not any(found.runs for found in table.values()):
-        return []
-    return [
-        KINDS[figure.kind](study, table, {**figure.options, "data_dir": data_dir}) for figure in study.figures
-    ]
+    figures = []
+    for figure in study.figures:
+        rows = figure.options.get("rows", study.rows)
+        if any(found.runs for (row, _), found in table.items() if row in rows):
+            options = {**figure.options, "data_dir": data_dir}
+            figures.append(KINDS[figure.kind](study, table, options))
+    return figures
 
 
 def _records(found: Found) -> list[Record]:

@@ -132,14 +132,15 @@ def write_page(outcome: Outcome, folder: Path, data_dir: Path | None = None) -> 
     """Write NAME.md, its figures, and NAME.json for the index; a NAME.notes.md beside them is taken in."""
     study = outcome.study
     folder.mkdir(parents=True, exist_ok=True)
-    for number, figure in enumerate(draw(study, outcome.table, data_dir)):
+    figures = draw(study, outcome.table, data_dir)
+    for number, figure in enumerate(figures):
         figure.savefig(folder / _figure(study, number), dpi=110)
     (folder / f"{study.name}.json").write_text(
         json.dumps(_facts(outcome), indent=1, ensure_ascii=False) + "\n"
     )
     path = folder / f"{study.name}.md"
     notes = folder / f"{study.name}.notes.md"
-    path.write_text(_page(outcome, notes.read_text() if notes.exists() else ""))
+    path.write_text(_page(outcome, len(figures), notes.read_text() if notes.exists() else ""))
     write_index(folder)
     return path
 
@@ -195,7 +196,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
 
-def _page(outcome: Outcome, notes: str) -> str:
+def _page(outcome: Outcome, figures: int, notes: str) -> str:
     study = outcome.study
     told = outcome.scale.describe(study)
     text = [
@@ -209,8 +210,8 @@ def _page(outcome: Outcome, notes: str) -> str:
     ]
     if study.notes:
         text += [study.notes.strip(), ""]
-    if any(found.runs for found in outcome.table.values()):
-        text += [f"![{study.title}]({_figure(study, n)})" for n in range(len(study.figures))] + [""]
+    for number in range(figures):
+        text += [f"![{study.title}]({_figure(study, number)})", ""]
     for measure in study.measures:
         text += [f"## {MEASURES[measure].label[0].upper()}{MEASURES[measure].label[1:]}", ""]
         if study.paper.get(measure):
