@@ -172,17 +172,6 @@ def test_the_page_shows_both_numbers_and_the_index_sums_the_claims(tmp_path: Pat
     assert "`fedpews reproduce toy`" in index
 
 
-def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path: Path) -> None:
-    toy = study(figures=[Figure(options={"rows": ["fedavg"]}), Figure(options={"rows": ["pews"]})])
-    outcome = run_study(toy, tmp_path, only="fedavg", data_dir=None)
-
-    text = write_page(outcome, tmp_path).read_text()
-
-    assert "](toy.png)" in text
-    assert "toy-2.png" not in text
-    assert not (tmp_path / "toy-2.png").exists()
-
-
 def test_notes_beside_a_page_become_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "toy.notes.md").write_text("It is the seeds.")
 

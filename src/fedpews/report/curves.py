@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import fmean, pstdev
 from typing import Any
 
-from fedpews.report.colors import colors
+from fedpews.report.colors import Color, colors
 from fedpews.results.records import Record, Rounds, value_of
 from fedpews.tasks.names import METRICS, is_share
 
@@ -26,12 +26,14 @@ def plot_curves(
     client: int | None = None,
     target: float | None = None,
     smooth: int = 1,
+    tints: Mapping[str, Color] | None = None,
 ) -> None:
     """One line per run on given axes, the mean over seeds with its standard deviation.
 
-    A dotted line ends each warmup, the dashed one is the target; ``smooth`` is the window of a running mean.
+    A dotted line ends each warmup, the dashed one is the target; ``smooth`` is the window of a running mean. ``tints``
+    are the labels' colours where other axes show some of the same runs.
     """
-    tints = colors(list(runs))
+    tints = tints or colors(list(runs))
     for label, records in runs.items():
         rounds, mean, spread = curve(records, key, client)
         mean, spread = _smooth(mean, smooth), _smooth(spread, smooth)
@@ -52,9 +54,11 @@ def plot_curves(
     axes.set(xlabel="round", ylabel=_axis(key) + " (%)" * (key not in LABELS and _factor(key) == 100))
 
 
-def plot_over_time(axes: Any, runs: Mapping[str, Sequence[Record]]) -> None:
+def plot_over_time(
+    axes: Any, runs: Mapping[str, Sequence[Record]], tints: Mapping[str, Color] | None = None
+) -> None:
     """Accuracy against seconds, both means over seeds."""
-    _plot_over(axes, runs, lambda record: float(record["seconds"]))
+    _plot_over(axes, runs, lambda record: float(record["seconds"]), tints=tints)
     axes.set(xlabel="seconds", ylabel=LABELS["accuracy"])
 
 
@@ -69,8 +73,9 @@ def _plot_over(
     runs: Mapping[str, Sequence[Record]],
     cost: Callable[[Record], float],
     key: str = "accuracy",
+    tints: Mapping[str, Color] | None = None,
 ) -> None:
-    tints = colors(list(runs))
+    tints = tints or colors(list(runs))
     for label, records in runs.items():
         seeds = [Rounds(records).of_seed(seed) for seed in Rounds(records).seeds]
         so_far = zip(*(accumulate(map(cost, run)) for run in seeds), strict=False)

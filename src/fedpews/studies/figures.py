@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedpews.report.colors import USUAL, Color, colors
 from fedpews.report.curves import plot_curves, plot_over_time
 from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.split import plot_split
@@ -28,13 +29,24 @@ Table = Mapping[tuple[str, str], Found]
 
 def draw(study: Study, table: Table, data_dir: Path | None = None) -> list[Figure]:
     """Every figure of a study for which there is a run to draw."""
-    figures = []
+    figures, tints = [], _tints(study, table)
     for figure in study.figures:
         rows = figure.options.get("rows", study.rows)
         if any(found.runs for (row, _), found in table.items() if row in rows):
-            options = {**figure.options, "data_dir": data_dir}
+            options = {**figure.options, "data_dir": data_dir, "tints": tints}
             figures.append(KINDS[figure.kind](study, table, options))
     return figures
+
+
+def _tints(study: Study, table: Table) -> dict[str, Color]:
+    """A colour for each row, the same in all panels and figures; a usual method's first row has that method's own."""
+    known: dict[str, str] = {}  # label → what its colour is chosen by
+    for row in study.rows:
+        label = study.row_label(row)
+        method = next((found.cell.experiment.method.name for (r, _), found in table.items() if r == row), "")
+        known[label] = method if method in USUAL and method not in known.values() else label
+    chosen = colors(list(known.values()))
+    return {label: chosen[key] for label, key in known.items()}
 
 
 def _records(found: Found) -> list[Record]:
@@ -73,7 +85,7 @@ def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     for axes, (column, key) in zip(places, panels, strict=False):
         lines = _lines(study, table, column, options.get("rows"))
         target = _target(table, column) if options.get("target") and key == "accuracy" else None
-        plot_curves(axes, lines, key, target=target, smooth=smooth)
+        plot_curves(axes, lines, key, target=target, smooth=smooth, tints=options["tints"])
         if key == "accuracy":
             plot_paper(axes, study, column, list(options.get("rows") or study.rows))
         axes.set_title(study.column_label(column), fontsize=10)
@@ -100,7 +112,7 @@ def _time(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     columns = [c for c in study.columns if _lines(study, table, c)]
     figure, places = _panels(len(columns))
     for axes, column in zip(places, columns, strict=False):
-        plot_over_time(axes, _lines(study, table, column))
+        plot_over_time(axes, _lines(study, table, column), options["tints"])
         axes.set_title(study.column_label(column), fontsize=10)
     _shared_legend(figure)
     return figure
@@ -123,7 +135,7 @@ def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     column = options.get("curves_column", next(iter(study.columns)))
     if column in study.columns:
         rows = options.get("curves_rows")
-        plot_curves(left, _lines(study, table, column, rows))
+        plot_curves(left, _lines(study, table, column, rows), tints=options["tints"])
         plot_paper(left, study, column, rows or [*study.rows])
         left.set_title(study.column_label(column), fontsize=10)
         left.legend(fontsize=8)
@@ -164,10 +176,10 @@ def _clients(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     lines = _lines(study, table, column)
     names = options["clients"]
     figure, places = _panels(1 + len(names))
-    plot_curves(places[0], lines)
+    plot_curves(places[0], lines, tints=options["tints"])
     places[0].set_title("all", fontsize=10)
     for client, name in enumerate(names):
-        plot_curves(places[client + 1], lines, "client_accuracy", client)
+        plot_curves(places[client + 1], lines, "client_accuracy", client, tints=options["tints"])
         places[client + 1].set_title(name, fontsize=10)
     for axes in places:
         axes.legend(fontsize=8)
@@ -186,7 +198,7 @@ def _splits(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
         labels = load_data(found.cell.experiment, data_dir=options.get("data_dir"))
         plot_split(places[0][k], labels.counts().tolist())
         places[0][k].set_title(study.column_label(column), fontsize=10)
-        plot_curves(places[1][k], _lines(study, table, column))
+        plot_curves(places[1][k], _lines(study, table, column), tints=options["tints"])
         places[1][k].legend(fontsize=8)
     return figure
 
@@ -223,9 +235,9 @@ def _cost(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     figure, places = _panels(len(columns), rows=2, most=4)
     for k, column in enumerate(columns):
         lines = _lines(study, table, column)
-        plot_curves(places[k], lines, "seconds")
+        plot_curves(places[k], lines, "seconds", tints=options["tints"])
         places[k].set_yscale("log")
-        plot_curves(places[len(columns) + k], lines, "density")
+        plot_curves(places[len(columns) + k], lines, "density", tints=options["tints"])
         places[k].set_title(study.column_label(column), fontsize=10)
         places[k].legend(fontsize=8)
     return figure

@@ -1,0 +1,47 @@
+"""What a study's figures show, and in which colours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toy import study
+
+from fedpews.report.colors import PALETTE, USUAL
+from fedpews.studies.figures import draw
+from fedpews.studies.page import write_page
+from fedpews.studies.reproduce import run_study
+from fedpews.studies.study import Figure, Line
+
+
+def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path: Path) -> None:
+    toy = study(figures=[Figure(options={"rows": ["fedavg"]}), Figure(options={"rows": ["pews"]})])
+    outcome = run_study(toy, tmp_path, only="fedavg", data_dir=None)
+
+    text = write_page(outcome, tmp_path).read_text()
+
+    assert "](toy.png)" in text
+    assert "toy-2.png" not in text
+    assert not (tmp_path / "toy-2.png").exists()
+
+
+def test_a_row_has_one_colour_in_all_panels_and_a_usual_method_its_own(tmp_path: Path) -> None:
+    rows = {
+        "other": Line(
+            label="SCAFFOLD, λ", set={"method": {"name": "scaffold"}, "train": {"lr": 0.5}}, columns=["a"]
+        ),
+        "late": Line(label="late", set={"method": {"name": "fedavg"}, "train": {"lr": 0.5}}),
+        "second": Line(label="second", set={"method": {"name": "fedavg"}, "train": {"lr": 0.1}}),
+    }
+    toy = study(rows=rows, paper={}, claims=[], seeds=[0])
+    outcome = run_study(toy, tmp_path, data_dir=None)
+
+    (figure,) = draw(toy, outcome.table)
+
+    first, second = (
+        {line.get_label(): line.get_color() for line in axes.get_lines()} for axes in figure.axes
+    )
+    assert first["SCAFFOLD, λ"] == PALETTE[USUAL["scaffold"]].light
+    # the first row of FedAvg has its colour, the second one of its own
+    assert first["late"] == second["late"] == PALETTE[USUAL["fedavg"]].light
+    assert first["second"] == second["second"]
+    assert len({first[label] for label in ("SCAFFOLD, λ", "late", "second")}) == 3
