@@ -13,8 +13,8 @@ from fedpews.results.records import Record, Rounds, value_of
 from fedpews.tasks.names import METRICS, is_share
 
 LABELS = {
-    "accuracy": "test accuracy of the global model (%)",
-    "loss": "test loss of the global model",
+    "accuracy": "global test accuracy (%)",
+    "loss": "global test loss",
     "train_loss": "mean training loss of the clients",
 }
 
