@@ -99,7 +99,7 @@ def _shared_legend(figure: Figure) -> None:
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         known |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in known}
-    columns = min(len(known), 4 if len(figure.axes) > 1 else 2)
+    columns = min(len(known), 4 if len(figure.axes) > 2 else 2)
     figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
 
 
