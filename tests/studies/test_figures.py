@@ -10,7 +10,7 @@ from fedpews.report.colors import PALETTE, USUAL
 from fedpews.studies.figures import draw
 from fedpews.studies.page import write_page
 from fedpews.studies.reproduce import run_study
-from fedpews.studies.study import Figure, Line
+from fedpews.studies.study import Figure, Line, Quick, Scale, scaled
 
 
 def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path: Path) -> None:
@@ -22,6 +22,17 @@ def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path
     assert "](toy.png)" in text
     assert "toy-2.png" not in text
     assert not (tmp_path / "toy-2.png").exists()
+
+
+def test_a_figure_names_rows_that_quick_leaves_out(tmp_path: Path) -> None:
+    toy = study(figures=[Figure(options={"rows": ["pews", "fedavg"]})], quick=Quick(rows=["fedavg"]))
+    scale = Scale(quick=True)
+    outcome = run_study(scaled(toy, scale), tmp_path, scale, data_dir=None)
+
+    (figure,) = draw(outcome.study, outcome.table)
+
+    assert {line.get_label() for line in figure.axes[0].get_lines()} >= {"FedAvg"}
+    assert "PeWS" not in {line.get_label() for line in figure.axes[0].get_lines()}
 
 
 def test_a_row_has_one_colour_in_all_panels_and_a_usual_method_its_own(tmp_path: Path) -> None:

@@ -31,9 +31,10 @@ def draw(study: Study, table: Table, data_dir: Path | None = None) -> list[Figur
     """Every figure of a study for which there is a run to draw."""
     figures, tints = [], _tints(study, table)
     for figure in study.figures:
-        rows = figure.options.get("rows", study.rows)
+        # --quick leaves rows out that a figure names
+        rows = [row for row in figure.options.get("rows", study.rows) if row in study.rows]
         if any(found.runs for (row, _), found in table.items() if row in rows):
-            options = {**figure.options, "data_dir": data_dir, "tints": tints}
+            options = {**figure.options, "rows": rows, "data_dir": data_dir, "tints": tints}
             figures.append(KINDS[figure.kind](study, table, options))
     return figures
 
@@ -79,15 +80,15 @@ def _panels(count: int, height: float = 3.4, most: int = 4, rows: int = 1) -> tu
 def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     """A panel per column (and per key): each row's mean over seeds."""
     keys, smooth = options.get("keys", ["accuracy"]), options.get("smooth", 1)
-    columns = [c for c in study.columns if _lines(study, table, c, options.get("rows"))]
+    columns = [c for c in study.columns if _lines(study, table, c, options["rows"])]
     figure, places = _panels(len(columns) * len(keys))
     panels = [(column, key) for column in columns for key in keys]
     for axes, (column, key) in zip(places, panels, strict=False):
-        lines = _lines(study, table, column, options.get("rows"))
+        lines = _lines(study, table, column, options["rows"])
         target = _target(table, column) if options.get("target") and key == "accuracy" else None
         plot_curves(axes, lines, key, target=target, smooth=smooth, tints=options["tints"])
         if key == "accuracy":
-            plot_paper(axes, study, column, list(options.get("rows") or study.rows))
+            plot_paper(axes, study, column, options["rows"])
         axes.set_title(study.column_label(column), fontsize=10)
     _shared_legend(figure)
     return figure
