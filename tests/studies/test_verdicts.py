@@ -96,6 +96,21 @@ def test_near_asks_that_the_whole_interval_is_small(gains: list[float], agrees: 
     assert judge(study(claims=[claim]), readings(gains))[0].agrees is agrees
 
 
+def test_near_tests_that_no_difference_is_large_not_that_there_is_none() -> None:
+    claim = Claim(text="same", kind="near", rows=["pews"], than="fedavg", within=1.0)
+    gains = [0.3, 0.2, 0.3, 0.2, 0.3, 0.2]  # a small difference beyond doubt: the interval is above 0
+    found = readings(gains) | readings([8.0, -8.0, 7.0, -7.0, 6.0, -6.0], "b")
+
+    small, unknown = judge(study(claims=[claim]), found)
+
+    assert small.agrees is True
+    assert small.finding == "no difference larger than 0.31 points"  # 0.25 + 2.571·√(0.003/6)
+    # one flip of 64 is as far above -1, and one as far below 1; Holm doubles the smaller of two
+    assert small.p == pytest.approx(2 / 64)
+    # that no difference is found between numbers so far apart does not make them near
+    assert (unknown.agrees, unknown.p) == (None, pytest.approx(0.5, abs=0.2))
+
+
 def test_shrinks_compares_the_gain_in_the_first_column_with_the_last_seed_by_seed() -> None:
     claim = Claim(text="shrinks", kind="shrinks", rows=["pews"], than="fedavg")
     found = readings([5.0, 6.0, 5.0, 6.0, 5.0, 6.0]) | readings([1.0, 1.0, 2.0, 2.0, 1.0, 2.0], "b", 80.0)

@@ -91,7 +91,10 @@ def elsewhere(address: str | None, quiet: bool) -> Iterator[Elsewhere | None]:
 
 
 def count_failed(outcome: Outcome) -> int:
-    return sum(found.status == "failed" for found in outcome.table.values())
+    """Cells that broke down now; one that is known to diverge from earlier is no news."""
+    return sum(
+        found.status in ("failed", "diverged") and found.error != "" for found in outcome.table.values()
+    )
 
 
 def end(failed: int, what: str = "cells") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 ENOUGH_SEEDS = 3
 """With fewer, nothing is said about who is better."""
@@ -52,16 +53,17 @@ class Difference:
         'not enough runs (2 seeds)'
         """
 
-        def text(number: float) -> str:
-            return f"{number:.{digits}f}"
-
         if self.outcome == "not enough runs":
             return f"not enough runs ({self.seeds} seed{'' if self.seeds == 1 else 's'})"
         if self.outcome == "no difference":
-            return f"no difference larger than {text(abs(max(-self.low, self.high)))}{unit}"
+            return self.describe_bound(digits, unit)
         ends = (self.low, self.high) if self.low > 0 else (-self.high, -self.low)
-        span = " to ".join(dict.fromkeys(map(text, ends)))
+        span = " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in ends))
         return f"{self.outcome} by {span}{unit}"
+
+    def describe_bound(self, digits: int = 1, unit: str = "") -> str:
+        """How large the difference may be at most, whichever way it goes."""
+        return f"no difference larger than {max(abs(self.low), abs(self.high)):.{digits}f}{unit}"
 
 
 def paired_difference(
@@ -129,7 +131,9 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     return mean - half, mean + half
 
 
-def sign_flip_test(gains: Sequence[float]) -> float:
+def sign_flip_test(
+    gains: Sequence[float], alternative: Literal["two-sided", "greater"] = "two-sided"
+) -> float:
     """How likely a mean gain so far from 0 is if in each seed either side could have been the better one.
 
     >>> sign_flip_test([1.0, 2.0, 3.0])  # of 2³ flips, only all + and all - are so far out
@@ -146,11 +150,26 @@ def sign_flip_test(gains: Sequence[float]) -> float:
         (array,),
         np.mean,
         permutation_type="samples",
+        alternative=alternative,
         vectorized=True,
         n_resamples=drawn,
         rng=np.random.default_rng(0),
     )
     return float(found.pvalue)
+
+
+def equivalence_test(gains: Sequence[float], within: float) -> float:
+    """How likely gains so small are if the true one is ``within`` or more, either way (two one-sided tests).
+
+    A test for a difference cannot show that there is none: with few seeds it finds nothing.
+
+    >>> equivalence_test([0.1, -0.1, 0.0], within=1.0)  # of 2³ flips, one is so far from -1, and one from 1
+    0.125
+    """
+    return max(
+        sign_flip_test([within + gain for gain in gains], "greater"),
+        sign_flip_test([within - gain for gain in gains], "greater"),
+    )
 
 
 def holm(ps: Sequence[float]) -> list[float]:

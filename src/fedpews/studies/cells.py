@@ -8,12 +8,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpews.errors import ConfigError, DataMissing, FedpewsError, FolderInUse, Interrupted, first_line
+from fedpews.errors import (
+    ClientDiverged,
+    ConfigError,
+    DataMissing,
+    FedpewsError,
+    FolderInUse,
+    Interrupted,
+    RunFailed,
+    first_line,
+)
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import Record, Rounds, read_rounds
 from fedpews.results.schema import ActivationShape, read_lines
-from fedpews.studies.published import read_published
+from fedpews.studies.published import read_divergence, read_published
 from fedpews.studies.study import Cell, on_draw
 
 if TYPE_CHECKING:
@@ -32,7 +41,7 @@ class Found:
 
     cell: Cell
     runs: dict[int, list[Record]] = field(default_factory=dict)  # finished seeds
-    status: str = "not run"  # done, part done, data missing, busy, failed, not run
+    status: str = "not run"  # done, part done, diverged, data missing, busy, failed, not run
     message: str = ""
     error: str = ""
     """The kind of error that ended it, as its class is called."""
@@ -69,7 +78,9 @@ def read_cell(root: Path, cell: Cell, published: Path | None = None) -> Found:
     runs = {**read_published(published, cell), **runs}
     complete = set(runs) >= set(cell.experiment.seeds)
     status = "done" if complete else "part done" if runs else "not run"
-    return Found(cell, dict(sorted(runs.items())), status, folders=tuple(folders))
+    # what broke down has no summary, so only its published file knows
+    why = "" if complete else read_divergence(published, cell)
+    return Found(cell, dict(sorted(runs.items())), "diverged" if why else status, why, folders=tuple(folders))
 
 
 def run_cell(
@@ -104,6 +115,12 @@ def run_cell(
         now = read_cell(root, cell, published)
         # it may have come to its end in the meantime
         return _ended(now, "busy", "another process is at it", error) if now.missing else now
+    except RunFailed as error:
+        now = read_cell(root, cell, published)
+        if isinstance(error.__cause__, ClientDiverged):
+            # that is a result; the folder that its own message goes on to name is nobody else's
+            return _ended(now, "diverged", str(error.__cause__), error)
+        return _ended(now, "failed", str(error), error)
     except FedpewsError as error:
         return _ended(read_cell(root, cell, published), "failed", str(error), error)
     except Exception as error:  # noqa: BLE001 - days of other cells may wait behind this one

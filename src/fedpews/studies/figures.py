@@ -146,28 +146,39 @@ def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _bars(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
-    """A bar per row beside the paper's number, a panel per column."""
+def _dots(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+    """A row's mean and deviation beside the paper's, a panel per column: means so close would be bars of one length."""
     measure_name = options.get("measure", "final")
     measure = MEASURES[measure_name]
     columns = [c for c in study.columns if _lines(study, table, c)]
-    figure, places = _panels(len(columns), most=2, height=3.8)
+    figure, places = _panels(len(columns), most=2, height=1.3 + 0.34 * len(study.rows))
     for axes, column in zip(places, columns, strict=False):
         rows = [row for row in study.rows if column in study.columns_of(row)]
+        sides: dict[str, dict[int, tuple[float, float]]] = {"here": {}, "the paper": {}}
         for i, row in enumerate(rows):
             values = [measure.read(run, Goal()) for run in table[row, column].runs.values()]
             if values:
-                deviation = stdev(values) if len(values) > 1 else 0
-                axes.barh(i - 0.2, fmean(values), 0.38, xerr=deviation, color="C0", label="" if i else "here")
-            paper = printed(study.paper_number(measure_name, row, column))
-            if math.isfinite(paper):
-                axes.barh(i + 0.2, paper, 0.38, color="0.75", label="" if i else "the paper")
+                sides["here"][i] = fmean(values), stdev(values) if len(values) > 1 else 0.0
+            text = study.paper_number(measure_name, row, column)
+            if math.isfinite(printed(text)):
+                deviation = printed(text.partition("±")[2])
+                sides["the paper"][i] = printed(text), deviation if math.isfinite(deviation) else 0.0
+        for (label, found), shift, look in zip(sides.items(), (-0.13, 0.13), ("o", "s"), strict=True):
+            axes.errorbar(
+                [mean for mean, _ in found.values()],
+                [i + shift for i in found],
+                xerr=[deviation for _, deviation in found.values()],
+                fmt=look,
+                color="C0" if label == "here" else "0.6",
+                capsize=3,
+                label=label,
+            )
         axes.set_yticks(range(len(rows)), [study.row_label(row) for row in rows])
-        axes.invert_yaxis()
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(axis="y", color="0.92")
+        axes.set_axisbelow(True)
         axes.set(xlabel=measure.label, title=study.column_label(column))
-        if "from" in options:
-            axes.set_xlim(left=options["from"])
-        axes.legend(fontsize=8)
+    _shared_legend(figure)
     return figure
 
 
@@ -248,7 +259,7 @@ KINDS: dict[str, Callable[[Study, Table, Mapping[str, Any]], Figure]] = {
     "curves": _curves,
     "time": _time,
     "heatmap": _heatmap,
-    "bars": _bars,
+    "dots": _dots,
     "clients": _clients,
     "splits": _splits,
     "activations": _activations,

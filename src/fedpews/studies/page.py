@@ -243,7 +243,7 @@ def _ran(outcome: Outcome) -> list[list[str]]:
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
     study = outcome.study
-    done = sum(found.status == "done" for found in outcome.table.values())
+    done = sum(found.status in ("done", "diverged") for found in outcome.table.values())
     return {
         "name": study.name,
         "item": study.item,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 from zlib import error as ZlibError
 
 from pydantic import Field
@@ -42,10 +42,11 @@ class CellShape(TypedDict):
     draws: Any
     experiment: dict[str, Any]
     runs: dict[Annotated[str, Field(pattern=r"^\d{1,20}$")], dict[str, list[Any]]]
+    diverged: NotRequired[Annotated[str, Field(max_length=1000)]]
 
 
-def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path) -> Path:
-    """Write a cell's finished seeds, beside those that its file has already."""
+def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path, diverged: str = "") -> Path:
+    """Write a cell's finished seeds, beside those that its file has already, and why others broke down."""
     path = _path(folder, cell)
     every = {**read_published(folder, cell, any_seed=True), **runs}
     content = {
@@ -54,6 +55,7 @@ def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path) -> P
         "draws": cell.draws,
         "experiment": cell.changes(),
         "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
+        **({"diverged": diverged} if diverged else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -64,16 +66,30 @@ def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path) -> P
 
 def read_published(folder: Path | None, cell: Cell, any_seed: bool = False) -> Runs:
     """The seeds of a cell that its file has, of those the cell asks for."""
-    if folder is None or not (path := _path(folder, cell)).exists():
-        return {}
-    content = _read(path)
-    if content["experiment"] != cell.changes() or content["draws"] != cell.draws:
+    if folder is None or (content := _content(folder, cell)) is None:
         return {}
     try:
         runs = {int(seed): _unpack(columns) for seed, columns in content["runs"].items()}
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
+        raise ConfigError(f"{_path(folder, cell)} is damaged: {error}") from error
     return {seed: run for seed, run in runs.items() if any_seed or seed in cell.experiment.seeds}
+
+
+def read_divergence(folder: Path | None, cell: Cell) -> str:
+    """Why a cell broke down, as its file says; empty where it did not."""
+    if folder is None or (content := _content(folder, cell)) is None:
+        return ""
+    return content.get("diverged", "")
+
+
+def _content(folder: Path, cell: Cell) -> CellShape | None:
+    """What the file of a cell holds, if it has one."""
+    path = _path(folder, cell)
+    if not path.exists():
+        return None
+    content = _read(path)
+    is_its = content["experiment"] == cell.changes() and content["draws"] == cell.draws
+    return content if is_its else None
 
 
 def _read(path: Path) -> CellShape:

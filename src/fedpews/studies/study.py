@@ -64,7 +64,7 @@ class Claim(_Table):
 
 
 class Figure(_Table):
-    kind: Literal["curves", "time", "heatmap", "bars", "clients", "splits", "activations", "cost"] = "curves"
+    kind: Literal["curves", "time", "heatmap", "dots", "clients", "splits", "activations", "cost"] = "curves"
     options: dict[str, Any] = {}
 
 

@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from fedpews.results.statistics import Difference, holm, interval, paired_difference
+from fedpews.results.statistics import (
+    Difference,
+    equivalence_test,
+    holm,
+    interval,
+    paired_difference,
+    paired_gains,
+)
 from fedpews.studies.measures import MEASURES, Measure, printed
 from fedpews.studies.study import Claim, Study
 
@@ -40,7 +47,9 @@ class Verdict:
     agrees: bool | None
     """Whether the whole interval is on the paper's side; False when it is wholly against it, None when undecided."""
     p: float | None = None
-    """Of the exact sign-flip test, corrected (Holm) for all claims of the page; None where there is no such test."""
+    """Of the exact sign-flip test, corrected (Holm) for all claims of the page; None where there is no such test.
+
+    Where no large difference is claimed, of the two one-sided tests against the margin."""
 
 
 def judge(study: Study, readings: Readings) -> list[Verdict]:
@@ -54,7 +63,8 @@ def judge(study: Study, readings: Readings) -> list[Verdict]:
 
 def _correct(verdict: Verdict, p: float) -> Verdict:
     """The verdict among all of its page: what only its own interval says is not concluded."""
-    if p < SIGNIFICANT or not verdict.finding.startswith(("better", "worse")):
+    concludes = verdict.agrees is not None or verdict.finding.startswith(("better", "worse"))
+    if p < SIGNIFICANT or not concludes:
         return replace(verdict, p=p)
     finding = f"undecided: by its own interval {verdict.finding}, but p = {p:.2g} among the page's claims"
     return replace(verdict, p=p, finding=finding, agrees=None)
@@ -73,27 +83,36 @@ def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
     return verdicts
 
 
-def _gain(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Difference:
-    """How much better the row is than what it is compared with, over the seeds that both have."""
+def _sides(
+    study: Study, claim: Claim, row: str, column: str, readings: Readings
+) -> tuple[Mapping[int, float], Mapping[int, float], bool]:
+    """The row's numbers, those of what it is compared with, and whether more is better."""
     assert claim.than is not None
     mine = readings.get((claim.measure, row, column), {})
     other = readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {})
-    return paired_difference(mine, other, MEASURES[claim.measure].higher_is_better)
+    return mine, other, MEASURES[claim.measure].higher_is_better
 
 
 def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
-    found = _gain(study, claim, row, column, readings)
+    found = paired_difference(*_sides(study, claim, row, column, readings))
     # the whole interval must lie on one side; an interval across the margin decides nothing
     agrees = True if found.low > claim.by else False if found.high < claim.by else None
     return _verdict(study, claim, row, column, found, agrees)
 
 
 def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
-    found = _gain(study, claim, row, column, readings)
+    sides = _sides(study, claim, row, column, readings)
+    found = paired_difference(*sides)
     # the whole interval must lie inside the margin: a difference that is not significant may still be large
     inside = -claim.within <= found.low and found.high <= claim.within
     outside = found.low > claim.within or found.high < -claim.within
-    return _verdict(study, claim, row, column, found, True if inside else False if outside else None)
+    if not outside:
+        # the claim is that no difference is large, which a test for any difference at all does not answer
+        found = replace(found, p=equivalence_test(paired_gains(*sides), claim.within))
+    verdict = _verdict(study, claim, row, column, found, True if inside else False if outside else None)
+    if inside and verdict.p is not None:
+        verdict = replace(verdict, finding=found.describe_bound(*_units(MEASURES[claim.measure])))
+    return verdict
 
 
 def _verdict(
@@ -112,11 +131,8 @@ def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings:
     measure = MEASURES[claim.measure]
     gains = []
     for column in (columns[0], columns[-1]):
-        mine = readings.get((claim.measure, row, column), {})
-        other = readings.get(
-            (claim.measure, claim.than or "", study.column_for(claim.than or "", column)), {}
-        )
-        sign = 1 if measure.higher_is_better else -1
+        mine, other, higher_is_better = _sides(study, claim, row, column, readings)
+        sign = 1 if higher_is_better else -1
         # paired within a seed first, then across the columns
         gains.append({seed: sign * (mine[seed] - other[seed]) for seed in mine.keys() & other.keys()})
     found = paired_difference(gains[0], gains[1])
@@ -149,18 +165,21 @@ def _between(study: Study, claim: Claim, row: str, column: str, readings: Readin
 def _finish(
     claim: str, where: str, paper: str, found: Difference, measure: Measure, agrees: bool | None
 ) -> Verdict:
-    unit = f" {measure.unit}" if measure.unit else ""
+    digits, unit = _units(measure)
     ours = ""
     if found.seeds:
-        ours = f"{found.mean:+.{measure.digits}f}{unit}"
+        ours = f"{found.mean:+.{digits}f}{unit}"
     if found.seeds > 1:
-        ours = f"{ours} [{found.low:+.{measure.digits}f}, {found.high:+.{measure.digits}f}]"
+        ours = f"{ours} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
     # numbers are shown with any number of seeds, but nothing is concluded from too few
     if found.seeds < ENOUGH_SEEDS:
         return Verdict(claim, where, paper, ours, found.seeds, _too_few(found.seeds), None)
-    return Verdict(
-        claim, where, paper, ours, found.seeds, found.describe(measure.digits, unit), agrees, found.p
-    )
+    return Verdict(claim, where, paper, ours, found.seeds, found.describe(digits, unit), agrees, found.p)
+
+
+def _units(measure: Measure) -> tuple[int, str]:
+    """With how many digits a difference is written, and in what."""
+    return measure.digits, f" {measure.unit}" if measure.unit else ""
 
 
 def _too_few(seeds: int) -> str:

@@ -1,0 +1,45 @@
+"""docs/results: every page says what the runs beside it say, so that no run is added without its page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedpews.studies.page import markdown, number_rows
+from fedpews.studies.reproduce import run_study
+from fedpews.studies.study import load_study
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+NUMBER = re.compile(r"\d+\.\d+")
+AGAIN = "stale: fedpews reproduce all --no-run --pages docs/results --out results"
+
+
+def assert_alike(ours: str, committed: str) -> None:
+    """The same words; numbers but for their last digit, since another processor may sum in another order."""
+    assert NUMBER.sub("#", ours) == NUMBER.sub("#", committed), AGAIN
+    numbers = [[float(number) for number in NUMBER.findall(text)] for text in (ours, committed)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.11), AGAIN
+
+
+@pytest.mark.parametrize("name", sorted(page.stem for page in RESULTS.glob("*.json")))
+def test_a_page_says_what_the_runs_beside_it_say(name: str, tmp_path: Path) -> None:
+    study = load_study(name)
+    outcome = run_study(study, tmp_path / "nothing", published=RESULTS / "runs", run=False)
+
+    page = (RESULTS / f"{name}.md").read_text()
+    tables = [part.strip() for part in page.split("\n\n") if part.startswith("|")]
+    measured = [markdown(number_rows(outcome, measure)) for measure in study.measures]
+    for table, committed in zip(measured, tables[: len(measured)], strict=True):
+        assert_alike(table, committed)
+    facts = json.loads((RESULTS / f"{name}.json").read_text())
+    assert len(facts["verdicts"]) == len(outcome.verdicts), AGAIN
+    for verdict, told in zip(outcome.verdicts, facts["verdicts"], strict=True):
+        assert (verdict.claim, verdict.where, verdict.agrees) == (
+            told["claim"],
+            told["where"],
+            told["agrees"],
+        )
+        assert_alike(f"{verdict.ours} {verdict.finding}", f"{told['ours']} {told['finding']}")

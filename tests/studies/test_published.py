@@ -1,0 +1,96 @@
+"""A study's runs in compact form: what is read back is what was measured, and a damaged file is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import TINY, study
+
+from fedpews.cli.outcomes import count_failed
+from fedpews.errors import ConfigError
+from fedpews.studies.page import number_rows, write_index, write_page
+from fedpews.studies.reproduce import run_study
+from fedpews.studies.study import Line
+
+
+def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={})
+    ran = run_study(small, tmp_path / "runs", published=tmp_path / "published")
+
+    again = run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    assert again.verdicts == ran.verdicts
+    assert again.readings == ran.readings
+    whole, short = (outcome.table["pews", "a"].runs[0] for outcome in (ran, again))
+    assert [record["phase"] for record in short] == [record["phase"] for record in whole]
+    assert [r["accuracy"] for r in short] == pytest.approx([r["accuracy"] for r in whole], rel=1e-4)
+
+
+def test_a_cell_that_diverges_says_so_also_on_a_page_that_is_rebuilt(tmp_path: Path) -> None:
+    wild = study(columns={"a": Line(set=TINY | {"train": {"steps": 20, "lr": 1e30}})}, paper={}, claims=[])
+    ran = run_study(wild, tmp_path / "runs", published=tmp_path / "published")
+
+    again = run_study(wild, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    first, found = (outcome.table["fedavg", "a"] for outcome in (ran, again))
+    assert (found.status, found.message) == ("diverged", first.message)
+    assert "diverges in round 1 of seed 0" in found.message
+    assert str(tmp_path) not in found.message  # it is published
+    assert [count_failed(outcome) for outcome in (ran, again)] == [2, 0]
+    assert ["FedAvg", "diverged"] in number_rows(again, "final")
+    page = write_page(again, tmp_path / "pages").read_text()
+    assert "diverged: client" in page
+    assert write_index(tmp_path / "pages").read_text().count("2 of 2") == 1
+
+
+def test_rounds_without_an_evaluation_are_published_as_they_were(tmp_path: Path) -> None:
+    small = study(columns={"a": Line(set=TINY | {"runtime.evaluate_every": 2})}, paper={})
+    ran = run_study(small, tmp_path / "runs", published=tmp_path / "published")
+
+    again = run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    assert again.readings == ran.readings
+    whole, short = (outcome.table["fedavg", "a"].runs[0] for outcome in (ran, again))
+    evaluated = ["accuracy" in record for record in whole]
+    assert not all(evaluated)
+    assert ["accuracy" in record for record in short] == evaluated
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda data: data[:40], "damaged"),
+        (lambda data: b"no gzip", "damaged"),
+        (lambda data: gzip.compress(b"[]"), "damaged"),
+        (lambda data: gzip.compress(b"[" * 100_000), "nested too deeply"),
+        (lambda data: gzip.compress(bytes(300 * 2**20)), "when unpacked"),
+        (lambda data: _edited(data, lambda c: c["runs"].update({"x": {}})), "damaged"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["runs", [1, 10**12]])), "rounds"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["runs", 7])), "damaged"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["at", [10**9], [1]])), "damaged"),
+        (lambda data: _edited(data, lambda c: c["runs"]["0"].update(loss=["at", 7])), "damaged"),
+    ],
+)
+def test_a_published_file_that_is_damaged_is_refused_by_name(
+    tmp_path: Path, spoil: Callable[[bytes], bytes], word: str
+) -> None:
+    small = study(columns={"a": Line(set=TINY)}, paper={})
+    run_study(small, tmp_path / "runs", published=tmp_path / "published")
+    file = next(f for f in (tmp_path / "published").iterdir() if "pews" in f.name)
+    file.write_bytes(spoil(file.read_bytes()))
+
+    with pytest.raises(ConfigError, match=word) as caught:
+        run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+
+    assert file.name in str(caught.value)
+
+
+def _edited(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    content = json.loads(gzip.decompress(data))
+    change(content)
+    return gzip.compress(json.dumps(content).encode())
