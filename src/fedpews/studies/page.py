@@ -160,9 +160,12 @@ def write_index(folder: Path) -> Path:
         ]
         for fact in facts
     ]
-    claims = [["claim of the paper", "item", "the paper", "here", "seeds", "finding", "command"]] + [
-        row for fact in facts for row in _summed(fact)
-    ]
+    claims = [row for fact in facts for row in _summed(fact)]
+    head = ["claim of the paper", "item", "the paper", "here", "seeds", "finding", "command"]
+    # of a claim without a number there is nothing to read but the claim, so those stand apart
+    measured = [head] + [row for row in claims if row[head.index("here")]]
+    kept = [head.index(name) for name in ("claim of the paper", "item", "the paper", "command")]
+    missing = [[row[i] for i in kept] for row in [head] + [row for row in claims if row not in measured]]
     text = [
         "# The paper's results, as measured here",
         "",
@@ -178,8 +181,9 @@ def write_index(folder: Path) -> Path:
         "",
         "## Claims",
         "",
-        markdown(claims),
+        markdown(measured),
         "",
+        *(["## Claims of which nothing has run", "", markdown(missing), ""] if len(missing) > 1 else []),
         "## Items",
         "",
         markdown(items),
