@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toy import study
+from toy import TINY, study
 
 from fedpews.report.colors import PALETTE, USUAL
 from fedpews.studies.figures import draw
@@ -56,3 +56,19 @@ def test_a_row_has_one_colour_in_all_panels_and_a_usual_method_its_own(tmp_path:
     assert first["late"] == second["late"] == PALETTE[USUAL["fedavg"]].light
     assert first["second"] == second["second"]
     assert len({first[label] for label in ("SCAFFOLD, λ", "late", "second")}) == 3
+
+
+def test_rows_of_one_figure_have_colours_of_their_own_also_where_a_study_has_more_rows_than_colours(
+    tmp_path: Path,
+) -> None:
+    rates = [0.001 * (i + 1) for i in range(len(PALETTE) + 4)]
+    rows = {f"r{i}": Line(label=f"lr {lr:.3f}", set={"train.lr": lr}) for i, lr in enumerate(rates)}
+    named = list(rows)[:2] + list(rows)[-6:]
+    many = study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[], seeds=[0])
+    many = many.model_copy(update={"figures": [Figure(options={"rows": named})]})
+
+    (figure,) = draw(many, run_study(many, tmp_path).table)
+
+    lines = [line for line in figure.axes[0].get_lines() if not line.get_label().startswith("_")]
+    assert [line.get_label() for line in lines] == [rows[row].label for row in named]
+    assert len({line.get_color() for line in lines}) == len(named)

@@ -51,5 +51,5 @@ def test_a_papers_curve_takes_the_colour_of_the_first_row_it_belongs_to() -> Non
     plot_curves(axes, {study.row_label(row): records(0.5, 0.6) for row in rows})
     plot_paper(axes, study, "four", rows)
     ours, _, theirs = axes.get_lines()
-    assert theirs.get_label() == "the paper: fedavg+pews"
+    assert theirs.get_label() == "the paper: FedPeWS"
     assert theirs.get_color() == ours.get_color()

@@ -23,6 +23,10 @@ PALETTE = (
     Color("#836400", "#e6c84a"),
     Color("#5a4fcf", "#a8a2ff"),
     Color("#7a3b12", "#d3a17e"),
+    # for more than eight labels at once; told apart by lightness as much as by hue
+    Color("#1c2126", "#eef2f6"),
+    Color("#5c7a00", "#bfe05a"),
+    Color("#b3001b", "#ff7a85"),
 )
 
 USUAL = {

@@ -42,7 +42,9 @@ def draw(study: Study, table: Table, data_dir: Path | None = None) -> list[Figur
 def _tints(study: Study, table: Table) -> dict[str, Color]:
     """A colour for each row, the same in all panels and figures; a usual method's first row has that method's own."""
     known: dict[str, str] = {}  # label → what its colour is chosen by
-    for row in study.rows:
+    named = [row for figure in study.figures for row in figure.options.get("rows", []) if row in study.rows]
+    # rows that a figure names come first: with more rows than colours, those must not share one
+    for row in dict.fromkeys([*named, *study.rows]):
         label = study.row_label(row)
         method = next((found.cell.experiment.method.name for (r, _), found in table.items() if r == row), "")
         known[label] = method if method in USUAL and method not in known.values() else label

@@ -32,6 +32,10 @@ def paper_curves() -> dict[str, dict[str, Curve]]:
     return found
 
 
+NAMES = {"fedavg": "FedAvg", "fedavg+pews": "FedPeWS", "fedavg+pews-fixed": "FedPeWS-Fixed"}
+"""What the paper calls the methods that it drew."""
+
+
 def curve_of(study: Study, row: str, column: str) -> Curve | None:
     """What the paper drew for a cell, if it did and we have it."""
     figure, method = study.columns[column].drawn, study.rows[row].drawn
@@ -55,6 +59,5 @@ def plot_paper(axes: Any, study: Study, column: str, rows: Sequence[str]) -> Non
         if found is not None and method not in drawn and study.row_label(row) in colours:
             drawn.add(method)
             colour = colours[study.row_label(row)]
-            axes.plot(
-                *found, color=colour, linestyle=(0, (3, 1.5)), linewidth=1.1, label=f"the paper: {method}"
-            )
+            label = f"the paper: {NAMES.get(method or '', method)}"
+            axes.plot(*found, color=colour, linestyle=(0, (3, 1.5)), linewidth=1.1, label=label)
