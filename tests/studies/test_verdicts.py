@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from toy import study
 
-from fedpews.studies.study import Claim
+from fedpews.studies.page import Outcome, apart_rows
+from fedpews.studies.study import Claim, Scale
 from fedpews.studies.verdicts import judge, summarise
 
 SEEDS = range(6)
@@ -163,3 +164,18 @@ def test_several_places_are_summed_up_without_hiding_the_undecided() -> None:
         {"agrees": a, "seeds": s, "finding": ""} for a, s in ((True, 6), (None, 6), (False, 6), (None, 0))
     ]
     assert summarise(places) == "agrees in 1 of 4 places, contradicts in 1, undecided in 1, 1 not run"
+
+
+def test_our_number_is_compared_with_the_papers_where_both_have_a_spread() -> None:
+    paper = {"final": {"fedavg": ["70 ± 1", "60"], "pews": ["75 ± 2", "× ± NA"]}}
+    ours = readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]) | readings([1.0, 2.0], "b")
+    del ours["final", "pews", "a"][99]
+    outcome = Outcome(study(paper=paper), Scale(), {}, ours, [])
+
+    header, fedavg, pews = apart_rows(outcome, "final")
+
+    assert header == ["", "A", "B"]
+    # 70 in every seed: the paper's deviation alone, 4.303·√(1/3)
+    assert fedavg == ["FedAvg", "+0.00 [-2.48, +2.48]", ""]
+    # 72 − 75; √(0.8/6 + 4/3) = 1.21, 2.41 degrees of freedom, t = 3.68
+    assert pews == ["PeWS", "-3.00 [-7.45, +1.45]", ""]

@@ -131,6 +131,32 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     return mean - half, mean + half
 
 
+def unpaired_interval(
+    values: Sequence[float], mean: float, deviation: float, count: int, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """By how much the mean of these values exceeds one of which only mean, deviation and number are known.
+
+    Welch's interval, for numbers that somebody else published: there are no seeds to pair. Returns the difference
+    and its two ends.
+
+    >>> found = unpaired_interval([10.0, 12.0, 14.0], mean=11.0, deviation=2.0, count=3)
+    >>> [round(number, 2) for number in found]  # 12 - 11, and 2.776 · √(4/3 + 4/3) either side
+    [1.0, -3.53, 5.53]
+    """
+    import numpy as np
+    from scipy import stats
+
+    array = np.asarray(values, dtype=float)
+    difference = float(array.mean()) - mean
+    parts = [float(array.var(ddof=1)) / len(array), deviation**2 / count]
+    if sum(parts) == 0:
+        return difference, difference, difference
+    counts = (len(array), count)
+    freedom = sum(parts) ** 2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
+    half = sum(parts) ** 0.5 * float(stats.t.ppf((1 + confidence) / 2, freedom))
+    return difference, difference - half, difference + half
+
+
 def sign_flip_test(
     gains: Sequence[float], alternative: Literal["two-sided", "greater"] = "two-sided"
 ) -> float:

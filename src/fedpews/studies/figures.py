@@ -15,7 +15,7 @@ from fedpews.report.split import plot_split
 from fedpews.report.style import new_figure
 from fedpews.results.records import Record
 from fedpews.studies.cells import Found
-from fedpews.studies.measures import MEASURES, printed
+from fedpews.studies.measures import MEASURES, halves, printed
 from fedpews.studies.paper_curves import plot_paper
 from fedpews.studies.study import Study
 from fedpews.tasks.names import Goal
@@ -162,9 +162,9 @@ def _dots(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
             if values:
                 sides["here"][i] = fmean(values), stdev(values) if len(values) > 1 else 0.0
             text = study.paper_number(measure_name, row, column)
-            if math.isfinite(printed(text)):
-                deviation = printed(text.partition("±")[2])
-                sides["the paper"][i] = printed(text), deviation if math.isfinite(deviation) else 0.0
+            mean, deviation = map(printed, halves(text))
+            if math.isfinite(mean):
+                sides["the paper"][i] = mean, deviation if math.isfinite(deviation) else 0.0
         for (label, found), shift, look in zip(sides.items(), (-0.13, 0.13), ("o", "s"), strict=True):
             axes.errorbar(
                 [mean for mean, _ in found.values()],

@@ -208,10 +208,20 @@ def printed(text: str) -> float:
     >>> printed("71.23 ± 0.71"), printed("×"), printed("199 ± NA")
     (71.23, inf, 199.0)
     """
-    head = text.partition("±")[0].strip()
+    head = halves(text)[0]
     if head == "×":
         return math.inf
     try:
         return float(head)
     except ValueError:
         return math.nan
+
+
+def halves(text: str) -> tuple[str, str]:
+    """Mean and deviation of a number as the paper prints it.
+
+    >>> halves("71.23 ± 0.71"), halves("×")
+    (('71.23', '0.71'), ('×', ''))
+    """
+    mean, _, deviation = text.partition("±")
+    return mean.strip(), deviation.strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,16 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from fedpews.results.schema import read_object
+from fedpews.results.statistics import unpaired_interval
 from fedpews.studies.cells import Found
 from fedpews.studies.figures import Table, draw
-from fedpews.studies.measures import MEASURES, spread
+from fedpews.studies.measures import MEASURES, halves, printed, spread
 from fedpews.studies.paper_curves import curve_of, distance
 from fedpews.studies.study import Scale, Study, studies
 from fedpews.studies.verdicts import ENOUGH_SEEDS, Readings, Verdict, judge, summarise
+
+PAPER_SEEDS = 3
+"""Behind each of the paper's means and deviations."""
 
 RUNS = "runs"
 """Beside the pages: every cell's runs in compact form."""
@@ -100,6 +105,25 @@ def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
             paper = study.paper_number(measure, row, column)
             line.append(f"{ours} [{paper}]" if paper else ours)
         rows.append(line)
+    return rows
+
+
+def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:
+    """How far each of our means is from the paper's; only a header where it gives no number with a deviation."""
+    study, digits = outcome.study, MEASURES[measure].digits
+    rows = [["", *(study.column_label(column) for column in study.columns)]]
+    for row in study.rows:
+        line = []
+        for column in study.columns_of(row):
+            values = list(outcome.readings.get((measure, row, column), {}).values())
+            mean, deviation = map(printed, halves(study.paper_number(measure, row, column)))
+            known = math.isfinite(mean) and math.isfinite(deviation)
+            # a seed that never arrives has no number here, and leaving it out would make us look fast
+            if known and len(values) > 1 and all(map(math.isfinite, values)):
+                apart, low, high = unpaired_interval(values, mean, deviation, PAPER_SEEDS)
+                line.append((column, f"{apart:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"))
+        if line:
+            rows.append([study.row_label(row), *(dict(line).get(column, "") for column in study.columns)])
     return rows
 
 
@@ -221,6 +245,14 @@ def _page(outcome: Outcome, figures: int, notes: str) -> str:
         if study.paper.get(measure):
             text += ["Here, and in brackets the paper's.", ""]
         text += [markdown(number_rows(outcome, measure)), ""]
+        if len(table := apart_rows(outcome, measure)) > 1:
+            text += [
+                f"Ours less the paper's, with the 95 % interval of that difference (Welch; the paper has {PAPER_SEEDS} "
+                "seeds). An interval without 0 is a number that we do not reproduce.",
+                "",
+                markdown(table),
+                "",
+            ]
     apart = distance_rows(outcome)
     if len(apart) > 1:
         text += ["## Distance to the paper's curve (points)", ""]
