@@ -199,10 +199,10 @@ def write_index(folder: Path) -> Path:
         "where the first is better; a seed that never reaches the target counts with all rounds. The words follow "
         "from the interval: *agrees* is said where all of it is on the paper's side, *contradicts* where all of it is "
         f"on the other, and with fewer than {ENOUGH_SEEDS} seeds nothing is said. p is that of the exact sign-flip "
-        "test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) for all claims "
-        "of a page. *Scaled down* means fewer rounds, fewer images or a narrower "
-        f"network than the paper's; the page of the item says which. Every seed's curve is in `{RUNS}/` beside this "
-        "page: `fedpews reproduce NAME --no-run --pages docs/results` rebuilds a page from them.",
+        "test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) for all "
+        "claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower network than the paper's; the "
+        f"page of the item says which. Every seed's curve is in `{RUNS}/` beside this page: `fedpews reproduce "
+        "NAME --no-run --pages docs/results` rebuilds a page from them.",
         "",
         "## Claims",
         "",
