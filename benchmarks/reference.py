@@ -4,8 +4,8 @@
     python benchmarks/reference.py --method fedavg
     python benchmarks/reference.py --one-shape     all clusters of one shape
 
-Only the data are the library's. All seeds and clients train side by side in batched matrix products, with random numbers
-of their own, so single seeds differ from the library's; means over seeds should not.
+Only the data are the library's. All seeds and clients train side by side in batched matrix products, with numbers
+drawn by themselves, so single seeds differ from the library's; means over seeds should not.
 """
 
 from __future__ import annotations
