@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 NOBODY, FIRST, SECOND, BOTH = "#e9e9e6", "#0072b2", "#e69f00", "#6d4c7d"
 PLAIN = "#777777"
 METHOD, WARMUP = "fedavg+pews-fixed", {"rounds": 15}
-ROUNDS, SEEDS, SAMPLES = 100, range(5), 3200
+ROUNDS, SEEDS, SAMPLES = 100, range(10), 3200
 COLORS = ListedColormap([NOBODY, FIRST, SECOND, BOTH])
 
 mpl.rcParams |= {

@@ -388,5 +388,5 @@ def build_engine(setup: Setup) -> tuple[Engine, str]:
         experiment.runtime.workers or available_cores(),
         rounds=experiment.rounds,
         jobs=len(experiment.seeds) * cohort_size(len(setup.data), experiment.participation),
-        phases=1 if experiment.warmup_kind == "none" else 2,
+        warmup_rounds=0 if experiment.warmup_kind == "none" else experiment.warmup_rounds,
     )

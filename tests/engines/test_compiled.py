@@ -327,25 +327,6 @@ def test_what_was_trained_eagerly_stays_so_when_the_run_goes_on() -> None:
         assert engine.made_with()["eager"] == "FedAvg"
 
 
-def test_auto_compiles_a_small_model_for_a_long_run_only() -> None:
-    net, data = network(), federation(4000, 4000)
-    for rounds, expected in ((1, "eager"), (1000, "compiled")):
-        engine, reason = choose_engine("auto", net, data, Schedule(8), 1, rounds=rounds, jobs=6)
-        engine.close()
-        assert engine.name == expected, reason
-
-
-def test_auto_leaves_convolutions_to_the_eager_engine() -> None:
-    module = nn.Sequential(
-        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.Flatten(), nn.Linear(50176, 10)
-    )
-    net = Network(module, torch.zeros(1, 3, 32, 32))
-    engine, reason = choose_engine("auto", net, federation(400), Schedule(64), 1, rounds=10**6, jobs=6)
-    engine.close()
-    assert engine.name == "eager"
-    assert "kernels" in reason
-
-
 def test_without_a_compiler_the_eager_engine_takes_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,6 +25,7 @@ COMPILED_OVERHEAD = 3e-6
 FLOPS = 40e9  # a second, on one core
 SLOWER_CONVOLUTIONS = 1.4  # clients side by side need grouped convolutions
 COMPILE_SECONDS = 30.0  # a program
+WARMUP_PASSES = 2  # through the network in a step of a warmup: for the scores, then for the weights
 WORTHWHILE = 0.8  # of the eager time, or less
 DEVICE_LANES = 32  # clients at once on a GPU, which small kernels leave almost idle
 
@@ -38,7 +39,7 @@ def choose_engine(
     *,
     rounds: int,
     jobs: int,
-    phases: int = 1,
+    warmup_rounds: int = 0,
 ) -> tuple[Engine, str]:
     """The engine, and the reason in one line.
 
@@ -46,7 +47,7 @@ def choose_engine(
         name: "eager", "compiled" or "auto". What cannot be compiled runs eagerly, whatever was asked for.
         rounds: of the whole experiment, also when it is resumed in the middle.
         jobs: clients that train in a round, all seeds together.
-        phases: kinds of rounds (2 with a warmup), each a program to compile.
+        warmup_rounds: how many of them are (or may be) a warmup's: they have a program of their own to compile.
     """
     eager = EagerEngine(net, data, schedule, workers)
     if name == "eager":
@@ -57,11 +58,12 @@ def choose_engine(
     if name == "auto":
         plain, compiled = step_seconds(net, schedule.batch_size)
         steps = rounds * jobs * _steps(data, schedule)
-        # the work runs on two cores or more, the compiler on one
-        saved = steps * (plain - compiled) / 2
+        # whatever the cores: threads of small eager steps wait for each other at Python's lock
+        saved = steps * (plain - compiled) * (1 + warmup_rounds / rounds * (WARMUP_PASSES - 1))
+        programs = 2 if warmup_rounds else 1
         if compiled > WORTHWHILE * plain:
             return eager, f"{_model(net)}: its kernels take the time, so compiling would save little"
-        if saved < phases * COMPILE_SECONDS:
+        if saved < programs * COMPILE_SECONDS:
             return eager, f"{_model(net)}: {steps:,.0f} steps are too few to repay compiling"
         reason = f"{_model(net)}: about {plain / compiled:.0f} times fewer seconds a step than eager"
     else:
