@@ -113,7 +113,7 @@ def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:
     study, digits = outcome.study, MEASURES[measure].digits
     rows = [["", *(study.column_label(column) for column in study.columns)]]
     for row in study.rows:
-        line = []
+        line = {}
         for column in study.columns_of(row):
             values = list(outcome.readings.get((measure, row, column), {}).values())
             mean, deviation = map(printed, halves(study.paper_number(measure, row, column)))
@@ -121,9 +121,9 @@ def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:
             # a seed that never arrives has no number here, and leaving it out would make us look fast
             if known and len(values) > 1 and all(map(math.isfinite, values)):
                 apart, low, high = unpaired_interval(values, mean, deviation, PAPER_SEEDS)
-                line.append((column, f"{apart:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"))
+                line[column] = f"{apart:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
         if line:
-            rows.append([study.row_label(row), *(dict(line).get(column, "") for column in study.columns)])
+            rows.append([study.row_label(row), *(line.get(column, "") for column in study.columns)])
     return rows
 
 
