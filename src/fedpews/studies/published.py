@@ -28,7 +28,7 @@ DIGITS = 5
 MOST_BYTES = 256 * MEGABYTE
 """Of a cell's runs when unpacked; 10 seeds of 500 rounds have one million."""
 MOST_ROUNDS = 10**6
-MOST_WORDS = 1000
+MOST_CHARACTERS = 1000
 """Characters of the message of a cell that diverged."""
 CLIENTS = 10
 """Lists of a number per client are kept for up to so many clients."""
@@ -44,7 +44,7 @@ class CellShape(TypedDict):
     draws: Any
     experiment: dict[str, Any]
     runs: dict[Annotated[str, Field(pattern=r"^\d{1,20}$")], dict[str, list[Any]]]
-    diverged: NotRequired[Annotated[str, Field(max_length=MOST_WORDS)]]
+    diverged: NotRequired[Annotated[str, Field(max_length=MOST_CHARACTERS)]]
 
 
 def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path, diverged: str = "") -> Path:
@@ -57,7 +57,7 @@ def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path, dive
         "draws": cell.draws,
         "experiment": cell.changes(),
         "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
-        **({"diverged": diverged[:MOST_WORDS]} if diverged else {}),
+        **({"diverged": diverged[:MOST_CHARACTERS]} if diverged else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
