@@ -219,6 +219,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
 def test_a_watched_folder_has_two_addresses_and_no_other(watched: int) -> None:
     assert ask(watched, "/")[0] == 200
     assert ask(watched, "/data.json")[0] == 200
+    assert ask(watched, "/favicon.ico")[:2] == (204, b"")  # asked for by browsers, and no error of the page's
     for path in (
         "/config.toml",
         "/../config.toml",
@@ -250,7 +251,7 @@ def test_before_the_first_round_the_watcher_waits(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         assert b"No run has finished its first round yet" in ask(server.server_port, "/")[1]
-        assert ask(server.server_port, "/data.json")[0] == 404
+        assert ask(server.server_port, "/data.json")[0] == 204
     finally:
         server.shutdown()
         server.server_close()

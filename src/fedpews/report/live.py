@@ -83,12 +83,19 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_response(HTTPStatus.NOT_MODIFIED)
                 self.end_headers()
             elif document is None:
-                self.send_error(HTTPStatus.NOT_FOUND)
+                # nothing yet, or nothing at this moment, while a resumed run writes its rounds again: that is no error
+                self._nothing()
             else:
                 body = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
                 self._answer(body, "application/json", tag)
+        elif self.path == "/favicon.ico":
+            self._nothing()  # a browser asks for it by itself
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _nothing(self) -> None:
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self.end_headers()
 
     def _answer(self, body: bytes, kind: str, tag: str | None = None) -> None:
         self.send_response(HTTPStatus.OK)
