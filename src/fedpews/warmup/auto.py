@@ -26,8 +26,8 @@ TINY = 1e-12
 class Auto(Learned):
     """Learned masks without a diversity term, a warmup only where updates conflict, and an end by itself.
 
-    λ is 0: each client's masks start at random by themselves, and so part by themselves. What λ adds with two clients
-    (fewer rounds) it takes away many times over with four, where its push leaves too few neurons for each.
+    λ is 0: each client's masks start at random by themselves, and so part by themselves. On the synthetic data of the
+    paper λ = 5 made no difference with two clients that ten seeds show, and λ = 2 ended 28 points lower with four.
 
     Round 1 is a plain one. Where the clients' updates point the same way (iid data, for instance) that was all, and
     nothing was lost. Otherwise the warmup begins, and lasts until the masked networks have learnt what their clients
