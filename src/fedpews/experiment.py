@@ -21,6 +21,8 @@ from fedpews.errors import ConfigError, explain
 from fedpews.tables import Count, FlowerTable, NotNegative, Positive, PrivacyTable, RuntimeTable, Table
 from fedpews.tasks.names import FIRST, Goal, short
 
+Scaling = Literal["symmetric", "unit", "standard", "first"]
+
 
 class DataTable(Table):
     name: str = Field(
@@ -37,9 +39,10 @@ class DataTable(Table):
     )
     train_per_class: Count | None = Field(None, description="take so many training samples of each class")
     test_per_class: Count | None = Field(None, description="take so many test samples of each class")
-    scaling: Literal["symmetric", "unit", "standard"] | None = Field(
+    scaling: Scaling | list[Scaling] | None = Field(
         None,
-        description="values of named images: in [-1, 1] (by default), in [0, 1], or of mean 0 and deviation 1",
+        description="values of named images: in [-1, 1] (by default), in [0, 1], of mean 0 and deviation 1, or (first) "
+        "by the first source's mean and deviation; a list has one for each source",
     )
     seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
     validation: Annotated[float, Field(gt=0, lt=1)] | Literal["given"] | None = Field(
@@ -162,15 +165,19 @@ class WarmupTable(Table):
         "probabilities",
         description="learned masks: what a client uploads of θ, all of it or only the mask drawn",
     )
-    gradient: Literal["open", "gate"] = Field(
-        "open",
-        description="whose score the loss moves: of neurons open in the draw, or through the gate of all",
+    gradient: Literal["theta", "open", "gate"] = Field(
+        "theta",
+        description="of a score: the gate's gradient times θ, only of neurons open in the draw, or the gate's itself",
     )
     start: Annotated[float, Field(allow_inf_nan=False)] = Field(
         0.0, description="mean of the mask scores before a client's first round; θ is their sigmoid"
     )
     start_spread: NotNegative = Field(1.0, description="their standard deviation; 0 starts all neurons alike")
     start_common: bool = Field(False, description="one random start for all clients, not one for each")
+    newcomer: Literal["mean", "start"] = Field(
+        "mean",
+        description="θ of a client that has not uploaded yet: σ of the start's mean, or of its own start",
+    )
     upload_mask: Literal["drawn", "thresholded"] = Field(
         "thresholded",
         description="neurons that a client uploads: those with θ of a half or more, or drawn once more",
@@ -181,6 +188,13 @@ class WarmupTable(Table):
         description="random masks: the part of every layer a client draws; by default layers are dealt out",
     )
     redraw: bool = Field(False, description="random masks: draw anew in every round")
+    evaluate: Literal["owned", "all"] = Field(
+        "owned",
+        description="in the warmup, evaluate the global model with what a client owned in that round, or all of it",
+    )
+    unowned: Literal["keep", "zero"] = Field(
+        "keep", description="in the warmup, weights that no client owns: keep them, or move them to zero"
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

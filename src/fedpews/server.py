@@ -14,6 +14,7 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.engine import Engine, Job
+from fedpews.engines.evaluate import Part as EvaluatedPart
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
 from fedpews.methods.average import Average
@@ -219,15 +220,15 @@ class Server:
             self.observed += [] if seen is None else [seen]
         scores: Sequence[Score | None] = [None] * len(parts)
         held: Sequence[Score | None] = [None] * len(parts)
-        waits = is_evaluated and on_the_way and not last
+        waits = is_evaluated and on_the_way and not last and self._evaluates_whole([*parts])
         if is_evaluated and not waits:
             scores = self._evaluate([*parts])
             if self.data.validation:
-                models = [self.method.params(self.states[seed]) for seed in parts]
-                held = self.engine.evaluate(models, [*parts], "validation")
+                held = self._evaluate([*parts], "validation")
         records = []
         for (seed, part), score, validation in zip(parts.items(), scores, held, strict=True):
             record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)
+            record |= self.method.measure(self.net, self.states[seed])
             record |= self._validate(validation) | ({"left_out": part.left_out} if part.left_out else {})
             if is_evaluated and self.method.personalised:
                 record |= self._evaluate_personal(seed, part.cohort)
@@ -251,8 +252,16 @@ class Server:
         scores = evaluate([record["seed"] for record in waiting])
         return [record | self._measure_score(score) for record, score in zip(waiting, scores, strict=True)]
 
-    def _evaluate(self, seeds: Sequence[int]) -> Sequence[Score]:
-        return self.engine.evaluate([self.method.params(self.states[seed]) for seed in seeds], seeds)
+    def _evaluate(self, seeds: Sequence[int], part: EvaluatedPart = "test") -> Sequence[Score]:
+        models = [self.method.evaluated_params(self.net, self.states[seed]) for seed in seeds]
+        return self.engine.evaluate(models, seeds, part)
+
+    def _evaluates_whole(self, seeds: Sequence[int]) -> bool:
+        """Whether the model that is evaluated is the one that the next round's clients get."""
+        states = [self.states[seed] for seed in seeds]
+        return all(
+            self.method.evaluated_params(self.net, state) is self.method.params(state) for state in states
+        )
 
     def models(self) -> dict[int, Tree]:
         """Each seed's global model."""

@@ -110,6 +110,24 @@ def test_standard_scaling_moves_each_source_by_its_own_training_images(tmp_path:
         torch.testing.assert_close(of_source, ((raw.test_x - centre) / spread).expand_as(of_source))
 
 
+def test_a_source_can_have_its_own_scaling_or_the_first_ones_statistics(tmp_path: Path) -> None:
+    names = ("pathmnist", "octmnist")
+    for name in names:
+        write_medmnist(tmp_path, name, per_class=3)
+    raw, first, mixed = (
+        load("+".join(names), data_dir=tmp_path, scaling=kind)
+        for kind in ("symmetric", "first", ["standard", "unit"])
+    )
+    path, oct = raw.clients
+    spread, centre = torch.std_mean(raw.x[path], dim=(0, 2, 3), keepdim=True)
+    torch.testing.assert_close(first.x, (raw.x - centre) / spread)
+    torch.testing.assert_close(first.test_x, (raw.test_x - centre) / spread)
+    torch.testing.assert_close(mixed.x[path], (raw.x[path] - centre) / spread)
+    torch.testing.assert_close(mixed.x[oct], (raw.x[oct] + 1) / 2)
+    with pytest.raises(ConfigError, match="lists 1 scalings for the 2 sources"):
+        load("+".join(names), data_dir=tmp_path, scaling=["unit"])
+
+
 def test_a_flat_channel_stays_finite_when_standardised() -> None:
     flat = np.full((2, 1, 28, 28), 51, np.uint8)
     pool = combine(
@@ -126,7 +144,7 @@ def test_scaling_is_refused_where_there_are_no_named_images(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="scaling and storage are for named data sets"):
         load(f"folder:{tmp_path}", scaling="unit")
     write_medmnist(tmp_path, "octmnist")
-    with pytest.raises(ConfigError, match="symmetric, unit, standard; got 'odd'"):
+    with pytest.raises(ConfigError, match="symmetric, unit, standard, first; got 'odd'"):
         load("octmnist", data_dir=tmp_path, scaling="odd")
 
 

@@ -78,8 +78,16 @@ def test_a_closed_neuron_gets_no_gradient(label: str) -> None:
             assert value.grad[~closed].any(), name
 
 
+def test_pooling_can_end_before_the_last_convolution() -> None:
+    # 32×32 after three poolings is 4×4, of 128 channels: the flatten of 2,048 in the paper's table
+    assert build("cnn", (3, 32, 32), 20, {}).get_parameter("classifier.weight").shape == (20, 2048)
+    flat = build("cnn", (3, 32, 32), 20, {"hidden": [4, 6], "pools": 0})
+    assert flat.get_parameter("classifier.weight").shape == (20, 6 * 32 * 32)
+    assert flat(torch.zeros(2, 3, 32, 32)).shape == (2, 20)
+
+
 EXPECTED = {
-    "cnn": [("convs.0", 32), ("convs.1", 64), ("convs.2", 128)],
+    "cnn": [("convs.0", 32), ("convs.1", 64), ("convs.2", 128), ("convs.3", 128)],
     "resnet": [  # two channels make a group, a group is a neuron: half the channels 16, 32, 64
         ("stem + blocks.0.conv2", 8),
         ("blocks.0.conv1", 8),
@@ -153,6 +161,7 @@ def test_resnet_takes_images_that_are_not_square() -> None:
         ("cnn", (1, 7, 7), {}, "at least 8×8"),
         ("cnn", (3, 28, 32), {}, "square images, the data has 28×32"),
         ("cnn", (3, 32, 32), {"hidden": []}, "hidden must list"),
+        ("cnn", (3, 32, 32), {"pools": 5}, "pools must be between 0 and 4"),
         ("mlp", (5,), {"hidden": []}, "hidden must list"),
         ("mlp", (5,), {"hiden": [3]}, r"no option model\.hiden; did you mean 'hidden'\?"),
         ("mlp", (5,), {"zzz": 3}, "there is classes, hidden, inputs"),

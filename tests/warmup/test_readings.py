@@ -39,13 +39,15 @@ def batch() -> Batch:
     return Batch(torch.ones(1, 1), torch.full((1,), 4))
 
 
-@pytest.mark.parametrize("gradient", ["open", "gate"])
-def test_a_closed_neurons_score_learns_from_the_loss_only_through_the_gate(gradient: str) -> None:
+@pytest.mark.parametrize("gradient", ["theta", "open", "gate"])
+def test_the_gradient_of_a_score_is_the_gates_times_theta_or_the_draw_or_one(gradient: str) -> None:
     net, client, _, local = begin(Learned(0.0, gradient=gradient, **ALIKE))  # type: ignore[arg-type]
     # of the score draw neuron 0 is open, 1 closed: ∂f/∂gate = (.5 − 4)·(.5, −2) = (−1.75, 7); σ′(0) = .25
     local, _ = client.step(net, local, batch(), torch.tensor([0.4, 0.6, 0.6, 0.1]), 0.1)
-    closed = 0.0 if gradient == "open" else -0.1 * 7 * 0.25
-    assert local["scores"]["neurons"].tolist() == pytest.approx([0.1 * 1.75 * 0.25, closed])
+    # what the gate's gradient is multiplied by, for the open neuron and for the closed one; θ is ½
+    factors = {"theta": (0.5, 0.5), "open": (1.0, 0.0), "gate": (1.0, 1.0)}[gradient]
+    expected = [0.1 * 1.75 * 0.25 * factors[0], -0.1 * 7 * 0.25 * factors[1]]
+    assert local["scores"]["neurons"].tolist() == pytest.approx(expected)
 
 
 def test_diversity_moves_the_score_of_a_closed_neuron_too() -> None:
@@ -99,8 +101,10 @@ def test_a_clients_start_depends_on_its_number_and_the_seed_alone() -> None:
     assert torch.equal(common[0], common[1])
 
 
-def test_the_server_sends_a_start_until_a_client_took_part_and_counts_its_mean_until_then() -> None:
-    method = with_warmup(FedAvg(), 4, Learned(start=-1.0, start_spread=1.0))
+@pytest.mark.parametrize("newcomer", ["mean", "start"])
+def test_a_newcomer_learns_the_mean_of_the_others_as_the_server_knows_them(newcomer: str) -> None:
+    masks = Learned(start=-1.0, start_spread=1.0, newcomer=newcomer)  # type: ignore[arg-type]
+    method = with_warmup(FedAvg(), 4, masks)
     assert isinstance(method, Warmup)
     net = chain(U, V)
     starts = draw_starts(method.masks, 2, range(3), 7)  # type: ignore[arg-type]
@@ -108,16 +112,27 @@ def test_the_server_sends_a_start_until_a_client_took_part_and_counts_its_mean_u
     downloads = method.downloads(net, state, Cohort(1, (0, 1, 2), 3, seed=5, run_seed=7))
     for client, download in enumerate(downloads):
         assert torch.equal(download.extra["start"]["neurons"], starts[client])
-        theta = 1 / (1 + math.e)  # σ(−1), Algorithm 1's common θ_g
-        assert download.extra["theta"]["neurons"].tolist() == pytest.approx([theta, theta])
+        # σ(−1) for each of the three, Algorithm 1's common θ_g; or each one's own start
+        known = torch.sigmoid(starts) if newcomer == "start" else torch.full((3, 2), 1 / (1 + math.e))
+        torch.testing.assert_close(download.extra["theta"]["neurons"], known.mean(0))
         local = method.client("warmup").start(net, download, None)
-        others = (3 * theta - torch.sigmoid(starts[client])) / 2
-        torch.testing.assert_close(local["others"]["neurons"], others.clamp(0, 1))
+        others = known[[i for i in range(3) if i != client]].mean(0)
+        torch.testing.assert_close(local["others"]["neurons"], others)
         assert torch.equal(local["scores"]["neurons"], starts[client])
     ground = Playground(method, net, targets(0, 4, 1), lr=0.1, batch_size=1)
     played = ground.play(3, lambda round: (0, 2) if round < 3 else (0, 1))
     sent = [["start" in download.extra for download in downloads] for downloads in played.downloads]
     assert sent == [[True, True], [False, False], [False, True]]
+
+
+def test_a_client_that_joins_late_differs_from_what_the_others_last_shared() -> None:
+    method = with_warmup(FedAvg(), 4, Learned())
+    net = chain(U, V)
+    played = Playground(method, net, targets(0, 4), lr=0.1, batch_size=1).play(2, lambda round: (0,))
+    download = method.downloads(net, played.state, Cohort(3, (0, 1), 2, 0))[1]
+    local = method.client("warmup").start(net, download, None)
+    shared = played.uploads[-1][0].extra["theta"]["neurons"]
+    torch.testing.assert_close(local["others"]["neurons"], shared)
 
 
 def test_runs_of_two_seeds_start_their_masks_apart_from_one_network() -> None:
@@ -142,7 +157,7 @@ def test_scores_start_at_the_mean_when_there_is_no_spread() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"gradient": "closed"}, "Learned.gradient: input should be 'open' or 'gate', got 'closed'"),
+        ({"gradient": "closed"}, "Learned.gradient: input should be 'theta', 'open' or 'gate', got 'closed'"),
         ({"upload_mask": "sampled"}, "should be 'drawn' or 'thresholded'"),
         ({"start_spread": -1.0}, "start_spread: input should be greater than or equal to 0"),
     ],

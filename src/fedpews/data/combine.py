@@ -18,7 +18,7 @@ from fedpews.seeds import fold
 
 # images converted at a time, so that peak memory is the result and little more
 CHUNK = 4096
-SCALINGS = ("symmetric", "unit", "standard")
+SCALINGS = ("symmetric", "unit", "standard", "first")
 
 
 def combine(
@@ -28,7 +28,7 @@ def combine(
     test_per_class: int | None = None,
     seed: int = 0,
     partition: str = "source",
-    scaling: str = "symmetric",
+    scaling: str | Sequence[str] = "symmetric",
     own_validation: bool = False,
     storage: str = "numbers",
 ) -> Pool:
@@ -37,15 +37,21 @@ def combine(
     The first source keeps its labels, the next one's start where the first one's end, and so on. Grey images
     become RGB when any source is RGB; smaller images are enlarged (bilinear) to the largest.
     With ``train_per_class`` or ``test_per_class`` that many images of each class are drawn.
-    ``scaling`` is 'symmetric' for values in [-1, 1], 'unit' for [0, 1], or 'standard': each source's drawn training
-    images have mean 0 and deviation 1 in every channel, and its test images are moved likewise.
+    ``scaling`` is 'symmetric' for values in [-1, 1], 'unit' for [0, 1], 'standard' (each source's drawn training
+    images have mean 0 and deviation 1 in every channel, and its test images are moved likewise) or 'first' (the mean
+    and deviation of the first source for all of them); a list has one for each source.
     With ``storage`` 'bytes' pixels stay bytes in memory, a quarter of the space, and become [-1, 1] in a batch;
     enlarged images are rounded to bytes then.
     With ``own_validation`` the sources' own validation images follow the training images, marked as held out.
     """
-    if scaling not in SCALINGS:
-        raise ConfigError(f"scaling must be one of {', '.join(SCALINGS)}; got {scaling!r}.")
-    if storage == "bytes" and scaling != "symmetric":
+    scalings = [scaling] * len(parts) if isinstance(scaling, str) else list(scaling)
+    if not set(scalings) <= set(SCALINGS):
+        raise ConfigError(f"data.scaling must be one of {', '.join(SCALINGS)}; got {scaling!r}.")
+    if len(scalings) != len(parts):
+        raise ConfigError(
+            f"data.scaling lists {len(scalings)} scalings for the {len(parts)} sources of {name}."
+        )
+    if storage == "bytes" and set(scalings) != {"symmetric"}:
         raise ConfigError("data.storage 'bytes' is for values in [-1, 1]; leave data.scaling out.")
     kept = torch.uint8 if storage == "bytes" else torch.float32
     shape = (
@@ -83,7 +89,7 @@ def combine(
     # views of x, one a source, so that rescaling in place changes x itself
     mine = x.split([len(rows) for _, _, rows in (*seen, *held)])
     others = [test_x.split([len(rows) for rows in test]), *([mine[len(seen) :]] if held else [])]
-    _rescale(scaling, mine[: len(seen)], list(zip(*others, strict=True)))
+    _rescale(scalings, mine[: len(seen)], list(zip(*others, strict=True)))
     labels = [labels for _, labels, _ in (*seen, *held)]
     # once for the training images and once for the held-out ones, in that order
     sources = torch.arange(len(parts)).repeat(2 if held else 1)
@@ -149,19 +155,28 @@ def _convert(
     return out
 
 
-def _rescale(scaling: str, train: Sequence[Tensor], others: Sequence[tuple[Tensor, ...]]) -> None:
+def _rescale(scalings: Sequence[str], train: Sequence[Tensor], others: Sequence[tuple[Tensor, ...]]) -> None:
     """From [-1, 1] to another scale, in place, a source at a time."""
-    if scaling == "symmetric":
-        return
-    centre, spread = torch.tensor(-1.0), torch.tensor(2.0)  # to [0, 1]
-    for seen, unseen in zip(train, others, strict=True):
-        if scaling == "standard":
-            # of the training images alone, so that nothing of the test data is learnt; (1, channels, 1, 1)
-            spread, centre = torch.std_mean(seen, dim=(0, 2, 3), keepdim=True)
-            # a channel of one colour stays finite
-            spread = spread.clamp_min(1e-3)
+    first = _statistics(train[0]) if "first" in scalings else None
+    for scaling, seen, unseen in zip(scalings, train, others, strict=True):
+        if scaling == "symmetric":
+            continue
+        if scaling == "unit":
+            spread, centre = torch.tensor(2.0), torch.tensor(-1.0)
+        else:
+            spread, centre = first if scaling == "first" and first is not None else _statistics(seen)
         for x in (seen, *unseen):
             x.sub_(centre).div_(spread)
+
+
+def _statistics(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Deviation and mean of each channel, (1, channels, 1, 1).
+
+    Of training images alone, so that nothing of the test data is learnt.
+    """
+    spread, centre = torch.std_mean(seen, dim=(0, 2, 3), keepdim=True)
+    # a channel of one colour stays finite
+    return spread.clamp_min(1e-3), centre
 
 
 def _labels(

@@ -60,6 +60,8 @@ class Average:
 
     weights: tuple[float, ...]  # p_i, not necessarily summing to one
     masks: tuple[Mapping[str, Tensor] | None, ...]  # m_i; None owns everything, as does a name the mask lacks
+    zero_unowned: bool = field(default=False, kw_only=True)
+    """Whether the server's step moves an element that nobody owns to zero, instead of leaving it as it is."""
     _known: dict[tuple[str, torch.dtype], tuple[Tensor | None, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

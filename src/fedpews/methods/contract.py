@@ -171,6 +171,14 @@ class Method(Options, ABC):
     def params(self, state: Nest) -> Tree:
         """The global model."""
 
+    def evaluated_params(self, net: Network, state: Nest) -> Tree:
+        """What the global model is evaluated with; ``params(state)`` itself unless a method says otherwise."""
+        return self.params(state)
+
+    def measure(self, net: Network, state: Nest) -> dict[str, float]:
+        """What a method adds to the record of a round, by column."""
+        return {}
+
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
         """The neurons each client last owned, for methods that know: client -> (neurons,) bool."""
         return {}
@@ -186,3 +194,34 @@ class Method(Options, ABC):
         The state is handed over. A table with a row for every client of the federation may be changed in place and
         handed on, since to copy it would cost as much as there are clients; everything else is made anew.
         """
+
+
+@dataclass(frozen=True)
+class Wrapper(Method):
+    """A method around another one: what it does not change is the inner method's."""
+
+    inner: Method
+
+    def inner_state(self, state: Nest) -> Nest:
+        """The part of the state that is the inner method's."""
+        inner: Nest = state["inner"]
+        return inner
+
+    @property
+    def personalised(self) -> bool:
+        return self.inner.personalised
+
+    def phase(self, state: Nest, round: int) -> str:
+        return self.inner.phase(self.inner_state(state), round)
+
+    def params(self, state: Nest) -> Tree:
+        return self.inner.params(self.inner_state(state))
+
+    def evaluated_params(self, net: Network, state: Nest) -> Tree:
+        return self.inner.evaluated_params(net, self.inner_state(state))
+
+    def measure(self, net: Network, state: Nest) -> dict[str, float]:
+        return self.inner.measure(net, self.inner_state(state))
+
+    def last_owned(self, state: Nest) -> dict[int, Tensor]:
+        return self.inner.last_owned(self.inner_state(state))

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.options import NotNegative
@@ -19,7 +19,7 @@ from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(Wrapper):
     """Ditto: a model of its own at each client, held near the global one (Li et al. 2021).
 
     At every step of the inner method the client's own model v takes one too, on the same batch and by the same
@@ -34,7 +34,6 @@ class Ditto(Method):
     True
     """
 
-    inner: Method
     strength: NotNegative = 0.1
 
     def __post_init__(self) -> None:
@@ -46,20 +45,14 @@ class Ditto(Method):
     def personalised(self) -> bool:
         return True
 
-    def phase(self, state: Nest, round: int) -> str:
-        return self.inner.phase(state, round)
+    def inner_state(self, state: Nest) -> Nest:
+        return state
 
     def client(self, phase: str) -> ClientHalf:
         return DittoClient(self.inner.client(phase), own_solver(self.inner, self.strength))
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         return self.inner.init(net, params, total)
-
-    def params(self, state: Nest) -> Tree:
-        return self.inner.params(state)
-
-    def last_owned(self, state: Nest) -> dict[int, Tensor]:
-        return self.inner.last_owned(state)
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         sent = self.inner.downloads(net, state, cohort)

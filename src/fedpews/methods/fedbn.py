@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
 
@@ -44,22 +44,21 @@ def with_local(method: Method, names: Sequence[str] | str = "norms") -> Method:
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Wrapper):
     """What ``with_local`` returns. State: the inner method's, and who has been sent the first values.
 
     Args:
         names: what stays at the clients: ``"norms"``, ``"head"``, ``"all"``, or names of parameters or modules.
     """
 
-    inner: Method
     names: tuple[str, ...] | str = "norms"
+
+    def inner_state(self, state: Nest) -> Nest:
+        return {key: value for key, value in state.items() if key != MET}
 
     @property
     def personalised(self) -> bool:
         return True
-
-    def phase(self, state: Nest, round: int) -> str:
-        return self.inner.phase(_theirs(state), round)
 
     def client(self, phase: str) -> ClientHalf:
         return LocalClient(self.inner.client(phase), self.names)
@@ -68,12 +67,6 @@ class Local(Method):
         find(net, self.names)  # a wrong name is found before the first round
         return self.inner.init(net, params, total) | {MET: {"met": torch.zeros(total, dtype=torch.bool)}}
 
-    def params(self, state: Nest) -> Tree:
-        return self.inner.params(_theirs(state))
-
-    def last_owned(self, state: Nest) -> dict[int, Tensor]:
-        return self.inner.last_owned(_theirs(state))
-
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
         # under names of their own: of the model's, a client is sent only what its neurons are
@@ -81,9 +74,8 @@ class Local(Method):
             FIRST: {f"{FIRST}:{name}": value for name, value in self.params(state).items() if name in kept}
         }
         sent: dict[tuple[int, bool], Download] = {}
-        whole = self.inner.downloads(net, _theirs(state), cohort)
-        # runs begun by earlier versions did not write down who had been met: everybody
-        met = state.get(MET, {"met": torch.ones(cohort.total, dtype=torch.bool)})["met"]
+        whole = self.inner.downloads(net, self.inner_state(state), cohort)
+        met = state[MET]["met"]
         keys = [(id(d), not bool(met[client])) for d, client in zip(whole, cohort.clients, strict=True)]
         # what was one download for all stays one
         for d, (place, new) in zip(whole, keys, strict=True):
@@ -107,9 +99,7 @@ class Local(Method):
         ]
         nobodys = {name: torch.tensor(False, device=net.device) for name in kept}
         masks = tuple({**(mask or {}), **nobodys} for mask in average.masks)
-        new = self.inner.update(net, _theirs(state), filled, replace(average, masks=masks))
-        if MET not in state:
-            return new
+        new = self.inner.update(net, self.inner_state(state), filled, replace(average, masks=masks))
         clients = torch.tensor([upload.client for upload in uploads])
         return new | {MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
 
@@ -256,11 +246,6 @@ def find(net: Network, names: Sequence[str] | str) -> tuple[str, ...]:
             f"nothing to keep local: the model has no {names}; it has {', '.join(net.names[:6])}, …"
         )
     return found
-
-
-def _theirs(state: Nest) -> Nest:
-    """The inner method's state."""
-    return {key: value for key, value in state.items() if key != MET}
 
 
 def _without(tree: Mapping[str, Tensor], names: Sequence[str] | Mapping[str, object]) -> Tree:

@@ -62,5 +62,5 @@ class FedDyn(LocalSGD):
         slope = trees.add(state["slope"], back, self.alpha * part)
         new = super().update(net, state, uploads, average)
         bent = trees.add(trees.pick(new["params"], net.trainable), slope, -1 / self.alpha)
-        moved = trees.where(average.covered(old), bent, old)
+        moved = trees.where(average.covered(old), bent, new["params"])
         return new | {"slope": slope, "params": new["params"] | moved}

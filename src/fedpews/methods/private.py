@@ -26,7 +26,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
 from fedpews.methods.options import NotNegative, Positive
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree
@@ -62,7 +62,7 @@ def with_dp(
 
 
 @dataclass(frozen=True)
-class Private(Method):
+class Private(Wrapper):
     """What ``with_dp`` returns.
 
     Args:
@@ -72,7 +72,6 @@ class Private(Method):
         noise_seed: for tests only: noise that comes out the same every time protects nobody.
     """
 
-    inner: Method
     clip: Positive
     noise: NotNegative
     place: Place = "server"
@@ -95,25 +94,12 @@ class Private(Method):
             )
         return float(rest**-0.5)
 
-    @property
-    def personalised(self) -> bool:
-        return self.inner.personalised
-
-    def phase(self, state: Nest, round: int) -> str:
-        return self.inner.phase(state["inner"], round)
-
     def client(self, phase: str) -> ClientHalf:
         return PrivateClient(self.inner.client(phase), self)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         state = self.inner.init(net, params, total)
         return {"inner": state, PRIVACY: {"clip": torch.tensor(float(self.clip)), "round": torch.tensor(0)}}
-
-    def params(self, state: Nest) -> Tree:
-        return self.inner.params(state["inner"])
-
-    def last_owned(self, state: Nest) -> dict[int, Tensor]:
-        return self.inner.last_owned(state["inner"])
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         told = {PRIVACY: {"clip": state[PRIVACY]["clip"][None]}}

@@ -45,11 +45,16 @@ def step_server(
 ) -> tuple[Tree, Nest]:
     """New parameters and slots. An element nobody owned stays as it was, whatever momentum it has.
 
+    With ``average.zero_unowned`` its aggregate is zero instead: x_g ← x_g − η_g·x_g for a plain step.
     Buffers are statistics, not directions: they take the aggregate as it is.
     """
     covered = average.covered(old)
     new_params, new_slots = dict(aggregate), {}
     for name in net.trainable:
+        if average.zero_unowned:
+            goal = torch.where(covered[name], aggregate[name], 0.0)
+            new_params[name], new_slots[name] = optimizer.approach(old[name], goal, slots[name])
+            continue
         value, kept = optimizer.approach(old[name], aggregate[name], slots[name])
         new_params[name] = torch.where(covered[name], value, old[name])
         new_slots[name] = {

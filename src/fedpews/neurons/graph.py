@@ -151,6 +151,31 @@ class NeuronGraph:
             masks[name] = mask
         return masks
 
+    def covered(self, neurons: Tensor) -> Tree:
+        """The elements that at least one of several clients owns; ``neurons`` is (clients, h) boolean.
+
+        >>> from fedpews.neurons import trace
+        >>> graph = trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), torch.zeros(4, 2))
+        >>> graph.covered(torch.tensor([[True, False], [True, False]]))["2.weight"]
+        tensor([[ True, False]])
+        """
+        # a few clients at a time: memory does not grow with their number
+        blocks = [self.expand(block) for block in neurons.split(32)]
+        return {
+            name: reduce(torch.logical_or, [block[name].any(0) for block in blocks]) for name in self.axes
+        }
+
+    def is_zero(self, params: Mapping[str, Tensor]) -> Tensor:
+        """(h,) bool: the neurons all of whose elements are zero, so that no gradient reaches them."""
+        largest = torch.zeros(self.size + 1)  # the last is that of no neuron
+        for name, axes in self.axes.items():
+            if name not in params:
+                continue
+            for axis in axes:
+                sizes = params[name].detach().abs().movedim(axis.dim, 0).reshape(len(axis.neurons), -1).amax(1).cpu()
+                largest.scatter_reduce_(0, axis.neurons % (self.size + 1), sizes.to(largest), "amax")
+        return largest[: self.size] == 0
+
     def count(self, neurons: Tensor, shapes: Mapping[str, torch.Size]) -> list[dict[str, int]]:
         """For each of several masks, (clients, h), how many elements ``expand`` would keep of each tensor.
 

@@ -46,6 +46,7 @@ class RecordShape(TypedDict, total=False):
     density: Number
     coverage: Number
     overlap: Number
+    dead: Whole
     metrics: Values
     validation: Values
     client_accuracy: list[Number | None]

@@ -36,8 +36,13 @@ class LearnedClient(ClientHalf):
         # a plain round before the warmup leaves a memory without scores
         known = memory if memory is not None and "scores" in memory else None
         scores = first if known is None else known["scores"]["neurons"]
-        # what this client last shared (at first, its start): its own part of θ_g
-        shared = torch.sigmoid(first) if known is None else known["shared"]["neurons"]
+        # what the server counts this client with in θ_g: what it last shared
+        if known is not None:
+            shared = known["shared"]["neurons"]
+        elif self.masks.newcomer == "start":
+            shared = torch.sigmoid(first)
+        else:
+            shared = torch.full_like(first, self.masks.first_theta)
         total, mean = download.total, download.extra[THETA]["neurons"]
         # θ_{g∖i}, the mean over the other clients; a client alone has nobody to differ from
         others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None

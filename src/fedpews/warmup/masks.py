@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -17,7 +18,23 @@ from fedpews.seeds import fold
 
 
 @dataclass(frozen=True)
-class Learned(Options):
+class Masks(Options):
+    """What all kinds of masks have in common.
+
+    Args:
+        evaluate: what the global model is evaluated with during the warmup: what a client ``"owned"`` in the last
+            round, with zero for the rest, or ``"all"`` of it.
+        unowned: what the server does in the warmup with an element that no client owns: ``"keep"`` it, or treat
+            its aggregate as ``"zero"``, so that x_g ← x_g − η_g·x_g. A neuron whose weights are all zero never
+            comes back.
+    """
+
+    evaluate: Literal["owned", "all"] = field(default="owned", kw_only=True)
+    unowned: Literal["keep", "zero"] = field(default="keep", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Learned(Masks):
     """Each client learns a score per neuron by which it is drawn, open or closed, at every step.
 
     Args:
@@ -25,11 +42,13 @@ class Learned(Options):
         mask_lr: η_s, the learning rate of the scores.
         upload: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
             ``"masks"`` it uploads anyway (a smaller upload, slightly slower in rounds).
-        gradient: whose score the loss moves: that of neurons ``"open"`` in the draw, as when the mask multiplies
-            the parameters, or through the ``"gate"`` also that of closed ones.
+        gradient: the gradient of a score by the loss: ∂f/∂gate times the probability ``"theta"``, times the draw
+            (only neurons that are ``"open"`` in it), or as it is (``"gate"``). The first is the mean of the second.
         start: the mean of the scores before a client's first round; θ is their sigmoid.
         start_spread: their standard deviation; 0 starts all neurons alike.
         start_common: one random start for all clients, instead of a client's own.
+        newcomer: what θ_g counts a client with that has not uploaded yet: ``"mean"`` is σ of ``start`` for every
+            neuron, ``"start"`` σ of the client's own start.
         upload_mask: the neurons a client uploads: those with θ ≥ ½ (``"thresholded"``), or ``"drawn"`` once more.
         draw: when neurons are drawn: at every ``"step"``, twice, or once a ``"round"``.
 
@@ -40,26 +59,32 @@ class Learned(Options):
     diversity: NotNegative = 1.0
     mask_lr: Positive = 0.1
     upload: Literal["probabilities", "masks"] = "probabilities"
-    gradient: Literal["open", "gate"] = "open"
+    gradient: Literal["theta", "open", "gate"] = "theta"
     start: float = 0.0
     start_spread: NotNegative = 1.0
     start_common: bool = False
+    newcomer: Literal["mean", "start"] = "mean"
     upload_mask: Literal["drawn", "thresholded"] = "thresholded"
     draw: Literal["step", "round"] = "step"
 
+    @property
+    def first_theta(self) -> float:
+        """θ of every neuron of a client of which nothing is known: σ of the mean start."""
+        return 1 / (1 + math.exp(-self.start))
+
     def step(self, scores: Tensor, slope: Tensor, gates: Tensor, others: Tensor | None) -> Tensor:
-        """Procedure I: s ← s − η_s·(∂f/∂gate − 2λ(θ_i − θ_{g∖i}))·σ′(s).
+        """Procedure I: s ← s − η_s·(θ·∂f/∂gate − 2λ(θ_i − θ_{g∖i}))·σ′(s).
 
         The gradient passes straight through the draw. A mask that multiplies the parameters has none where it
-        is zero: then f moves the scores of open neurons only, and the diversity term those of all.
+        is zero; the mean of that over draws is the factor θ. The diversity term moves the scores of all neurons.
 
         Args:
             slope: (neurons,) ∂f/∂gate at the gates that were drawn.
             others: (neurons,) θ_{g∖i}, the mean over the other clients; None for a client alone.
         """
         theta = torch.sigmoid(scores)
-        if self.gradient == "open":
-            slope = slope * gates
+        if self.gradient != "gate":
+            slope = slope * (theta if self.gradient == "theta" else gates)
         if others is not None:
             slope = slope - 2 * self.diversity * (theta - others)
         # θ(1 − θ) is σ′(s)
@@ -67,7 +92,7 @@ class Learned(Options):
 
 
 @dataclass(frozen=True)
-class Fixed(Options):
+class Fixed(Masks):
     """The server cuts every hidden layer into one contiguous group of neurons for each client.
 
     Args:
@@ -81,7 +106,7 @@ class Fixed(Options):
 
 
 @dataclass(frozen=True)
-class Random(Options):
+class Random(Masks):
     """The server draws each client's neurons at random: what learned masks are to be measured against.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import THETA, ClientHalf, Cohort, Download, Method, Upload
+from fedpews.methods.contract import THETA, ClientHalf, Cohort, Download, Method, Upload, Wrapper
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree
@@ -53,10 +52,9 @@ def with_warmup(
 
 
 @dataclass(frozen=True)
-class Warmup(Method):
+class Warmup(Wrapper):
     """What ``with_warmup`` returns. State: the inner method's, and what is known of the clients' neurons."""
 
-    inner: Method
     rounds: Annotated[int, Field(ge=0)]
     masks: Learned | Fixed | Random
 
@@ -86,19 +84,35 @@ class Warmup(Method):
                 "over": torch.tensor(False),
                 "auto": self.masks.begin() if isinstance(self.masks, Auto) else {},
                 # one tensor for all clients: many thousands of them stay a few megabytes, quick to sum and to save
-                "theta": torch.full(shape, self.first_theta, device=device),  # what each last shared of θ_i
+                "theta": torch.full(shape, self._first_theta, device=device),  # what each last shared of θ_i
                 "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # what each last owned
                 "took_part": torch.zeros(total, dtype=torch.bool, device=device),
+                # the clients of the last round, if it was one of the warmup
+                "last": torch.zeros(total, dtype=torch.bool, device=device),
             },
         }
 
     @property
-    def first_theta(self) -> float:
-        """θ_g before the first client has uploaded."""
-        return 1 / (1 + math.exp(-self.masks.start)) if isinstance(self.masks, Learned) else 0.5
+    def _first_theta(self) -> float:
+        return self.masks.first_theta if isinstance(self.masks, Learned) else 0.5
 
-    def params(self, state: Nest) -> Tree:
-        return self.inner.params(state["inner"])
+    def evaluated_params(self, net: Network, state: Nest) -> Tree:
+        """After a round of the warmup: the model with zero where no client of that round owned the element."""
+        params = super().evaluated_params(net, state)
+        last = state["warmup"]["last"]
+        if self.masks.evaluate == "all" or not bool(last.any()):
+            return params
+        covered = net.graph.covered(state["warmup"]["neurons"][last])
+        zeroed = {n: params[n] * mask for n, mask in covered.items() if n in net.trainable}
+        return {**params, **zeroed}
+
+    def measure(self, net: Network, state: Nest) -> dict[str, float]:
+        """``dead``: neurons that were set to zero altogether, so that they cannot learn any more."""
+        found = super().measure(net, state)
+        if self.masks.unowned == "keep" or not self.rounds:
+            return found
+        params = {name: value for name, value in self.params(state).items() if name in net.trainable}
+        return found | {"dead": int(net.graph.is_zero(params).sum())}
 
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
         """The neurons each client owned in its last warmup round."""
@@ -116,7 +130,7 @@ class Warmup(Method):
         if not isinstance(self.masks, Learned):
             assigned = [self.masks.assign(net.graph, i, cohort).to(net.device) for i in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
-        theta = {"neurons": self.mean_theta(state)}
+        theta = {"neurons": self.mean_theta(state, cohort.run_seed)}
         sent: dict[int, Download] = {}
         # what was one download for all stays one object, whose size is measured once
         for d in inner:
@@ -136,16 +150,25 @@ class Warmup(Method):
                 told[place] = replace(told[place], extra={**told[place].extra, "start": {"neurons": start}})
         return told
 
-    def mean_theta(self, state: Nest) -> Tensor:
-        """θ_g over all N clients; one that has not uploaded yet counts with σ of the start's mean (Algorithm 1)."""
+    def mean_theta(self, state: Nest, seed: int) -> Tensor:
+        """θ_g over all N clients; what a client counts with that has not uploaded yet is `Learned.newcomer`."""
         theta: Tensor = state["warmup"]["theta"]
+        new = (~state["warmup"]["took_part"]).nonzero().flatten()
+        assert isinstance(self.masks, Learned), "only learned masks have probabilities"
+        if self.masks.newcomer == "start" and len(new):
+            starts = draw_starts(self.masks, theta.shape[1], new.tolist(), seed).to(theta)
+            theta = theta.index_copy(0, new, torch.sigmoid(starts))
         return theta.mean(0)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        inner = self.inner.update(net, state["inner"], uploads, average)
         round = uploads[0].round
+        warm = self.phase(state, round) == WARMUP
+        if warm and self.masks.unowned == "zero":
+            average = replace(average, zero_unowned=True)
+        inner = self.inner.update(net, state["inner"], uploads, average)
         warmup = dict(state["warmup"])
-        if self.phase(state, round) != WARMUP:
+        warmup["last"] = torch.zeros_like(warmup["last"])
+        if not warm:
             if isinstance(self.masks, Auto) and self._probing(state) and round <= self.rounds:
                 before = {name: self.params(state)[name] for name in net.trainable}
                 agreed = agreement(before, [upload.params for upload in uploads])
@@ -154,6 +177,7 @@ class Warmup(Method):
             return {"inner": inner, "warmup": warmup}
         clients = torch.tensor([upload.client for upload in uploads], device=net.device)
         warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
+        warmup["last"].index_fill_(0, clients, True)
         # in place: a copy of these tables would cost as much as there are clients in the federation
         warmup["neurons"].index_copy_(0, clients, torch.stack([_owned(up) for up in uploads]))
         if isinstance(self.masks, Learned):
