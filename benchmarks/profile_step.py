@@ -15,6 +15,7 @@ from workloads import WORKLOADS
 from fedpews.engines.eager import EagerEngine
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
+from fedpews.neurons.modules import channels_last
 from fedpews.neurons.network import Batch, Network
 from fedpews.server import choose_cohort
 from fedpews.trees import map_leaves
@@ -38,9 +39,9 @@ def milliseconds(net: Network, method: Method, data, schedule, lr: float) -> dic
     state = method.init(net, net.initial(), len(data))
     half = method.client(method.phase(state, 1))
     download = method.downloads(net, state, choose_cohort(len(data), 1.0, 1, 0))[0]
-    local = map_leaves(engine._lay_out, half.start(net, download, None))
+    local = map_leaves(channels_last, half.start(net, download, None))
     rows = data.clients[0][: schedule.batch_size]
-    batch = Batch(engine._lay_out(data.x[rows]), data.y[rows])
+    batch = Batch(channels_last(data.x[rows]), data.y[rows])
     noise = torch.rand(half.noise_size(net), generator=torch.Generator().manual_seed(0))
     for _ in range(5):
         local, _ = half.step(net, local, batch, noise, lr)

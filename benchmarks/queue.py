@@ -1,0 +1,71 @@
+"""Long runs beside other work: cells of studies, one core each, at idle priority.
+
+    python benchmarks/queue.py [--jobs 2] [--out build/lab] [FILE]
+
+FILE (default benchmarks/queue.txt) has a line for each piece of work, ``study cells seeds [KEY=VALUE ...]``. What is
+finished is skipped, so the same command goes on after a stop. Afterwards ``fedpews reproduce STUDY --no-run --out build/lab
+--pages docs/results`` puts the runs in compact form into the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+from datetime import datetime
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def command(line: str, out: Path, number: int) -> list[str]:
+    """What runs one line of the file."""
+    study, cells, seeds, *settings = line.split()
+    settings += ["runtime.workers=1"]
+    words = [sys.executable, "-m", "fedpews", "reproduce", study, "--cells", cells, "--seeds", seeds]
+    words += ["--out", str(out), "--pages", str(out / f"pages-{number}"), "--quiet"]
+    words += [word for setting in settings for word in ("--set", setting)]
+    # never in the way of anything else
+    return (["chrt", "-i", "0"] if shutil.which("chrt") else ["nice", "-n", "19"]) + words
+
+
+def work(lines: queue.Queue[str], out: Path, number: int) -> None:
+    """Run line after line until there are none left."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    while True:
+        try:
+            line = lines.get_nowait()
+        except queue.Empty:
+            return
+        print(f"{datetime.now():%H:%M:%S} worker {number}: {line}", flush=True)
+        with (out / f"worker-{number}.log").open("a") as log:
+            done = subprocess.run(command(line, out, number), env=environment, stdout=log, stderr=log, check=False)
+        print(f"{datetime.now():%H:%M:%S} worker {number}: exit {done.returncode}: {line}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path, default=HERE / "queue.txt")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("build/lab"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    lines: queue.Queue[str] = queue.Queue()
+    for line in options.file.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            lines.put(line)
+    workers = [
+        threading.Thread(target=work, args=(lines, options.out, number)) for number in range(options.jobs)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+if __name__ == "__main__":
+    main()
