@@ -1,10 +1,10 @@
 """Long runs beside other work: cells of studies, one core each, at idle priority.
 
-    python benchmarks/queue.py [--jobs 2] [--out build/lab] [FILE]
+    python benchmarks/run_queue.py [--jobs 2] [--out build/lab] [FILE]
 
 FILE (default benchmarks/queue.txt) has a line for each piece of work, ``study cells seeds [KEY=VALUE ...]``. What is
-finished is skipped, so the same command goes on after a stop. Afterwards ``fedpews reproduce STUDY --no-run --out build/lab
---pages docs/results`` puts the runs in compact form into the repository.
+finished is skipped, so the same command goes on after a stop. Afterwards put the runs in compact form into the
+repository: ``fedpews reproduce STUDY --no-run --out build/lab --pages docs/results``.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ def work(lines: queue.Queue[str], out: Path, number: int) -> None:
             return
         print(f"{datetime.now():%H:%M:%S} worker {number}: {line}", flush=True)
         with (out / f"worker-{number}.log").open("a") as log:
-            done = subprocess.run(command(line, out, number), env=environment, stdout=log, stderr=log, check=False)
+            done = subprocess.run(
+                command(line, out, number), env=environment, stdout=log, stderr=log, check=False
+            )
         print(f"{datetime.now():%H:%M:%S} worker {number}: exit {done.returncode}: {line}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", nargs="?", type=Path, default=HERE / "queue.txt")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("build/lab"))
