@@ -18,7 +18,7 @@ from fedpews.results import layout
 from fedpews.results.checkpoints import Checkpoint
 from fedpews.results.run_folder import RunFolder
 
-STATE_LAYOUT = "2"
+STATE_LAYOUT = "3"
 """Of what methods keep; raised when a method's state or memory changes shape, so that no run goes on wrongly."""
 
 CHANGED = "runtime.resume=changed"
