@@ -26,7 +26,7 @@ def mlp_steps(
 
 
 def cnn_steps(
-    steps: int, batch: int = 64, widths: tuple[int, ...] = (3, 32, 64, 128), side: int = 32
+    steps: int, batch: int = 64, widths: tuple[int, ...] = (3, 32, 64, 128, 128), side: int = 32
 ) -> None:
     """The convolutions of ``steps`` steps of one client, channels last."""
     layers = []

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--method", default="fedavg+pews")
     parser.add_argument("--samples", type=int, default=20_000)
-    parser.add_argument("--hidden", type=int, nargs="+", default=[32, 64, 128], help="of the CNN")
+    parser.add_argument("--hidden", type=int, nargs="+", default=[32, 64, 128, 128], help="of the CNN")
     parser.add_argument("--no-folder", action="store_true", help="run as from Python, without a run folder")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -214,8 +214,9 @@ def test_the_warmups_state_is_a_few_tensors_however_many_clients_there_are() -> 
     net = Network(model, torch.zeros(1, 5))
     state = with_warmup(FedAvg(), rounds=3).init(net, net.initial(), 10_000)
     sizes = [leaf.numel() * leaf.element_size() for _, leaf in leaves(state["warmup"])]
-    assert len(sizes) == 4
-    assert sum(sizes) == 10_000 * (14 * 4 + 14 + 1) + 1  # and: is it over
+    assert len(sizes) == 5
+    # θ, the mask, whether it took part at all, whether in the last round; and: is the warmup over
+    assert sum(sizes) == 10_000 * (14 * 4 + 14 + 1 + 1) + 1
 
 
 def test_a_client_not_heard_of_counts_with_its_start_in_the_mean() -> None:
@@ -229,11 +230,11 @@ def test_a_client_not_heard_of_counts_with_its_start_in_the_mean() -> None:
     upload = Upload(2, 1, 8, 1, 1.0, net.initial(), neurons, extra={"theta": {"neurons": theta}})
     state = method.update(net, state, [upload], Average((1.0,), (None,)))
     # three of four at their start, σ(0) = 1/2, one at (1, 0, 1/2): (2.5, 1.5, 2)/4
-    torch.testing.assert_close(method.mean_theta(state), torch.tensor([0.625, 0.375, 0.5]))
+    torch.testing.assert_close(method.mean_theta(state, seed=0), torch.tensor([0.625, 0.375, 0.5]))
     assert {client: owned.tolist() for client, owned in method.last_owned(state).items()} == {
         2: [True, False, True]
     }
     again = method.update(net, state, [replace(upload, round=2)], Average((1.0,), (None,)))
     torch.testing.assert_close(
-        method.mean_theta(again), torch.tensor([0.625, 0.375, 0.5])
+        method.mean_theta(again, seed=0), torch.tensor([0.625, 0.375, 0.5])
     )  # replaced, not added

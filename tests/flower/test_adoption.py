@@ -68,7 +68,7 @@ def a_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 2, generator=random), torch.arange(16) % 3
 
 
-@pytest.mark.parametrize("gradient", ["open", "gate"])
+@pytest.mark.parametrize("gradient", ["theta", "open", "gate"])
 def test_a_score_step_is_that_of_the_method_itself(gradient: Any) -> None:
     module, (x, y) = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)), a_batch()
     others = torch.linspace(0.1, 0.9, 5)

@@ -172,7 +172,15 @@ class NeuronGraph:
             if name not in params:
                 continue
             for axis in axes:
-                sizes = params[name].detach().abs().movedim(axis.dim, 0).reshape(len(axis.neurons), -1).amax(1).cpu()
+                sizes = (
+                    params[name]
+                    .detach()
+                    .abs()
+                    .movedim(axis.dim, 0)
+                    .reshape(len(axis.neurons), -1)
+                    .amax(1)
+                    .cpu()
+                )
                 largest.scatter_reduce_(0, axis.neurons % (self.size + 1), sizes.to(largest), "amax")
         return largest[: self.size] == 0
 

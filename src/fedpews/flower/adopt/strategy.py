@@ -50,7 +50,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         mask_lr: float = 0.1,
         first_round: int = 1,
         *,
-        gradient: Literal["open", "gate"] = "open",
+        gradient: Literal["theta", "open", "gate"] = "theta",
         start: float = 0.0,
         start_spread: float = 1.0,
         upload_mask: Literal["drawn", "thresholded"] = "thresholded",
