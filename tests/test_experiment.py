@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedpews.build import build_method
+from fedpews.compose import WARMUPS, masks_class
 from fedpews.configs import override, parse_setting, recipes
 from fedpews.errors import ConfigError
-from fedpews.experiment import Experiment
+from fedpews.experiment import Experiment, WarmupTable
 from fedpews.methods.fedavg import FedAvg
-from fedpews.warmup import Learned, with_warmup
+from fedpews.methods.options import option_types
+from fedpews.warmup import with_warmup
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,16 @@ def test_a_key_that_is_added_later_changes_no_fingerprint() -> None:
     assert whole.fingerprint() == Experiment(rounds=7).fingerprint()
 
 
-def test_the_configurations_defaults_are_those_of_the_classes() -> None:
-    built = build_method(Experiment(warmup={"rounds": 3}))
-    assert built == with_warmup(FedAvg(), 3, Learned())
+@pytest.mark.parametrize("suffix", WARMUPS)
+def test_every_option_of_the_masks_is_a_key_with_the_same_default(suffix: str) -> None:
+    masks = masks_class(WARMUPS[suffix])
+    assert set(option_types(masks)) <= set(WarmupTable.model_fields)
+    built = build_method(Experiment(method={"name": f"fedavg+{suffix}"}, warmup={"rounds": 3}))
+    assert built == with_warmup(FedAvg(), 3, masks())
+
+
+def test_where_auto_ends_is_set_by_a_configuration() -> None:
+    method = build_method(
+        Experiment.load("synthetic-3.2k", {"method.name": "pews-auto", "warmup.flat_at": 0.3})
+    )
+    assert method.masks.flat_at == 0.3  # type: ignore[attr-defined]

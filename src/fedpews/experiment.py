@@ -195,6 +195,16 @@ class WarmupTable(Table):
     unowned: Literal["keep", "zero"] = Field(
         "keep", description="in the warmup, weights that no client owns: keep them, or move them to zero"
     )
+    agree_at: Annotated[float, Field(ge=-1, le=1)] = Field(
+        0.1, description="auto: no warmup if the first updates have this mean cosine or a higher one"
+    )
+    flat_at: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.2,
+        description="auto: the warmup ends when the loss falls by less than this part of its steepest fall",
+    )
+    learnt_at: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="auto: the part of its first value that the loss must have lost before the end"
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
