@@ -140,7 +140,11 @@ def fit_method(values: dict[str, Any], changes: Mapping[str, Any], config: str |
     """The values without the keys that only the file's own method uses, when another method is asked for."""
     if "method.object" in changes:
         return _fit_object(values, changes)
-    base = MethodName.parse(str(values["method"]["name"])).base
+    name = MethodName.parse(str(values["method"]["name"]))
+    base, warmup = name.base, values.get("warmup", {})
+    if (warmup.get("kind") or name.warmup) != "learned" and "warmup.diversity" not in changes:
+        # λ is chosen for learned masks; FedPeWS-Auto has its own
+        warmup.pop("diversity", None)
     unused = [] if takes_server(base) else ["train.server_lr"]
     options = {field.name for field in fields(method_class(base))}
     unused += [

@@ -31,6 +31,7 @@ from fedpews.methods.contract import Method
 from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.notices import Notices
 from fedpews.pretraining import pretrain
 from fedpews.results.checkpoints import Checkpoint
 from fedpews.results.memories import MemoryStore, Store
@@ -195,6 +196,7 @@ def train(
         memories: where clients' memories are kept; by default with the run.
     """
     check_finetuning(setup)
+    notices = Notices(setup)
     if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.has_validation:
         raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
@@ -210,7 +212,9 @@ def train(
             server = _server(setup, engine, store, reopened.checkpoint, folder)
             saver = Saver(folder, setup, reopened)
             try:
-                done = _loop(setup, server, folder, reopened.checkpoint, saver, watcher or Watcher(), why)
+                done = _loop(
+                    setup, server, folder, reopened.checkpoint, saver, watcher or Watcher(), why, notices
+                )
             except KeyboardInterrupt:
                 # the second Ctrl-C: whatever is being written is whole or not there
                 raise Interrupted(f"stopped at once; {_kept(saver)}") from None
@@ -269,6 +273,7 @@ def _loop(
     saver: Saver,
     watcher: Watcher,
     why: str,
+    notices: Notices,
 ) -> Progress:
     """All rounds that are left; the run from its first round on."""
     experiment, done = setup.experiment, 0 if checkpoint is None else checkpoint.round
@@ -298,7 +303,9 @@ def _loop(
                 raise RunFailed(f"{failure}. {_kept(saver)}") from failure
             new = saver.told(new)
             so_far.records += new
+            notices.round(new)
             if rule.judges:
+                rule.check(new)
                 _keep_best(rule, so_far, server, active)
                 active = [seed for seed in active if not rule.is_over(so_far.of_seed(seed))]
             if watcher.models is not None:

@@ -37,6 +37,16 @@ class StopRule:
         """Whether it looks at the records at all."""
         return self.patience is not None or self.keeps_best
 
+    def check(self, records: Sequence[Record]) -> None:
+        """Refuse to choose by a metric that the samples do not define, such as auroc on a single class."""
+        for record in records:
+            values = record.get("metrics" if self.on == "test" else "validation", {})
+            if self.goal.metric in values and values[self.goal.metric] is None:
+                raise ConfigError(
+                    f"{self.goal.metric} is to choose the best round, but it is undefined on the {self.on} samples; "
+                    "choose another metric first in task.metrics, or samples of every class"
+                )
+
     def is_over(self, records: Sequence[Record]) -> bool:
         """Whether a seed with these records is to end."""
         if self.patience is None or not records:
