@@ -9,6 +9,7 @@ import pytest
 
 from command_line import fedpews
 from fedpews.errors import ConfigError
+from fedpews.experiment import Experiment
 
 TINY = ["--rounds", "2", "--seeds", "0", "--set", "train.batch_size=400", "--set", "runtime.engine=eager"]
 
@@ -134,3 +135,41 @@ def test_there_is_no_bar_and_no_colour_off_a_terminal(two_runs: Path, tmp_path: 
     done = fedpews("run", "synthetic-3.2k", "--method", "fedavg", *TINY, "--out", str(tmp_path / "run"))
     assert "\x1b" not in done.stderr + done.stdout
     assert "━" not in done.stderr
+
+
+def test_every_methods_options_are_checked_before_the_first_is_trained(tmp_path: Path) -> None:
+    methods = ["--method", "fedavg", "--method", "fedavg+fedadam", "--set", "fedadam.tau=-1"]
+    done = fedpews("run", "synthetic-3.2k", *methods, *TINY, "--out", str(tmp_path / "both"))
+    assert done.code == 2
+    assert done.stderr.startswith("error: --method fedadam: server.tau: input should be greater than 0")
+    assert not (tmp_path / "both").exists()
+
+
+def test_an_option_of_one_method_is_set_in_a_comparison(tmp_path: Path) -> None:
+    methods = [part for name in ("fedavg", "fedprox", "fedavg+fedadam+pews") for part in ("--method", name)]
+    own = [
+        part for text in ("fedprox.mu=0.5", "fedadam.beta1=0.7", "pews.rounds=1") for part in ("--set", text)
+    ]
+    done = fedpews("run", "synthetic-3.2k", *methods, *own, *TINY, "--out", str(tmp_path))
+    assert done.code == 0, done.stderr
+    fedavg, fedprox, both = (
+        Experiment.load(tmp_path / name / "config.toml") for name in ("fedavg", "fedprox", "fedadam+pews")
+    )
+    assert fedprox.method.model_extra == {"mu": 0.5}
+    assert (both.server["beta1"], both.warmup.rounds) == (0.7, 1)
+    assert (fedavg.method.model_extra, fedavg.server, fedavg.warmup.rounds) == ({}, {}, None)
+
+
+def test_an_option_that_not_all_methods_have_is_refused_with_how_to_write_it(tmp_path: Path) -> None:
+    methods = ["--method", "fedprox", "--method", "fedavg", "--set", "method.mu=0.1"]
+    done = fedpews("run", "synthetic-3.2k", *methods, *TINY, "--out", str(tmp_path / "both"))
+    assert done.code == 2
+    assert "fedavg has no option method.mu" in done.stderr
+    assert "for one method of several write its name: --set fedprox.mu=0.1" in done.stderr
+
+
+def test_an_option_of_a_method_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    methods = ["--method", "fedavg", "--method", "moon", "--set", "fedprox.mu=0.1"]
+    done = fedpews("run", "synthetic-3.2k", *methods, *TINY, "--out", str(tmp_path / "both"))
+    assert done.code == 2
+    assert "--set fedprox.mu: fedprox is part of no method here (fedavg, moon)" in done.stderr

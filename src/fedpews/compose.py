@@ -130,10 +130,24 @@ class MethodName:
             found[place] = value
         return cls(**found)
 
+    @property
+    def tables(self) -> dict[str, str]:
+        """By each part of the name, the table of a configuration with its options.
+
+        >>> MethodName.parse("fedprox+fedadam+pews").tables
+        {'fedprox': 'method', 'fedadam': 'server', 'pews': 'warmup'}
+        """
+        found = {self.base.rpartition(":")[2]: "method", self.server: "server", self._suffix: "warmup"}
+        found[self.personal] = "method"
+        return {part: table for part, table in found.items() if part is not None}
+
+    @property
+    def _suffix(self) -> str | None:
+        return {kind: name for name, kind in WARMUPS.items()}.get(self.warmup)
+
     def __str__(self) -> str:
-        suffix = {kind: name for name, kind in WARMUPS.items()}.get(self.warmup)
         base = [self.base] if self.server is None or self.base != "fedavg" else []
-        return "+".join([*base, *filter(None, (self.server, suffix, self.personal))])
+        return "+".join([*base, *filter(None, (self.server, self._suffix, self.personal))])
 
 
 def method(

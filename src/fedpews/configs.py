@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedpews.compose import MethodName, method_class, takes_server
+from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, MethodName, method_class, takes_server
 from fedpews.errors import ConfigError, nearest
 from fedpews.outside import DEEPEST, MOST_TOML, parse_toml, read_text
 
@@ -97,6 +97,29 @@ def parse_setting(text: str) -> tuple[str, Any]:
         if isinstance(error.__cause__, tomllib.TOMLDecodeError):
             return key.strip(), value.strip()
         raise
+
+
+def settings_by_method(settings: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The settings of each method in a comparison: those for all, and its own, such as ``fedprox.mu``.
+
+    >>> settings_by_method({"rounds": 5, "fedprox.mu": 0.1}, ["fedavg", "fedprox+pews"])
+    [{'rounds': 5}, {'rounds': 5, 'method.mu': 0.1}]
+    """
+    tables = [MethodName.parse(name).tables for name in names]
+    parts = {*METHODS, *SERVERS, *WARMUPS, *PERSONAL}.union(*tables)
+    found: list[dict[str, Any]] = [{} for _ in names]
+    for key, value in settings.items():
+        part, dot, option = key.partition(".")
+        if not dot or part not in parts:
+            for mine in found:
+                mine[key] = value
+            continue
+        if not any(part in table for table in tables):
+            raise ConfigError(f"--set {key}: {part} is part of no method here ({', '.join(names)})")
+        for mine, table in zip(found, tables, strict=True):
+            if part in table:
+                mine[f"{table[part]}.{option}"] = value
+    return found
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

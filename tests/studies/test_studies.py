@@ -192,6 +192,30 @@ def test_a_sweep_is_a_table_of_all_combinations(tmp_path: Path) -> None:
     assert write_page(outcome, tmp_path).exists()
 
 
+@pytest.mark.parametrize("keys", [("method.name", "train.lr"), ("train.lr", "method.name")])
+def test_a_sweep_over_methods_sets_an_option_of_one_of_them(keys: tuple[str, str]) -> None:
+    grid = {"method.name": ["fedavg", "fedprox"], "train.lr": [0.01, 0.1]}
+    made = make_sweep(
+        "synthetic-3.2k", {key: grid[key] for key in keys}, [0], {"fedprox.mu": 0.5, "rounds": 3}
+    )
+    found = {
+        (one.method_label, one.train.lr, one.rounds): one.method.model_extra
+        for one in (cell.experiment for cell in cells(made))
+    }
+    assert found == {
+        (name, rate, 3): options
+        for name, options in (("fedavg", {}), ("fedprox", {"mu": 0.5}))
+        for rate in (0.01, 0.1)
+    }
+
+
+def test_a_sweep_of_one_method_takes_its_option_by_name() -> None:
+    made = make_sweep(
+        "synthetic-3.2k", {"train.lr": [0.01]}, [0], {"method.name": "fedprox", "fedprox.mu": 0.5}
+    )
+    assert [cell.experiment.method.model_extra for cell in cells(made)] == [{"mu": 0.5}]
+
+
 @pytest.mark.parametrize("text", ["", "train.lr", "=1,2", "train.lr="])
 def test_a_grid_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="key=value"):

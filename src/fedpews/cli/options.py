@@ -34,7 +34,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any key: --set train.lr=0.1.",
+        help="Any key: --set train.lr=0.1. An option of one method among several: --set fedprox.mu=0.1.",
         autocompletion=complete.key_names,
     ),
 ]

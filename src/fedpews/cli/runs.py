@@ -27,8 +27,8 @@ def resolve_runs(
     folder: Path | None,
     set_: list[str] | None,
 ) -> list[tuple[Any, Path]]:
-    """The experiments that a command line asks for, each with its folder."""
-    from fedpews.configs import parse_setting
+    """The experiments that a command line asks for, each with its folder; the options of all methods are checked."""
+    from fedpews.configs import parse_setting, settings_by_method
     from fedpews.experiment import Experiment
 
     changes: dict[str, Any] = {}
@@ -38,14 +38,32 @@ def resolve_runs(
         changes["seeds"] = parse_seeds(seeds)
     settings = dict(parse_setting(text) for text in set_ or [])
     name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
+    named = [{"method.name": wanted} for wanted in method or []] or [{}]
+    names = method or [str(settings.get("method.name") or Experiment.load(config).method.name)]
+    own = settings_by_method(settings, names)
     experiments = [
-        Experiment.load(config, changes | ({} if wanted is None else {"method.name": wanted}) | settings)
-        for wanted in (method or [None])  # type: ignore[list-item]
+        Experiment.load(config, changes | one | mine) for one, mine in zip(named, own, strict=True)
     ]
     folders = [_folder(folder, name, experiment.method_label, len(experiments)) for experiment in experiments]
     if len(set(folders)) < len(folders):
         raise ConfigError("the same method is given twice")
+    _check_methods(experiments, settings)
     return list(zip(experiments, folders, strict=True))
+
+
+def _check_methods(experiments: list[Any], settings: dict[str, Any]) -> None:
+    """Refuse a wrong option before the first method is trained."""
+    from fedpews.build import build_method
+
+    for experiment in experiments:
+        try:
+            build_method(experiment)
+        except ConfigError as error:
+            if len(experiments) == 1:
+                raise
+            shared = [key for key in settings if key.startswith("method.")]
+            hint = "; for one method of several write its name: --set fedprox.mu=0.1" if shared else ""
+            raise ConfigError(f"--method {experiment.method_label}: {error}{hint}") from error
 
 
 def show_runs(folders: list[Path]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpews.configs import settings_by_method
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
 from fedpews.outside import parse_toml
@@ -100,14 +101,26 @@ def make_sweep(
         names = ", ".join(list(known_keys())[:3])
         raise ConfigError(f"a sweep needs at least one --grid key=value,value; keys are {names}, ...")
     *down, across = values
+    methods = list(map(str, values.get("method.name", ())))
+    methods = methods or [str(fixed.get("method.name") or Experiment.load(config).method.name)]
+    by_method = dict(zip(methods, settings_by_method(fixed, methods), strict=True))
+    same = {key: value for key, value in fixed.items() if key in by_method[methods[0]]}
+    own = {name: {k: v for k, v in given.items() if k not in same} for name, given in by_method.items()}
+    if "method.name" not in values:
+        same |= own[methods[0]]
+
+    def line(settings: dict[str, Any]) -> Line:
+        # an option of one method stands where the method is named
+        return Line(set=own.get(settings.get("method.name", ""), {}) | settings)
+
     rows = {
-        ", ".join(f"{key} = {value}" for key, value in zip(down, combination, strict=True)) or "all": Line(
-            set=dict(zip(down, combination, strict=True))
+        ", ".join(f"{key} = {value}" for key, value in zip(down, combination, strict=True)) or "all": line(
+            dict(zip(down, combination, strict=True))
         )
         for combination in itertools.product(*(values[key] for key in down))
     }
-    columns = {f"{across} = {value}": Line(set={**fixed, across: value}) for value in values[across]}
-    base = Experiment.load(config, fixed)
+    columns = {f"{across} = {value}": line({**same, across: value}) for value in values[across]}
+    base = Experiment.load(config, same)
     metric = base.goal.metric
     # a sweep chooses, so it looks at validation data where there is any
     chosen = f"validation:{metric}" if base.data.validation else "final"
