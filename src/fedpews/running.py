@@ -145,7 +145,7 @@ def run(
         resume: go on where a run in ``out`` stopped.
         data_dir: where to look for named data sets first.
         watcher: what to call as the run goes on.
-        progress: show a progress bar, in a terminal or a notebook.
+        progress: show how far it is: a bar in a terminal, elsewhere a line of text every so often.
         settings: changes to the experiment: ``rounds=50``, ``train={"lr": 0.1}``.
 
     >>> x, y = torch.randn(40, 5), torch.arange(40) % 2

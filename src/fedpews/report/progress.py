@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
@@ -19,12 +21,20 @@ from rich.progress import (
 from fedpews.results.records import Record, evaluated, value_of
 from fedpews.tasks.names import show
 
+SECONDS = 30
+"""After so long a line is due, where there is no terminal to draw a bar on; after a tenth of the rounds, too."""
+
 
 class ProgressBar:
-    """Round, phase, accuracy and time left. Silent where there is no terminal to draw on."""
+    """Round, phase, accuracy and time left: a bar in a terminal, elsewhere a line of text every so often."""
 
-    def __init__(self, label: str, console: Console, quiet: bool) -> None:
-        self._label = label
+    def __init__(
+        self, label: str, console: Console, quiet: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._label, self._console, self._clock = label, console, clock
+        # in a notebook a bar is a widget
+        draws = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+        self._writes = not quiet and not draws
         self._shown = ""  # of the last round that was evaluated
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -35,7 +45,7 @@ class ProgressBar:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
-            disable=quiet or not (console.is_terminal or console.is_jupyter),
+            disable=quiet or not draws,
         )
 
     def __enter__(self) -> Self:
@@ -48,12 +58,27 @@ class ProgressBar:
         self._bar.stop()
 
     def begin(self, rounds: int, done: int) -> None:
+        self._rounds = rounds
+        self._began = self._written = (self._clock(), done)
         self._task = self._bar.add_task(self._label, total=rounds, completed=done, status="")
 
     def round(self, records: Sequence[Record]) -> None:
         self._shown = metric_in_words(records) or self._shown
         status = f"{records[0]['phase']:6} {self._shown}"
         self._bar.update(self._task, completed=records[0]["round"], status=status)
+        if self._writes:
+            self._write(records[0]["round"], records[0]["phase"])
+
+    def _write(self, round: int, phase: str) -> None:
+        now, (then, last) = self._clock(), self._written
+        if now - then < SECONDS and round - last < self._rounds / 10 and round < self._rounds:
+            return
+        self._written = (now, round)
+        left = (now - self._began[0]) / max(1, round - self._began[1]) * (self._rounds - round)
+        rest = f"{left:.0f} s left" if left < 90 else f"{left / 60:.0f} min left"
+        parts = [f"round {round} of {self._rounds}", phase, " ".join(self._shown.split())]
+        text = ", ".join(filter(None, [*parts, rest if round < self._rounds else ""]))
+        print(f"{self._label}: {text}", file=self._console.file, flush=True)
 
 
 def metric_in_words(records: Sequence[Record]) -> str:
