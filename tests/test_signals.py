@@ -94,7 +94,7 @@ def test_a_plan_that_is_told_to_stop_stops(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("fedpews.studies.plan.round_seconds", told)
     study = load_study("table1")
     with pytest.raises(Interrupted):
-        plan(study, tmp_path)
+        list(plan(study, tmp_path))
 
 
 def test_a_command_run_apart_has_a_process_group_of_its_own() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from toy import TINY, study
 from typer.testing import CliRunner
 
@@ -246,8 +247,77 @@ def test_a_plan_probes_rounds_and_not_what_comes_before_and_after(
         "bare": Line(),
         "pretrained": Line(set={"pretrain": {"data": "synthetic-3.2k"}, "finetune": {"epochs": 9}}),
     }
-    plan(study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[]), tmp_path)
+    list(plan(study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[]), tmp_path))
     assert [(one.pretrain.data, one.finetune.epochs) for one in probed] == [(None, None)]
+
+
+def _stop_at_the_second(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Probes of which the second is stopped by Ctrl-C; the methods that are probed."""
+    probed: list[str] = []
+
+    def probe(experiment: Experiment, _: Path | None) -> tuple[float, float]:
+        probed.append(experiment.method_label)
+        if len(probed) == 2:
+            raise Interrupted("stopped")
+        return 90.0, 90.0
+
+    monkeypatch.setattr("fedpews.studies.plan.round_seconds", probe)
+    return probed
+
+
+def test_a_plan_lists_all_cells_before_its_first_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _stop_at_the_second(monkeypatch)
+    told: list[str] = []
+    next(plan(study(), tmp_path, tell=told.append))
+    assert told[:4] == [
+        f"toy: {name}, {rounds} rounds, seeds 0, 1"
+        for rounds, name in [(2, "FedAvg, A"), (2, "PeWS, A"), (3, "FedAvg, B"), (3, "PeWS, B")]
+    ]
+    assert told[4].startswith("probing fedavg")
+
+
+def test_a_plan_that_was_stopped_keeps_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed = _stop_at_the_second(monkeypatch)
+    with pytest.raises(Interrupted):
+        list(plan(study(), tmp_path))
+    assert [line.seconds for line in plan(study(), tmp_path)] == [360.0, 360.0, 540.0, 540.0]
+    assert probed == ["fedavg", "fedavg+pews", "fedavg+pews"]
+
+
+def test_a_plan_command_that_is_stopped_shows_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _stop_at_the_second(monkeypatch)
+    file = tmp_path / "toy.toml"
+    file.write_text(tomli_w.dumps(study().model_dump(exclude_none=True)))
+
+    answer = CliRunner().invoke(app, ["plan", str(file), "--out", str(tmp_path)])
+
+    assert answer.exit_code == 130
+    assert "FedAvg, A" in answer.stdout
+    assert "6.0" in answer.stdout
+    assert "stopped; what is finished is kept" in answer.output
+
+
+def test_the_index_of_a_sweep_does_not_speak_of_the_paper(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(Experiment(**TINY).to_toml())
+    page = write_page(conclude(make_sweep(str(config), {"train.lr": [0.01, 0.1]}), Scale(), []), tmp_path)
+    index = (tmp_path / "README.md").read_text()
+    assert index.startswith("# Results\n")
+    assert "[train.lr on mine](sweep-mine.md)" in index
+    for text in (index, page.read_text()):
+        assert "paper" not in text
+        assert "scale" not in text.lower()
+
+
+def test_the_index_of_the_papers_studies_says_so(tmp_path: Path) -> None:
+    write_page(conclude(study(name="table1"), Scale(), []), tmp_path)
+    assert (tmp_path / "README.md").read_text().startswith("# The paper's results, as measured here\n")
 
 
 def test_the_sweep_command_names_the_highest(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,6 +14,10 @@ from fedpews.cli.complete import study_names
 from fedpews.cli.console import err, out
 from fedpews.cli.options import DataDir, On, Quiet, Seeds
 from fedpews.cli.outcomes import count_failed, elsewhere, end, goes_on, read_scale, show_outcome, watch_run
+
+if TYPE_CHECKING:
+    from fedpews.studies.plan import Planned
+    from fedpews.studies.study import Study
 
 Out = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
@@ -88,37 +92,50 @@ def plan(
     set_: Set = None,
     stand_in: StandIn = None,
 ) -> None:
-    """What `reproduce` would run and how long it would take here, from a short probe."""
+    """What `reproduce` would run and how long it would take here, from a short probe of each kind of run.
+
+    Lists the cells first. Probes are kept in the --out folder (runs/probes.json): stop it at any moment.
+    """
     from fedpews.studies.plan import plan as plan_study
     from fedpews.studies.study import load_study, scaled, studies
 
     scale = read_scale(quick, seeds, set_, stand_in)
     total = 0.0
-    for one in list(studies()) if name == "all" else [name]:
-        study = scaled(load_study(one), scale)
-        planned = plan_study(
-            study, folder, scale, data_dir, lambda text: err.print(escape(text), soft_wrap=True)
-        )
-        title = f"{study.item}: {study.title}"
-        grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("cell", "rounds", "seeds to run", "minutes"):
-            grid.add_column(column)
-        for line in planned:
-            cell = line.cell
-            time = "" if line.seconds is None else f"{line.seconds / 60:.1f}"
-            grid.add_row(
-                escape(f"{study.row_label(cell.row)}, {study.column_label(cell.column)}"),
-                str(cell.experiment.rounds),
-                ", ".join(map(str, line.missing)) or "none, finished",
-                time or escape(line.problem),
-            )
-        out.print(grid)
-        left = sum(line.seconds or 0.0 for line in planned)
-        rounds = sum(line.cell.experiment.rounds * len(line.missing) for line in planned)
-        out.print(escape(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine"))
-        total += left
+    with goes_on():
+        for one in list(studies()) if name == "all" else [name]:
+            study = scaled(load_study(one), scale)
+            planned: list[Planned] = []
+            try:
+                for line in plan_study(
+                    study, folder, scale, data_dir, lambda text: err.print(escape(text), soft_wrap=True)
+                ):
+                    planned.append(line)
+            finally:
+                # also what was measured before it was stopped
+                _show_plan(study, planned)
+            total += sum(line.seconds or 0.0 for line in planned)
     if name == "all":
         out.print(f"all: about {_time(total)}, less where studies share cells")
+
+
+def _show_plan(study: Study, planned: list[Planned]) -> None:
+    title = f"{study.item}: {study.title}"
+    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("cell", "rounds", "seeds to run", "minutes"):
+        grid.add_column(column)
+    for line in planned:
+        cell = line.cell
+        time = "" if line.seconds is None else f"{line.seconds / 60:.1f}"
+        grid.add_row(
+            escape(f"{study.row_label(cell.row)}, {study.column_label(cell.column)}"),
+            str(cell.experiment.rounds),
+            ", ".join(map(str, line.missing)) or "none, finished",
+            time or escape(line.problem),
+        )
+    out.print(grid)
+    left = sum(line.seconds or 0.0 for line in planned)
+    rounds = sum(line.cell.experiment.rounds * len(line.missing) for line in planned)
+    out.print(escape(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine"))
 
 
 def _time(seconds: float) -> str:

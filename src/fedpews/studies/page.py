@@ -29,6 +29,20 @@ RUNS = "runs"
 """Beside the pages: every cell's runs in compact form."""
 
 
+_CLAIMS = (
+    "Methods are compared seed by seed, because seeds differ far more than methods. A number is the mean of the "
+    "paired differences with its 95 % interval (BCa bootstrap from ten seeds on, Student's t below), positive "
+    "where the first is better; a seed that never reaches the target counts with all rounds. The words follow "
+    "from the interval: *agrees* is said where all of it is on the paper's side, *contradicts* where all of it is "
+    f"on the other, and with fewer than {ENOUGH_SEEDS} seeds nothing is said. p is that of the exact sign-flip "
+    "test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) for all "
+    "claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower network than the paper's; the "
+    f"page of the item says which. Every seed's curve is in `{RUNS}/` beside this page: `fedpews reproduce "
+    "NAME --no-run --pages docs/results` rebuilds a page from them."
+)
+"""How an index with claims is to be read."""
+
+
 class VerdictShape(TypedDict):
     """A `Verdict`, as it lies in a file."""
 
@@ -174,13 +188,14 @@ def write_index(folder: Path) -> Path:
     order = list(studies())
     facts = [read_object(file, FactsShape) for file in sorted(folder.glob("*.json"))]
     facts.sort(key=lambda fact: (order.index(fact["name"]) if fact["name"] in order else 99, fact["name"]))
-    items = [["item", "what", "cells finished", "seeds", "scale"]] + [
+    is_paper = any(fact["name"] in order for fact in facts)
+    items = [["item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
         [
             fact["item"],
             f"[{fact['title']}]({fact['name']}.md)",
             fact["cells"],
             str(fact["seeds"]),
-            "; ".join(fact["scale"]) or "not scaled down",
+            *["; ".join(fact["scale"]) or "not scaled down"] * is_paper,
         ]
         for fact in facts
     ]
@@ -191,23 +206,12 @@ def write_index(folder: Path) -> Path:
     kept = [head.index(name) for name in ("claim of the paper", "item", "the paper", "command")]
     missing = [[row[i] for i in kept] for row in [head] + [row for row in claims if row not in measured]]
     text = [
-        "# The paper's results, as measured here",
+        "# The paper's results, as measured here" if is_paper else "# Results",
         "",
-        "Written by `fedpews reproduce`; every number comes from run folders that the command made. "
-        "Methods are compared seed by seed, because seeds differ far more than methods. A number is the mean of the "
-        "paired differences with its 95 % interval (BCa bootstrap from ten seeds on, Student's t below), positive "
-        "where the first is better; a seed that never reaches the target counts with all rounds. The words follow "
-        "from the interval: *agrees* is said where all of it is on the paper's side, *contradicts* where all of it is "
-        f"on the other, and with fewer than {ENOUGH_SEEDS} seeds nothing is said. p is that of the exact sign-flip "
-        "test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) for all "
-        "claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower network than the paper's; the "
-        f"page of the item says which. Every seed's curve is in `{RUNS}/` beside this page: `fedpews reproduce "
-        "NAME --no-run --pages docs/results` rebuilds a page from them.",
+        f"Written by `fedpews {'reproduce' if is_paper else 'sweep'}`; every number comes from run folders that the "
+        f"command made. {_CLAIMS if claims else 'The page of an item has its command.'}",
         "",
-        "## Claims",
-        "",
-        markdown(measured),
-        "",
+        *(["## Claims", "", markdown(measured), ""] if claims else []),
         *(["## Claims of which nothing has run", "", markdown(missing), ""] if len(missing) > 1 else []),
         "## Items",
         "",
@@ -228,13 +232,16 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 def _page(outcome: Outcome, figures: int, notes: str) -> str:
     study = outcome.study
     told = outcome.scale.describe(study)
+    # a sweep has no scale of the paper's to keep to
+    scale = "" if study.command else " Not scaled down."
+    if told:
+        scale = f" **Not at the paper's scale**: {'; '.join(told)}."
     text = [
         f"# {study.item}: {study.title}",
         "",
         f"    {outcome.command}",
         "",
-        f"Seeds {', '.join(map(str, study.seeds))}{_draws(study)}; {_machine()}. "
-        + (f"**Not at the paper's scale**: {'; '.join(told)}." if told else "Not scaled down."),
+        f"Seeds {', '.join(map(str, study.seeds))}{_draws(study)}; {_machine()}.{scale}",
         "",
     ]
     if study.notes:

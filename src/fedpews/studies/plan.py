@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from fedpews.configs import override
 from fedpews.errors import DataMissing, FedpewsError, Interrupted
 from fedpews.experiment import Experiment, FinetuneTable, PretrainTable
+from fedpews.results.files import write_atomically
+from fedpews.results.schema import Number, read_object
 from fedpews.studies.cells import read_cell
 from fedpews.studies.study import Cell, Scale, Study, canonical, cells, with_seeds
 
@@ -19,6 +26,13 @@ if TYPE_CHECKING:
 
 STEPS = {"eager": (3, 9), "compiled": (50, 250)}
 """Local steps in the two probes: the difference is what a step costs, the rest is what a round costs."""
+
+
+PROBES = "probes.json"
+"""Beside the runs: what was measured, for plans to come; remove it to measure again."""
+
+Probes = dict[str, Annotated[list[Number], Field(min_length=2, max_length=2)]]
+"""By kind of run and machine: seconds a seed of a warmup round and of a plain one."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +51,44 @@ def plan(
     scale: Scale | None = None,
     data_dir: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> list[Planned]:
-    """Every cell with its missing seeds and the time they would take. Kinds of run are probed once each."""
-    known: dict[str, tuple[float, float]] = {}
-    planned = []
-    for cell in cells(study, scale):
-        missing = tuple(read_cell(root, cell).missing)
+) -> Iterator[Planned]:
+    """Every cell with its missing seeds and the time they would take. Kinds of run are probed once each.
+
+    What is left to run is listed first. A probe is kept in ``root``, so that a plan that was stopped goes on.
+    """
+    todo = [(cell, tuple(read_cell(root, cell).missing)) for cell in cells(study, scale)]
+    for cell, missing in todo:
+        if missing:
+            place = f"{study.row_label(cell.row)}, {study.column_label(cell.column)}"
+            seeds = ", ".join(map(str, missing))
+            tell(f"{study.name}: {place}, {cell.experiment.rounds} rounds, seeds {seeds}")
+    probes = root / "runs" / PROBES
+    known: Probes = read_object(probes, Probes) if probes.exists() else {}
+    for cell, missing in todo:
         if not missing:
-            planned.append(Planned(cell, (), 0.0))
+            yield Planned(cell, (), 0.0)
             continue
         try:
             experiment = _rounds_alone(with_seeds(cell, missing).experiment)
-            kind = _kind(experiment).fingerprint()
+            kind = f"{_kind(experiment).fingerprint()} on {platform.node()}, {os.cpu_count()} cores"
             if kind not in known:
                 tell(f"probing {experiment.method_label} on {experiment.data.name}")
-                known[kind] = round_seconds(experiment, data_dir)
+                known[kind] = list(round_seconds(experiment, data_dir))
+                probes.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(probes, json.dumps(known, indent=1).encode())
             warm, plain = known[kind]
         except DataMissing as error:
-            planned.append(Planned(cell, missing, None, f"data missing: {error}"))
+            yield Planned(cell, missing, None, f"data missing: {error}")
             continue
         except Interrupted:
             # Ctrl-C or SIGTERM in a probe: whoever stops the plan does not want the next one
             raise
         except FedpewsError as error:
-            planned.append(Planned(cell, missing, None, str(error)))
+            yield Planned(cell, missing, None, str(error))
             continue
         W = experiment.warmup_rounds
         seconds = len(missing) * (W * warm + (experiment.rounds - W) * plain)
-        planned.append(Planned(cell, missing, seconds))
-    return planned
+        yield Planned(cell, missing, seconds)
 
 
 def round_seconds(experiment: Experiment, data_dir: Path | None = None) -> tuple[float, float]:
