@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from fedpews.keys import Key, config_keys, method_keys
+from fedpews.keys import Key, config_keys, option_keys
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {
@@ -31,7 +31,7 @@ def pages() -> dict[Path, str]:
     for name, part, text in (
         ("docs/speed.md", "speed", speed()),
         ("docs/reference/keys.md", "config", table(config_keys())),
-        ("docs/reference/keys.md", "options", table(method_keys())),
+        ("docs/reference/keys.md", "options", table(option_keys())),
     ):
         path = ROOT / name
         texts[path] = with_part(texts.get(path) or path.read_text(), part, text)

@@ -18,6 +18,7 @@ from fedpews import __version__
 from fedpews.cli import app
 from fedpews.configs import recipes
 from fedpews.experiment import Experiment, known_keys
+from fedpews.keys import option_keys
 
 
 def commands(command: click.Command, path: str = "fedpews") -> Iterator[tuple[str, click.Command]]:
@@ -76,6 +77,34 @@ def test_a_new_file_is_the_recipe_and_names_every_other_key(recipe: str, tmp_pat
         key.rpartition(".")[2] for key in known_keys() if key.partition(".")[0] not in ("flower", "server")
     ]
     assert not [key for key in keys if f"\n{key} =" not in text and f"\n# {key} =" not in text]
+
+
+def test_a_new_file_has_the_options_of_all_models_methods_and_tasks_with_their_meaning(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.toml"
+    fedpews("new", str(file))
+    tables = {part.partition("]")[0]: part for part in file.read_text().split("\n[")}
+    keys = list(option_keys())
+    for table in ("task", "model", "method", "optimizer", "server"):
+        assert any(key.name.startswith(f"{table}.") for key in keys)
+    for key in keys:
+        name, _, owner = key.name.partition(" ")
+        table, _, option = name.partition(".")
+        assert key.text, f"{key.name} has no explanation"
+        assert f"\n# {owner.strip('()')}: {key.text} ({key.type})\n# {option} =" in tables[table]
+
+
+def test_an_option_of_a_new_file_is_set_without_its_comment_sign(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    fedpews("new", str(file))
+    text = file.read_text()
+    assert text.count("# depth = 8\n") == text.count("# strength = 0.1\n") == 1
+    file.write_text(
+        text.replace("# depth = 8\n", "depth = 14\n").replace("# strength = 0.1\n", "strength = 0.5\n")
+    )
+    experiment = Experiment.load(file)
+    assert (experiment.model.model_extra, experiment.method.model_extra) == ({"depth": 14}, {"strength": 0.5})
 
 
 def test_a_key_without_its_comment_sign_is_set(tmp_path: Path) -> None:

@@ -21,6 +21,12 @@ from fedpews.warmup import with_warmup
     [
         ({"train.lrr": 1}, "unknown key train.lrr; did you mean 'train.lr'?"),
         ({"round": 1}, "unknown key round; did you mean 'rounds'?"),
+        ({"train.learning_rate": 1}, "unknown key train.learning_rate; did you mean 'train.lr'?"),
+        ({"learning_rate": 1}, "unknown key learning_rate; did you mean 'train.lr'?"),
+        ({"train.rounds": 1}, "unknown key train.rounds; did you mean 'rounds'?"),
+        ({"train.wd": 1}, "unknown key train.wd; did you mean 'train.weight_decay'?"),
+        ({"warmup.lambda": 1}, "unknown key warmup.lambda; did you mean 'warmup.diversity'?"),
+        ({"train.quux": 1}, "unknown key train.quux; see `fedpews list keys`"),
         ({"train.lr": "fast"}, "train.lr: input should be a valid number"),
         ({"train.lr": -0.1}, "train.lr: input should be greater than 0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1"),

@@ -34,7 +34,7 @@ ROOMS = {
     "compose": {"methods", "user_code", "warmup"},
     "configs": {"compose", "outside"},
     "experiment": {"tables", "compose", "configs", "tasks"},
-    "keys": {"compose", "configs", "experiment", "methods"},
+    "keys": {"compose", "configs", "experiment", "methods", "models", "tasks"},
     "engines": {
         "data",
         "methods",

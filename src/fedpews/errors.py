@@ -71,6 +71,52 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return otherwise or (f"there is {', '.join(names)}" if names else "there is none")
 
 
+COMMON = {
+    "learning_rate": "lr",
+    "eta": "lr",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "wd": "weight_decay",
+    "l2": "weight_decay",
+    "opt": "optimizer",
+    "num_rounds": "rounds",
+    "n_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "fraction_fit": "participation",
+    "client_fraction": "participation",
+    "random_seed": "seeds",
+    "lambda": "diversity",
+    "lam": "diversity",
+    "num_workers": "workers",
+    "gpu": "device",
+}
+"""What keys are called elsewhere, and here."""
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str:
+    """What to say about a dotted key that does not exist.
+
+    The last part counts: the same name in the same table, or else in another one, or else a similar one there.
+
+    >>> nearest_key("train.learning_rate", ["train.lr", "train.aggregate"])
+    "did you mean 'train.lr'?"
+    """
+    names = list(known)
+    table, _, last = key.rpartition(".")
+    last = COMMON.get(last.lower(), last)
+    same = [name for name in names if name.rpartition(".")[2] == last]
+    here = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == table}
+    close = difflib.get_close_matches(last, here, n=1, cutoff=0.5)
+    found = [name for name in same if name == here.get(last)] + same + [here[name] for name in close]
+    if found:
+        return f"did you mean {found[0]!r}?"
+    return "see `fedpews list keys`" if here else nearest(key, names, "see `fedpews list keys`")
+
+
 def first_line(error: BaseException) -> str:
     """An error's kind and the first line of its message: other people's messages may have many.
 
@@ -92,7 +138,7 @@ def explain(error: ValidationError, prefix: str = "", known: Iterable[str] = ())
     first = found[0]
     key = prefix + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key}; {nearest(key, known, 'see `fedpews list keys`')}"
+        return f"unknown key {key}; {nearest_key(key, known)}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     message = first["msg"][0].lower() + first["msg"][1:]

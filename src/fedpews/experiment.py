@@ -83,7 +83,7 @@ class ModelTable(BaseModel):
 
 class TrainTable(Table):
     lr: Positive = Field(0.01, description="local learning rate")
-    batch_size: Count = Field(32)
+    batch_size: Count = Field(32, description="samples of a local step")
     epochs: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = Field(
         None, description="passes over its data that a client makes in a round; 1 by default"
     )
@@ -154,7 +154,9 @@ class MethodTable(BaseModel):
 
 class WarmupTable(Table):
     kind: Kind | None = Field(None, description="by default what the method's name says")
-    rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(None, description="W")
+    rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="W, rounds of the warmup"
+    )
     fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="τ = W/T, instead of rounds"
     )

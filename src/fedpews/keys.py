@@ -6,15 +6,18 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import create_model
 
 from fedpews.compose import (
     METHODS,
     OPTIMIZERS,
     PERSONAL,
     SERVERS,
+    MethodName,
     method_class,
     optimizer_class,
     personal_class,
@@ -22,6 +25,8 @@ from fedpews.compose import (
 )
 from fedpews.configs import read_config
 from fedpews.experiment import Experiment
+from fedpews.models import MODELS, OF_THE_DATA, model_class
+from fedpews.tasks.names import TASKS
 
 TRAIN_KEYS = ("momentum", "weight_decay", "clip_norm")
 """Options of most methods that a configuration has under ``train``."""
@@ -35,6 +40,8 @@ class Key:
     type: str
     default: str
     text: str
+    value: Any = None
+    """The default itself."""
 
 
 def config_keys() -> Iterator[Key]:
@@ -48,22 +55,38 @@ def config_keys() -> Iterator[Key]:
             yield from (_key(f"{name}.{inner}", value) for inner, value in table["properties"].items())
 
 
-def method_keys() -> Iterator[Key]:
-    """The options of each method and optimiser; these classes are imported."""
-    for name in METHODS:
-        yield from _options(method_class(name), f"method.{{}} ({name})", TRAIN_KEYS)
-    for name in SERVERS:
-        yield from _options(server_class(name), f"server.{{}} ({name})", ())
-    for name in PERSONAL:
-        yield from _options(personal_class(name), f"method.{{}} ({name})", ())
-    for name in OPTIMIZERS:
-        yield from _options(optimizer_class(name), f"optimizer.{{}} ({name})", ())
+def option_keys() -> Iterator[Key]:
+    """The options of each task, model, method and optimiser, whose names follow in brackets; all are imported."""
+    from fedpews.methods.options import option_types
+    from fedpews.tasks.making import NOT_OPTIONS, task_class
+
+    for name in TASKS:
+        yield from _options("task", name, task_class(name), without=NOT_OPTIONS)
+    for name in MODELS:
+        yield from _options("model", name, model_class(name), without=OF_THE_DATA)
+    for table, names, find in (
+        ("method", METHODS, method_class),
+        ("server", SERVERS, server_class),
+        ("method", PERSONAL, personal_class),
+        ("optimizer", OPTIMIZERS, optimizer_class),
+    ):
+        for name in names:
+            cls = find(name)
+            others = {field.name for field in dataclasses.fields(cls)} - set(option_types(cls))
+            yield from _options(table, name, cls, others.union(TRAIN_KEYS if names is METHODS else ()))
 
 
 def commented_toml(recipe: str, path: str = "my.toml") -> str:
-    """A recipe as a file to change: its values, and every other key with its default as a comment."""
+    """A recipe as a file to change: its values, and every other key with its default as a comment.
+
+    Options of tasks, models, methods and optimisers are all there, since it depends on the names which are read.
+    """
     values, defaults = read_config(recipe), Experiment().model_dump()
     words = {key.name: key for key in config_keys()}
+    options: dict[str, list[Key]] = {}
+    for key in option_keys():
+        options.setdefault(key.name.partition(".")[0], []).append(key)
+    used = _used(Experiment.load(recipe))
     lines = [
         f"# fedpews run {path}",
         f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
@@ -75,8 +98,29 @@ def commented_toml(recipe: str, path: str = "my.toml") -> str:
     for table, inner in defaults.items():
         # what real sites need is another file's matter: fedpews flower new
         if isinstance(inner, dict) and table != "flower":
-            lines += ["", f"[{table}]", *_commented(f"{table}.", values.get(table, {}), inner, words)]
+            given = dict(values.get(table, {}))
+            lines += ["", f"[{table}]"]
+            mine = list(_options_commented(given, options.get(table, []), used))
+            lines += [*_commented(f"{table}.", given, inner, words), *mine]
     return "\n".join(lines) + "\n"
+
+
+def _used(experiment: Experiment) -> set[str]:
+    """The names whose options the experiment reads."""
+    named = MethodName.parse(experiment.method.name)
+    return {experiment.task.name, experiment.model.name, experiment.train.optimizer, *named.tables}
+
+
+def _options_commented(given: dict[str, Any], options: Sequence[Key], used: set[str]) -> Iterator[str]:
+    """Each option below its owner and meaning; one that is given is moved here."""
+    for key in options:
+        name, _, owner = key.name.partition(".")[2].partition(" ")
+        owner = owner.strip("()")
+        yield f"# {owner}: {key.text} ({key.type})"
+        if name in given and owner in used:
+            yield f"{name} = {_toml(given.pop(name))}"
+        else:
+            yield f"# {name} = {_toml(key.value)}".rstrip()
 
 
 def _commented(
@@ -98,15 +142,16 @@ def _toml(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _options(cls: type[Any], pattern: str, without: tuple[str, ...]) -> Iterator[Key]:
-    from fedpews.methods.options import option_schema
-
-    texts = _arguments(cls)
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    for name, entry in option_schema(cls).items():
-        if name not in without:
-            shown = dict(entry) | {"default": defaults[name], "description": texts.get(name, "")}
-            yield _key(pattern.format(name), shown)
+def _options(table: str, owner: str, cls: type[Any], without: Set[str]) -> Iterator[Key]:
+    hints = get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__, include_extras=True)
+    defaults = {name: given.default for name, given in inspect.signature(cls).parameters.items()}
+    names = [name for name in defaults if name not in without]
+    fields: dict[str, Any] = {name: (hints[name], None) for name in names}
+    model: Any = create_model(owner, **fields)
+    schema, texts = model.model_json_schema(), _arguments(cls)
+    for name in names:
+        shown = schema["properties"][name] | {"default": defaults[name], "description": texts.get(name, "")}
+        yield _key(f"{table}.{name} ({owner})", shown)
 
 
 def _arguments(cls: type[Any]) -> dict[str, str]:
@@ -115,7 +160,7 @@ def _arguments(cls: type[Any]) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         part = (inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]).partition("\n\n")[0]
         for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", part, re.MULTILINE):
-            found[name] = " ".join(text.split())
+            found[name] = " ".join(text.split()).removesuffix(".").replace("``", "`")
     return found
 
 
@@ -128,7 +173,7 @@ def _key(name: str, entry: Mapping[str, Any]) -> Key:
         if isinstance(default, tuple)
         else str(default)
     )
-    return Key(name, _type(entry), shown, entry.get("description", ""))
+    return Key(name, _type(entry), shown, entry.get("description", ""), default)
 
 
 _LOW = {"minimum": "≤", "exclusiveMinimum": "<"}

@@ -247,10 +247,10 @@ def _studies() -> Iterator[tuple[str, str]]:
 
 
 def _keys() -> Iterator[tuple[str, ...]]:
-    from fedpews.keys import config_keys, method_keys
+    from fedpews.keys import config_keys, option_keys
 
     yield "key", "type", "default", ""
-    for key in (*config_keys(), *method_keys()):
+    for key in (*config_keys(), *option_keys()):
         yield key.name, key.type, key.default, key.text
 
 

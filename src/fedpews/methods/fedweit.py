@@ -29,8 +29,8 @@ class FedWeIT(Method, ClientHalf):
     tasks; with one task per client it is held against the server's B. The download grows with the clients.
 
     Args:
-        sparsity: λ₁.
-        drift: λ₂.
+        sparsity: λ₁, how strongly a client's own weights are pushed to 0.
+        drift: λ₂, how strongly B is held near the server's.
         keep: the part of each layer's rows of B that is uploaded.
 
     >>> FedWeIT(keep=0.5).personalised

@@ -29,7 +29,7 @@ class FjORD(LocalSGD):
     Args:
         tiers: the tier of client 0, 1, …, again from the start when there are more clients; all together they
             are the widths that batches are drawn from.
-        distill: α, 0 for none.
+        distill: α, the weight of the distillation; 0 for none.
 
     >>> FjORD(tiers=(1.0, 0.5)).distill
     0.0

@@ -30,7 +30,7 @@ class Moon(LocalSGD):
 
     Args:
         mu: μ, the strength of the contrast; the reference uses 1, and 5 for CIFAR-10.
-        temperature: T.
+        temperature: T, by which the similarities are divided.
 
     >>> Moon(mu=5.0).temperature
     0.5

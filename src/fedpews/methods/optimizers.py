@@ -66,7 +66,7 @@ class Momentum(Optimizer):
     """v ← β·v + g, x ← x − η·v.
 
     Args:
-        momentum: β.
+        momentum: β, the part of the last step that is kept.
     """
 
     slots: ClassVar[tuple[str, ...]] = ("velocity",)

@@ -63,13 +63,6 @@ def option_types(cls: type) -> dict[str, Any]:
     return {name: hints[name] for name in names if _is_plain(hints[name])}
 
 
-def option_schema(cls: type) -> dict[str, Any]:
-    """The JSON schema of each option: its type and limits, for listings."""
-    schema = _model(cls).model_json_schema()
-    found: dict[str, Any] = schema.get("properties", {})
-    return found
-
-
 @cache
 def _model(cls: type) -> type[BaseModel]:
     # strict: neither true nor "0.1" is a number; every field may be absent, the dataclass has the defaults

@@ -22,6 +22,10 @@ MODELS: dict[str, str] = {
 """Name -> where its class is; nothing is imported before it is asked for."""
 
 
+OF_THE_DATA = {"inputs", "channels", "size", "classes"}
+"""What a model is called with by its data, as far as its signature has them."""
+
+
 def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, Any]) -> nn.Module:
     """A model for inputs of a shape and a number of classes.
 
@@ -32,7 +36,7 @@ def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, A
     >>> build("mlp", (5,), 4, {"hidden": [8]}).classifier
     Linear(in_features=8, out_features=4, bias=True)
     """
-    target = _find(name)
+    target = model_class(name)
     known = _parameters(target)
     for option in options:
         if option not in known and "**" not in known:
@@ -65,10 +69,11 @@ def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, A
 
 def describe_models() -> list[tuple[str, str]]:
     """Every model's name with the first line of its docstring."""
-    return [(name, (inspect.getdoc(_find(name)) or "").splitlines()[0]) for name in MODELS]
+    return [(name, (inspect.getdoc(model_class(name)) or "").splitlines()[0]) for name in MODELS]
 
 
-def _find(name: str) -> Any:
+def model_class(name: str) -> Any:
+    """The class behind a name, or behind ``module:Class``."""
     place = MODELS.get(name, name)
     if ":" not in place:
         raise ConfigError(f"there is no model {name!r}; {nearest(name, MODELS)} (Your own: module:Class.)")

@@ -22,6 +22,9 @@ class CNN(nn.Module):
 
     Pooling comes before ReLU: the same function, as both are monotone, at a quarter of the ReLU's work. A row
     or column too many for the pooling is left out, so 28×28 ends as 3×3.
+
+    Args:
+        hidden: the channels of each convolution.
     """
 
     needs_images: ClassVar[bool] = True

@@ -12,6 +12,9 @@ class MLP(nn.Module):
     """Fully connected layers with ReLU between them; inputs of any shape are flattened.
 
     The defaults are the paper's: 5 → 32 → 64 → 128 → 32 → 4.
+
+    Args:
+        hidden: the units of each hidden layer.
     """
 
     def __init__(self, inputs: int = 5, hidden: Sequence[int] = (32, 64, 128, 32), classes: int = 4) -> None:

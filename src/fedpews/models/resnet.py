@@ -14,6 +14,8 @@ class ResNet(nn.Module):
     last feature map is averaged, so images may have any size and shape.
 
     Args:
+        depth: the number of layers, 6n + 2.
+        width: the channels of the first stage; a multiple of ``group_size``.
         norm: ``"group"``, which does not mix clients' statistics, or ``"batch"``.
         group_size: channels in a group of the GroupNorm. A group is normalised as a whole, so it is one neuron:
             large groups leave a warmup few neurons to choose from.

@@ -18,6 +18,8 @@ class ViT(nn.Module):
     Args:
         patch: side of a patch; it must divide the image's size.
         width: features of a patch along the stream; ``heads`` must divide it.
+        depth: how many attention blocks there are.
+        heads: attention heads of each block.
         hidden: units of each block's feed-forward layer.
 
     Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021.
