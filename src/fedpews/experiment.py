@@ -18,7 +18,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedpews.compose import Kind, MethodName
 from fedpews.configs import fit_method, override, read_config, renamed
 from fedpews.errors import ConfigError, explain
-from fedpews.tables import Count, FlowerTable, NotNegative, Positive, PrivacyTable, RuntimeTable, Table
+from fedpews.tables import (
+    Count,
+    FinetuneTable,
+    FlowerTable,
+    NotNegative,
+    Positive,
+    PretrainTable,
+    PrivacyTable,
+    RuntimeTable,
+    StopTable,
+    Table,
+)
 from fedpews.tasks.names import FIRST, Goal, short
 
 Scaling = Literal["symmetric", "unit", "standard", "first"]
@@ -213,32 +224,6 @@ class WarmupTable(Table):
         if self.rounds is not None and self.fraction is not None:
             raise ValueError("give warmup.rounds or warmup.fraction, not both")
         return self
-
-
-class StopTable(Table):
-    patience: Count | None = Field(
-        None, description="end a seed after so many rounds without improvement; warmup rounds do not count"
-    )
-    min_delta: NotNegative = Field(0.0, description="what counts as an improvement")
-    on: Literal["validation", "test"] = Field("validation", description="the data that choose")
-    best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
-
-
-class PretrainTable(Table):
-    data: str | None = Field(
-        None, description="public data by name: the server trains the model on it before round 1"
-    )
-    train_per_class: Count | None = Field(None, description="take so many samples of each of its classes")
-    seed: int = Field(0, description="of the draw of these")
-    epochs: Count = Field(10, description="passes over them")
-    lr: Positive | None = Field(None, description="for that; by default the first round's")
-
-
-class FinetuneTable(Table):
-    epochs: Count | None = Field(
-        None, description="after the last round every client trains the global model so long on its own data"
-    )
-    lr: Positive | None = Field(None, description="for that; by default the last round's")
 
 
 class Experiment(Table):

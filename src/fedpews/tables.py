@@ -1,4 +1,4 @@
-"""The tables of a configuration that say where and how safely a run is done, and what every table is made of."""
+"""What every table of a configuration is made of, and those about what comes before, after and around the rounds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,32 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StopTable(Table):
+    patience: Count | None = Field(
+        None, description="end a seed after so many rounds without improvement; warmup rounds do not count"
+    )
+    min_delta: NotNegative = Field(0.0, description="what counts as an improvement")
+    on: Literal["validation", "test"] = Field("validation", description="the data that choose")
+    best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
+
+
+class PretrainTable(Table):
+    data: str | None = Field(
+        None, description="public data by name: the server trains the model on it before round 1"
+    )
+    train_per_class: Count | None = Field(None, description="take so many samples of each of its classes")
+    seed: int = Field(0, description="of the draw of these")
+    epochs: Count = Field(10, description="passes over them")
+    lr: Positive | None = Field(None, description="for that; by default the first round's")
+
+
+class FinetuneTable(Table):
+    epochs: Count | None = Field(
+        None, description="after the last round every client trains the global model so long on its own data"
+    )
+    lr: Positive | None = Field(None, description="for that; by default the last round's")
 
 
 class PrivacyTable(Table):
