@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -56,6 +57,20 @@ class Interrupted(FedpewsError):
     """The run was asked to stop (Ctrl-C) and has saved where it stands."""
 
     exit_code = 130
+
+
+def need_extra(extra: str, module: str, purpose: str) -> Any:
+    """Import a module that is installed with an extra of the package, or say how to install it.
+
+    >>> need_extra("search", "no_such_module", "--search optuna")
+    Traceback (most recent call last):
+    ...
+    fedpews.errors.ConfigError: --search optuna needs: pip install 'fedpews[search]' (No module named 'no_such_module')
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{purpose} needs: pip install 'fedpews[{extra}]' ({error})") from error
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, need_extra
 from fedpews.results.records import Record
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ def _opener(name: str) -> Open:
     if name not in TRACKERS:
         raise ConfigError(f"there is no tracker {name!r}; choose from {', '.join(TRACKERS)}")
     module, make = TRACKERS[name]
-    try:
-        __import__(module)
-    except ImportError as error:
-        raise ConfigError(f"--log {name} needs {name}: pip install 'fedpews[{name}]'") from error
+    need_extra(name, module, f"--log {name}")
     return make
 
 

@@ -146,15 +146,6 @@ def test_a_malformed_image_folder_is_refused(
         load(f"folder:{tmp_path}")
 
 
-def test_without_pillow_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_images(tmp_path)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match="install pillow"):
-        load(f"folder:{tmp_path}")
-
-
 MODULE = """
 import torch
 from fedpews.data import from_clients

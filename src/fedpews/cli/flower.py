@@ -11,7 +11,7 @@ import typer
 
 from fedpews.cli.console import err, out
 from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
-from fedpews.errors import ConfigError, Interrupted
+from fedpews.errors import ConfigError, Interrupted, need_extra
 
 flower = typer.Typer(
     name="flower",
@@ -70,12 +70,12 @@ def up(
 
     The run's folder is that of `fedpews run`, and sites.jsonl says who answered in each round.
     """
+    need_extra("flower", "flwr", "fedpews flower up")
     from fedpews.cli.pages import write_joint_page
     from fedpews.cli.runs import resolve_runs, show_runs
     from fedpews.flower.deploy.loopback import up as run_up
     from fedpews.report.progress import ProgressBar
 
-    _check_installed()
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
     for experiment, place in runs:
 
@@ -117,13 +117,13 @@ def serve(
 
     Sites are let in with `fedpews flower approve`, runs started with `fedpews flower start`, both on this machine only.
     """
+    need_extra("flower", "flwr", "fedpews flower serve")
     from fedpews.flower.deploy.coordinator import Coordinator
     from fedpews.flower.deploy.coordinator import serve as run_coordinator
     from fedpews.flower.deploy.keys import make_server_keys
     from fedpews.flower.deploy.proxy import Door
     from fedpews.flower.deploy.units import coordinator_unit
 
-    _check_installed()
     folder = folder.resolve()
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key belong together")
@@ -156,12 +156,12 @@ def approve(
     ] = None,
 ) -> None:
     """Let a site in: its key and its number belong together from now on (DIR/roster.toml)."""
+    need_extra("flower", "flwr", "fedpews flower approve")
     from fedpews.flower.deploy.coordinator import CONNECTION, flwr
     from fedpews.flower.deploy.keys import fingerprint as fingerprint_of
     from fedpews.flower.known_sites import KnownSite, KnownSites
     from fedpews.results.layout import ROSTER
 
-    _check_installed()
     found = fingerprint_of(public_key.read_bytes())
     if fingerprint is not None and fingerprint != found:
         raise ConfigError(f"{public_key} has the fingerprint {found}, and the site read out {fingerprint}")
@@ -185,6 +185,7 @@ def start(
     resume: Resume = False,
 ) -> None:
     """Run an app with the approved sites, from the coordinator's machine, and follow it."""
+    need_extra("flower", "flwr", "fedpews flower start")
     import subprocess
 
     from fedpews.flower.deploy.coordinator import run_command
@@ -194,7 +195,6 @@ def start(
     from fedpews.flower.known_sites import KnownSites
     from fedpews.results.layout import ROSTER
 
-    _check_installed()
     # here and not only in the run, where it would be one line of a long log
     KnownSites.read(folder / ROSTER)
     folder, settings = folder.resolve(), {"out": str(place.resolve()), "resume": resume}
@@ -212,9 +212,9 @@ def start(
 @flower.command("hash")
 def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder.")]) -> None:
     """The hash of an app, which sites and the coordinator compare."""
+    need_extra("flower", "flwr", "fedpews flower hash")
     from fedpews.flower.deploy.pin import app_hash
 
-    _check_installed()
     out.print(app_hash(app), soft_wrap=True)
 
 
@@ -238,12 +238,12 @@ def run_site(
     unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")] = False,
 ) -> None:
     """Take part as a site: a SuperNode and a warm executor that run one app only, started again when they end."""
+    need_extra("flower", "flwr", "fedpews site")
     from fedpews.flower.deploy.pin import Pin
     from fedpews.flower.deploy.site_process import SiteOptions
     from fedpews.flower.deploy.site_process import run_site as run
     from fedpews.flower.deploy.units import site_unit
 
-    _check_installed()
     state = state_dir.expanduser().resolve()
     settings = {"site": number, "state-dir": str(state), "device": device}
     settings |= {"workers": workers, "threads": threads}
@@ -273,10 +273,3 @@ def _until_stopped(work: Callable[[], None]) -> None:
         work()
     except KeyboardInterrupt:
         raise Interrupted("stopped") from None
-
-
-def _check_installed() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("flwr") is None:
-        raise ConfigError("Flower is not installed: pip install 'fedpews[flower]'")

@@ -32,7 +32,9 @@ def report(
 
 def watch(
     folders: Folders,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.")] = 8500,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any that is free.")
+    ] = 8500,
 ) -> None:
     """The same page while runs go on, at an address on this machine; new rounds appear by themselves."""
     from fedpews.report.live import HOST, serve

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpews.errors import ConfigError, nearest
+from fedpews.errors import ConfigError, nearest, need_extra
 from fedpews.outside import check_plain
 
 LABELS = ("label", "target", "y", "class")
@@ -29,12 +29,7 @@ def read_table(path: Path, label: str | None = None) -> tuple[NDArray[Any], NDAr
     The label is the column that is named, or one called label, target, y or class. Every other column is an input
     and must hold numbers without gaps.
     """
-    try:
-        import pandas as pd
-    except ImportError:
-        raise ConfigError(
-            "tables need pandas, which is not installed: pip install 'fedpews[pandas]'"
-        ) from None
+    pd = need_extra("pandas", "pandas", f"{path}, a table,")
     check_plain(path)
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
@@ -76,12 +71,8 @@ def read_image(
     With ``size`` the shorter side is brought to it (bilinear) and the middle square is kept, so nothing is
     stretched. With ``expected`` (height, width) another size is refused before a pixel of it is read.
     """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise ConfigError(
-            "image folders need Pillow, which is not installed; install pillow, or use npz files."
-        ) from None
+    from PIL import Image, ImageOps
+
     check_plain(path)
     try:
         # the formats that are named: others (EPS) start programs or decode without end

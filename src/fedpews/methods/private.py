@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, need_extra
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
 from fedpews.methods.options import NotNegative, Positive
@@ -220,11 +220,9 @@ def epsilon(
     """
     if noise == 0:
         return math.inf
-    try:
-        import dp_accounting
-        from dp_accounting import rdp
-    except ImportError as error:
-        raise ConfigError("ε needs an accountant: pip install 'fedpews[privacy]'") from error
+    dp_accounting = need_extra("privacy", "dp_accounting", "ε")
+    from dp_accounting import rdp
+
     event = dp_accounting.GaussianDpEvent(noise)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     if place == "client":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, need_extra
 from fedpews.results import layout
 from fedpews.results.checkpoints import known_marks
 from fedpews.results.growing import read_lines
@@ -56,11 +56,8 @@ class Rounds(Sequence[Record]):
 
     def to_pandas(self) -> pd.DataFrame:
         """The same as a DataFrame; needs pandas (``pip install fedpews[pandas]``)."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ConfigError("to_pandas() needs pandas: pip install 'fedpews[pandas]'") from error
-        return pd.DataFrame(self._records)
+        frame: pd.DataFrame = need_extra("pandas", "pandas", "to_pandas()").DataFrame(self._records)
+        return frame
 
 
 def evaluated(records: Sequence[Record]) -> list[Record]:

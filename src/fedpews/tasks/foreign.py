@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedpews.errors import ConfigError, first_line
+from fedpews.errors import ConfigError, first_line, need_extra
 from fedpews.user_code import load_named
 
 KEPT = ("kept_scores", "kept_labels")
@@ -31,6 +31,8 @@ def measure_foreign(name: str, scores: Tensor, labels: Tensor) -> float:
 @cache
 def find_foreign(name: str) -> Any:
     """The function behind ``module:function``."""
+    if name.startswith("torchmetrics"):
+        need_extra("metrics", "torchmetrics", f"metric {name!r}")
     try:
         return load_named(name)
     except Exception as error:

@@ -26,7 +26,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise ConfigError(f"{name} is not installed; install Flower: pip install 'fedpews[flower]'")
+        raise ConfigError(f"{name} is not installed: pip install 'fedpews[flower]'")
     return found
 
 

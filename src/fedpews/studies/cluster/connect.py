@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError, first_line
+from fedpews.errors import ConfigError, first_line, need_extra
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -85,8 +85,4 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 
 
 def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError as error:
-        raise ConfigError("--on needs Dask: pip install 'fedpews[cluster]'") from error
-    return distributed
+    return need_extra("cluster", "distributed", "--on")

@@ -17,8 +17,6 @@ from fedpews.studies.sweep import Grid, Range, command, name_of
 VALIDATION = 0.2
 """The part of each client's training samples that is held out where the configuration says nothing."""
 
-OPTUNA_MISSING = "--search optuna needs Optuna: pip install 'fedpews[search]'"
-
 
 @dataclass(frozen=True)
 class Search:

@@ -12,10 +12,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError, DataMissing, RunFailed, first_line
+from fedpews.errors import ConfigError, DataMissing, RunFailed, first_line, need_extra
 from fedpews.studies.cells import Found
 from fedpews.studies.search.holders import LOST_AFTER, Holder, attribute, holding, is_lost
-from fedpews.studies.search.space import OPTUNA_MISSING, Search, distributions, in_words, settings_of
+from fedpews.studies.search.space import Search, distributions, in_words, settings_of
 from fedpews.studies.study import Cell
 from fedpews.studies.validation import Values
 
@@ -176,10 +176,7 @@ def open_trials(search: Search, root: Path, storage: str | None = None) -> Itera
     Args:
         storage: a URL that Optuna's RDBStorage takes; by default a journal file beside the results.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError(OPTUNA_MISSING) from error
+    optuna = need_extra("search", "optuna", "--search optuna")
     from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
