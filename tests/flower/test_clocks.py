@@ -79,5 +79,7 @@ def test_a_date_that_is_none_says_nothing(keys: ServerKeys, date: str) -> None:
         assert explain_contact(address, keys.authority) is None
 
 
-def test_nobody_there_says_nothing(keys: ServerKeys) -> None:
-    assert explain_contact("127.0.0.1:9", keys.authority, timeout=1) is None
+def test_a_coordinator_that_cannot_be_reached_is_said(keys: ServerKeys) -> None:
+    found = explain_contact("127.0.0.1:9", keys.authority, timeout=1)
+
+    assert "cannot be reached at 127.0.0.1:9 (Connection refused); trying again" in str(found)

@@ -15,7 +15,7 @@ from test_engine import experiment, write
 from fedpews.errors import ConfigError
 from fedpews.flower.app import serve
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
-from fedpews.flower.engine import TooFewSites
+from fedpews.flower.engine import SitesRefused
 from fedpews.flower.hello import Expected, Facts, Seen, read_hello
 from fedpews.flower.known_sites import KnownSite, KnownSites
 from fedpews.flower.roster import Roster
@@ -116,10 +116,10 @@ def test_whoever_comes_later_takes_nobodys_place(grid: MemoryGrid) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": "0.0.9"}, "fedpews is 0.0.9 there and 0.1.0 here"),
-        ({"config": "xyz"}, "fingerprint is xyz there and abc here"),
-        ({"shape": "3×28×28"}, "shape of a sample is 3×28×28 there and 5 here"),
-        ({"classes": 9}, "number of classes is 9 there and 4 here"),
+        ({"version": "0.0.9"}, "fedpews is 0.0.9 at the site and 0.1.0 at the server"),
+        ({"config": "xyz"}, "fingerprint is xyz at the site and abc at the server"),
+        ({"shape": "3×28×28"}, "shape of a sample is 3×28×28 at the site and 5 at the server"),
+        ({"classes": 9}, "number of classes is 9 at the site and 4 at the server"),
         ({"site": 2}, "there are sites 0 to 1"),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_site_with_another_experiment_never_trains(tmp_path: Path, grid: Memor
             1: site_handler(config, tmp_path / "state", 0),
             2: site_handler(changed, tmp_path / "state", 1),
         }
-        with pytest.raises(TooFewSites):
+        with pytest.raises(SitesRefused, match="at the site and"):
             serve(config, grid, {"out": str(tmp_path / changed.stem)})
     assert not [m for m in grid.sent if m.metadata.message_type == MessageType.TRAIN]
 

@@ -63,8 +63,10 @@ def _warm_site(config: Path, text: str, number: int, settings: tuple[tuple[str, 
 def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
     """A site from the experiment and the site's own ``--node-config``."""
     from fedpews.build import build_method, build_network, schedule
+    from fedpews.flower.handlers import site_folder
     from fedpews.flower.hello import site_facts
     from fedpews.flower.memory import SiteMemory
+    from fedpews.flower.notices import add_notice
     from fedpews.flower.site import Site
 
     experiment = Experiment.load(config)
@@ -72,15 +74,16 @@ def build_site(config: Path, number: int, settings: Mapping[str, Any]) -> Site:
     if number >= len(data):
         raise ConfigError(f"this is site {number}, but the experiment has sites 0 to {len(data) - 1}")
     net, _ = build_network(experiment, data)
-    place = Path(str(settings.get("state-dir", "~/.fedpews/sites"))).expanduser()
+    own = site_folder({**settings, "site": number})
     return Site(
         number,
         net,
         build_method(experiment),
         data,
         schedule(experiment),
-        lambda run: SiteMemory(place, number, run),
-        lambda: site_facts(experiment.fingerprint(), number, data, "data" in settings, place),
+        lambda run: SiteMemory(own.parent, number, run),
+        lambda: site_facts(experiment.fingerprint(), number, data, "data" in settings, own.parent),
+        lambda text: add_notice(own / layout.SITE_STATUS, text),
         experiment.flower.lost_memory == "restart",
         int(settings.get("workers", 1)),
         int(settings.get("threads", 1)),
@@ -147,6 +150,7 @@ def _engine(
     from fedpews.flower.engine import FlowerEngine
     from fedpews.flower.hello import Seen, expected_of
     from fedpews.flower.known_sites import KnownSites
+    from fedpews.flower.notices import add_notice
     from fedpews.flower.roster import Roster
     from fedpews.flower.scores import ScoreCheck
     from fedpews.flower.site_log import SiteLog, log_line
@@ -159,11 +163,16 @@ def _engine(
     given = str(settings.get("roster") or "")
     known = KnownSites.read(Path(given).expanduser()) if given else None
     expected = expected_of(experiment.fingerprint(), data, named=experiment.data.name != AT_SITES)
-    roster = Roster(grid, expected, known, Seen(out / layout.SITES_SEEN), log_line)
+
+    def say(text: str) -> None:
+        log_line(text)
+        add_notice(out / layout.SITES_NOTICES, text)
+
+    roster = Roster(grid, expected, known, Seen(out / layout.SITES_SEEN), say)
     has_test = len(data.test_y) > 0
     local = EagerEngine(net, data, schedule(experiment), workers=1) if has_test else None
     check = UploadCheck(net, experiment.flower, schedule(experiment))
-    site_log = SiteLog(out / layout.SITES, log_line)
+    site_log = SiteLog(out / layout.SITES, say)
     numbers = sum(leaf[0].numel() for leaf in tree_leaves(take(data.x, torch.zeros(1, dtype=torch.int64))))
     # where the server has a test set no site is asked for a score, so any metric will do
     score_check = ScoreCheck(Classification() if local else data.task, places=numbers)

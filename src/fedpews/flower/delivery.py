@@ -16,7 +16,7 @@ from fedpews.methods.wire import encode_download
 from fedpews.neurons.network import Network
 from fedpews.results.files import write_atomically
 from fedpews.results.records import Record, value_of
-from fedpews.tasks.names import Goal, is_share
+from fedpews.tasks.names import Goal, show
 from fedpews.trees import Tree
 
 FINAL, BEST, PERSONAL = "final", "best", "personal"
@@ -29,20 +29,13 @@ def tell_progress(say: Callable[[str], None], goal: Goal, records: Sequence[Reco
         if value is None:
             continue
         by_site = "".join(
-            f", {name} {in_words(goal.metric, found.get(goal.metric))} of {found['samples']}"
+            f", {name} {show(goal.metric, found.get(goal.metric))} of {found['samples']}"
             for name, found in record.get("sites", {}).items()
         )
         say(
-            f"round {record['round']}, seed {record['seed']}: {goal.metric} {in_words(goal.metric, value)}, "
+            f"round {record['round']}, seed {record['seed']}: {goal.metric} {show(goal.metric, value)}, "
             f"loss {record['loss']:.4g}{by_site}"
         )
-
-
-def in_words(metric: str, value: float | None) -> str:
-    """A metric for reading: a share in per cent, anything else in four digits."""
-    if value is None:
-        return "undefined"
-    return f"{value:.1%}" if is_share(metric) else f"{value:.4g}"
 
 
 def send_models(
@@ -63,9 +56,10 @@ def send_models(
     return [roster.name(site) for site, reply in sorted(answers.items()) if isinstance(reply, Message)]
 
 
-def keep_models(folder: Path, kind: str, models: Mapping[int, Tree]) -> None:
-    """Write models into a site's folder, as `fedpews run` writes its own."""
+def keep_models(folder: Path, kind: str, models: Mapping[int, Tree]) -> list[Path]:
+    """Write models into a site's folder, as `fedpews run` writes its own; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, model in models.items():
-        data = save({name: value.cpu().contiguous() for name, value in model.items()})
-        write_atomically(folder / f"{kind}-model-{seed}.safetensors", data)
+    paths = [folder / f"{kind}-model-{seed}.safetensors" for seed in models]
+    for path, model in zip(paths, models.values(), strict=True):
+        write_atomically(path, save({name: value.cpu().contiguous() for name, value in model.items()}))
+    return paths

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part as EvaluatedPart
 from fedpews.engines.evaluate import Score
-from fedpews.errors import RunFailed
+from fedpews.errors import ConfigError, RunFailed
 from fedpews.flower.memory import AcceptedRounds
 from fedpews.flower.messages import (
     Part,
@@ -41,6 +41,10 @@ Key = tuple[int, int]
 
 class TooFewSites(RunFailed):
     """Not enough sites are connected, or not enough of them answered."""
+
+
+class SitesRefused(ConfigError):
+    """Sites that the round needs cannot take part as they were started."""
 
 
 class FlowerEngine(Engine):
@@ -174,7 +178,11 @@ class FlowerEngine(Engine):
         for job in jobs:
             by_site.setdefault(job.client, []).append(job)
         nodes = self._gather(list(by_site))
-        attempt.sites = {site: Answer("absent", "not connected") for site in by_site if site not in nodes}
+        attempt.sites = {
+            site: Answer("absent", self.roster.refused.get(site, "not connected"))
+            for site in by_site
+            if site not in nodes
+        }
         encoded: dict[int, bytes] = {}
         messages = {site: self._message(node, by_site[site], encoded) for site, node in sorted(nodes.items())}
         for site, message in messages.items():
@@ -234,12 +242,14 @@ class FlowerEngine(Engine):
         limits = self.limits
         patience = 0.0 if self._started else limits.join_seconds
         here = self.roster.wait_for(sites, patience)
+        self._check_refused(sites, here)
         least = min(limits.min_sites, len(sites))
         if len(here) < least:
             self.site_log.say(f"round {self._round} needs {least} sites and {len(here)} are here; waiting")
             until = time.monotonic() + limits.wait_seconds
             while len(here) < least and time.monotonic() < until:
                 here = self.roster.wait_for(sites, 2.0)
+                self._check_refused(sites, here)
         if len(here) < least:
             raise TooFewSites(
                 f"round {self._round} needs at least {least} sites (flower.min_sites), but only {len(here)} of "
@@ -248,6 +258,19 @@ class FlowerEngine(Engine):
             )
         self._started = True
         return here
+
+    def _check_refused(self, sites: Sequence[int], here: Mapping[int, int]) -> None:
+        """Stop at once when waiting cannot help: too few sites are left without those that were refused."""
+        refused = {
+            site: why for site, why in self.roster.refused.items() if site in sites and site not in here
+        }
+        if refused and not is_enough(self.limits, len(sites), len(sites) - len(refused)):
+            each = "; ".join(
+                f"{self.roster.name(site)} is refused: {why}" for site, why in sorted(refused.items())
+            )
+            raise SitesRefused(
+                f"round {self._round} cannot begin. {each}. Correct that and go on with --resume."
+            )
 
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
         """Add up what the sites found on their own test samples; only sums over samples leave a site."""

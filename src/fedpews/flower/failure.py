@@ -1,4 +1,7 @@
-"""How a run across sites failed, left in its folder: Flower's own exit code says nothing of it."""
+"""How a run across sites failed, or why a site cannot take part, for the process that started it.
+
+Flower's own exit codes say nothing of it, so a file does.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ def forget_failure(out: Path) -> None:
     (out / layout.SITES_ERROR).unlink(missing_ok=True)
 
 
-def keep_failure(out: Path, error: Exception) -> None:
+def keep_failure(out: Path, error: Exception, who: str = "the server") -> None:
     """For whoever started the run, in another process."""
-    ours = error if isinstance(error, FedpewsError) else RunFailed(f"the server failed: {first_line(error)}")
+    ours = error if isinstance(error, FedpewsError) else RunFailed(f"{who} failed: {first_line(error)}")
+    out.mkdir(parents=True, exist_ok=True)
     told = {"exit_code": ours.exit_code, "message": str(ours)}
     write_atomically(out / layout.SITES_ERROR, json.dumps(told).encode())
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, FedpewsError
 from fedpews.flower.deploy.processes import leave_with_parent
+from fedpews.flower.failure import keep_failure
 
 if TYPE_CHECKING:
     from fedpews.flower.site import Site
@@ -28,10 +30,25 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
 
     @app.query()  # type: ignore[untyped-decorator]
     def hello(message: Message, context: Context) -> Message:
-        from fedpews.flower.hello import hello_content
+        from fedpews.flower.hello import hello_content, unfit_content
 
-        site = build(site_number(context.node_config), context.node_config)
-        return Message(hello_content(site.facts()), reply_to=message)
+        number = site_number(context.node_config)
+        try:
+            content = hello_content(build(number, context.node_config).facts())
+        except FedpewsError as error:
+            keep_failure(site_folder(context.node_config), error)
+            content = unfit_content(error)
+        return Message(content, reply_to=message)
+
+    @app.query("refused")  # type: ignore[untyped-decorator]
+    def refused(message: Message, context: Context) -> Message:
+        from fedpews.flower.hello import REFUSED
+
+        record: Any = message.content.get(REFUSED)
+        why = record.get("why") if isinstance(record, ConfigRecord) else None
+        error = ConfigError(f"the coordinator refuses this site: {why!s:.1000}")
+        keep_failure(site_folder(context.node_config), error)
+        return Message(RecordDict({REFUSED: ConfigRecord({"heard": True})}), reply_to=message)
 
     def keep(kind: str) -> None:
         @app.query(kind)  # type: ignore[untyped-decorator]
@@ -97,3 +114,9 @@ def site_number(settings: Settings) -> int:
             '--node-config "site=0", a different whole number for each site'
         )
     return site
+
+
+def site_folder(settings: Settings) -> Path:
+    """A site's own folder in its ``state-dir``."""
+    state = Path(str(settings.get("state-dir", "~/.fedpews/sites"))).expanduser()
+    return state / f"site-{site_number(settings)}"

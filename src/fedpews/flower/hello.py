@@ -20,7 +20,7 @@ from fedpews.results.schema import SeenShape, read_object
 if TYPE_CHECKING:
     from fedpews.data import Federation
 
-HELLO = "hello"
+HELLO, UNFIT, REFUSED = "hello", "unfit", "refused"
 MOST_SAMPLES = 10**12
 
 
@@ -66,7 +66,7 @@ class Expected:
         for name, words in names.items():
             mine, other = getattr(self, name), getattr(facts, name)
             if mine is not None and mine != other:
-                raise BadMessage(f"{words} is {other} there and {mine} here")
+                raise BadMessage(f"{words} is {other} at the site and {mine} at the server")
 
 
 class Seen:
@@ -102,11 +102,18 @@ def hello_content(facts: Facts) -> RecordDict:
     return RecordDict({HELLO: ConfigRecord(asdict(facts))})
 
 
+def unfit_content(error: Exception) -> RecordDict:
+    """In the place of the facts: why this site cannot take part."""
+    return RecordDict({HELLO: ConfigRecord({UNFIT: str(error)})})
+
+
 def read_hello(content: RecordDict) -> Facts:
     """The inverse of ``hello_content``; the content is whatever came from the network."""
     record: Any = content.get(HELLO)
     if not isinstance(record, ConfigRecord):
         raise BadMessage("its hello is none")
+    if UNFIT in record:
+        raise BadMessage(f"it cannot take part: {record[UNFIT]!s:.500}")
     values: dict[str, Any] = {}
     for field in fields(Facts):
         value = record.get(field.name)

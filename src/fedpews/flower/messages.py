@@ -120,22 +120,27 @@ def deliver(
     Args:
         most_bytes: of one reply; a larger one is not fetched any further.
     """
+    return dict(answers(grid, messages, seconds, most_bytes))
+
+
+def answers(
+    grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int | None = None
+) -> Iterator[tuple[Key, Message | str]]:
+    """The same, one after the other as they come in."""
     keys = list(messages)
     ids = list(grid.push_messages([messages[key] for key in keys]))
     waiting = {message_id: key for key, message_id in zip(keys, ids, strict=False) if message_id}
-    answers: dict[Key, Message | str] = {
-        key: "the message could not be sent" for key in keys if key not in waiting.values()
-    }
+    for key in set(keys) - set(waiting.values()):
+        yield key, "the message could not be sent"
     until = time.monotonic() + seconds
     while waiting and time.monotonic() < until:
         for message_id, key in list(waiting.items()):
             answer = _collect(grid, message_id, most_bytes)
             if answer is not None:
-                answers[key] = answer
                 del waiting[message_id]
+                yield key, answer
         if waiting:
             time.sleep(POLL_SECONDS)
-    return answers
 
 
 def _collect(grid: Grid, message_id: str, most_bytes: int | None) -> Message | str | None:

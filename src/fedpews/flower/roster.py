@@ -9,9 +9,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedpews.flower.deploy.keys import fingerprint
-from fedpews.flower.hello import HELLO, Expected, Facts, Seen, read_hello
+from fedpews.flower.hello import HELLO, REFUSED, Expected, Facts, Seen, read_hello
 from fedpews.flower.known_sites import KnownSites
-from fedpews.flower.messages import deliver
+from fedpews.flower.messages import answers, deliver
 from fedpews.methods.wire import BadMessage
 
 ASK_SECONDS = 120.0
@@ -19,6 +19,9 @@ ASK_SECONDS = 120.0
 
 AGAIN_SECONDS = 60.0
 """A node that did not say which site it is, or was refused, gets asked again after this time: it may be mended."""
+
+TELL_SECONDS = 20.0
+"""How long a site that is refused may take to hear of it."""
 
 POLL_SECONDS = 1.0
 
@@ -46,6 +49,7 @@ class Roster:
         self._again: dict[int, float] = {}  # node -> when to ask it again
         self._told: set[int] = set()  # nodes that were said to come second
         self._refused: dict[int, str] = {}  # node -> why, as it was said
+        self.refused: dict[int, str] = {}  # site -> why; a person must start it again with something changed
 
     @property
     def total(self) -> int:
@@ -74,14 +78,15 @@ class Roster:
         return found
 
     def wait_for(self, sites: Iterable[int], seconds: float) -> dict[int, int]:
-        """The nodes of these sites, as soon as all are there or the time is up."""
+        """The nodes of these sites, as soon as all are there or refused, or the time is up."""
         wanted, until, told = set(sites), time.monotonic() + seconds, False
         while True:
             here = {site: node for site, node in self.online().items() if site in wanted}
-            if len(here) == len(wanted) or time.monotonic() >= until:
+            awaited = sorted(wanted - here.keys() - self.refused.keys())
+            if not awaited or time.monotonic() >= until:
                 return here
             if not told:
-                missing = ", ".join(self.name(site) for site in sorted(wanted - here.keys()))
+                missing = ", ".join(map(self.name, awaited))
                 self._say(f"{len(here)} of {len(wanted)} sites are here; waiting for {missing}")
                 told = True
             time.sleep(POLL_SECONDS)
@@ -98,22 +103,32 @@ class Roster:
         asked = [node for node in keys if node not in self._site]
         content = RecordDict({HELLO: ConfigRecord({"sites": self._expected.sites})})
         questions = {node: Message(content, node, MessageType.QUERY, ttl=ASK_SECONDS) for node in asked}
-        answers = deliver(self._grid, questions, ASK_SECONDS) if questions else {}
-        for node in asked:
-            reply = answers.get(node)
-            site = self._read(node, short[node], reply) if isinstance(reply, Message) else None
-            if site is not None:
-                self._site[node] = site
+        silent = dict.fromkeys(asked, f"no answer in {ASK_SECONDS:g} s")
+        for node, reply in answers(self._grid, questions, ASK_SECONDS) if questions else ():
+            if isinstance(reply, str):
+                silent[node] = reply
                 continue
+            del silent[node]
+            site = self._read(node, short[node], reply)
+            if site is None:
+                self._again[node] = time.monotonic() + AGAIN_SECONDS
+            else:
+                self._site[node] = site
+        for node, why in silent.items():
             self._again[node] = time.monotonic() + AGAIN_SECONDS
-            if not isinstance(reply, Message):
-                self._say(f"node {node} does not say which site it is: {reply or 'no answer'}")
+            self._say(f"{self._who(node, short[node])} does not say which site it is: {why}")
+
+    def _who(self, node: int, key: str) -> str:
+        entry = self._known.by_key.get(key) if self._known else None
+        return entry.name if entry else f"node {node} ({key or 'no key'})"
 
     def _read(self, node: int, key: str, reply: Message) -> int | None:
+        number = self._known.by_key[key].number if self._known else None
         try:
             facts = read_hello(reply.content)
+            number = facts.site if number is None else number
             self._expected.check(facts)
-            if self._known is not None and self._known.by_key[key].number != facts.site:
+            if self._known is not None and number != facts.site:
                 entry = self._known.by_key[key]
                 raise BadMessage(
                     f"it says it is site {facts.site}, but its key is that of site {entry.number}, {entry.name}"
@@ -122,9 +137,15 @@ class Roster:
         except BadMessage as error:
             if self._refused.get(node) != str(error):
                 self._refused[node] = str(error)
-                self._say(f"node {node} ({key or 'no key'}) is refused: {error}")
+                self._say(f"{self._who(node, key)} is refused: {error}")
+                content = RecordDict({REFUSED: ConfigRecord({"why": str(error)})})
+                told = Message(content, node, f"{MessageType.QUERY}.{REFUSED}", ttl=TELL_SECONDS)
+                deliver(self._grid, {node: told}, TELL_SECONDS)
+            if number is not None:
+                self.refused[number] = str(error)
             return None
         self.facts[facts.site] = facts
+        self.refused.pop(facts.site, None)
         shown = f", key {key}" if key else ""
         self._say(f"{self.name(facts.site)} is here: site {facts.site}, {facts.samples} samples{shown}")
         return facts.site

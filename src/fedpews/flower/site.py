@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -27,6 +27,7 @@ from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.server import score_personal
 from fedpews.tasks.contract import Sums
+from fedpews.tasks.names import show
 from fedpews.trees import Nest
 
 LATE = 10**9
@@ -44,6 +45,7 @@ class Site:
     schedule: Schedule
     memory: Callable[[str], SiteMemory]  # by the name of the run
     facts: Callable[[], Facts]  # what it says of itself when it is met
+    say: Callable[[str], None] = lambda text: None  # shows a line to the people at this site
     restart_lost: bool = False  # begin anew when the memory is gone
     workers: int = 1  # seeds trained at once
     threads: int = 1  # cores for each; the numbers are those of one process with 1 only
@@ -69,7 +71,15 @@ class Site:
             raise explain(bad, jobs)
         for part, done in zip(task.parts, finished, strict=True):
             memory.write(part.seed, task.round, self._here(done.memory, "cpu"), part.kept)
-        return {done.seed: encode_upload(self.net, self._send(done.upload)) for done in finished}
+        uploads = {done.seed: encode_upload(self.net, self._send(done.upload)) for done in finished}
+        loss = sum(done.upload.loss for done in finished) / len(finished)
+        shown = f", training loss {loss:.4g}" if loss else ""  # 0 where it is private
+        size = sum(map(len, uploads.values()))
+        self.say(
+            f"round {task.round} ({jobs[0].download.phase}): trained on {len(self.data.clients[self.number])} "
+            f"samples{shown}; {size:,} bytes to send"
+        )
+        return uploads
 
     def rehearse(self) -> None:
         """A step of every kind of round on two empty samples, and none of it kept."""
@@ -82,7 +92,9 @@ class Site:
 
     def keep(self, kind: str, task: Task) -> None:
         """Put the models that the server hands out at the end into this site's folder."""
-        keep_models(self.memory(task.run).folder, kind, {p.seed: self._receive(p).params for p in task.parts})
+        models = {part.seed: self._receive(part).params for part in task.parts}
+        paths = ", ".join(map(str, keep_models(self.memory(task.run).folder, kind, models)))
+        self.say(f"the run is finished; the {kind} model: {paths}")
 
     def evaluate(self, task: Task) -> dict[EvaluatedPart, dict[int, Sums]]:
         """For each seed's model the sums over the site's own test samples, and over those it holds out."""
@@ -93,12 +105,23 @@ class Site:
             if len(self.data.test_y):
                 scores = engine.evaluate(models, seeds)
                 found["test"] = self._sums(seeds, scores)
+                self._say_scores(task, found["test"])
             if self.data.validation:
                 found["validation"] = {seed: {} for seed in seeds}
             if self.data.validation and len(self.data.validation[self.number]):
                 held = engine.evaluate(models, seeds, "validation")
                 found["validation"] = self._sums(seeds, held)
         return found
+
+    def _say_scores(self, task: Task, found: Mapping[int, Sums]) -> None:
+        """How good the downloaded model is here, as the mean over seeds."""
+        values = [self.data.task.measure(sums) for sums in found.values()]
+        means = []
+        for metric in values[0]:
+            known = [value for one in values if (value := one[metric]) is not None]
+            means.append(f"{metric} {show(metric, sum(known) / len(known) if known else None)}")
+        when = f"round {task.round}, the model as received" if task.evaluate else f"after round {task.round}"
+        self.say(f"{when}: {', '.join(means)} on {len(self.data.test_y)} test samples of this site")
 
     def _sums(self, seeds: Sequence[int], scores: Sequence[Score]) -> dict[int, Sums]:
         return {seed: least(self.data.task, score.sums) for seed, score in zip(seeds, scores, strict=True)}
@@ -115,11 +138,15 @@ class Site:
             raise MemoryLost(f"site {self.number} has no memory to make its own model of")
         memory = self._here(memory, self._device)
         model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
-        keep_models(self.memory(task.run).folder, PERSONAL, {part.seed: model})
+        (path,) = keep_models(self.memory(task.run).folder, PERSONAL, {part.seed: model})
         with closing(self._engine()) as engine:
             found = score_personal(engine, self.data, part.seed, {self.number: model})
         # nan where the site's samples do not define the metric
-        return found.get(self.number, math.nan)
+        value = found.get(self.number, math.nan)
+        metric = self.data.task.metrics[0]
+        shown = show(metric, None if math.isnan(value) else value)
+        self.say(f"after round {task.round}: {metric} {shown} with this site's own model: {path}")
+        return value
 
     @property
     def _device(self) -> torch.device:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from flwr.supercore import log
 
+from fedpews.flower.notices import one_line
+
 
 @dataclass
 class Answer:
@@ -51,7 +53,11 @@ class Attempt:
 
 
 class SiteLog:
-    """Who took part in each round, who did not, and why: a line per attempt in ``sites.jsonl``."""
+    """Who took part in each round, who did not, and why: a line per attempt in ``sites.jsonl``.
+
+    Args:
+        say: told of every failure; a round in which all answered is only logged.
+    """
 
     def __init__(self, path: Path | None, say: Callable[[str], None]) -> None:
         self._path, self.say = path, say
@@ -61,7 +67,8 @@ class SiteLog:
         for site, answer in attempt.sites.items():
             if answer.outcome == "refused":
                 self.refused[site] = self.refused.get(site, 0) + 1
-        self.say(attempt.describe())
+        failed = any(answer.outcome != "accepted" for answer in attempt.sites.values())
+        (self.say if failed else log_line)(attempt.describe())
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps({**asdict(attempt), "refused_so_far": self.refused}) + "\n")
@@ -69,4 +76,4 @@ class SiteLog:
 
 def log_line(text: str) -> None:
     """A line in Flower's log, which ``flwr run --stream`` shows."""
-    log(INFO, "%s", text)
+    log(INFO, "%s", one_line(text))

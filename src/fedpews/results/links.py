@@ -16,6 +16,7 @@ FILES = (
     layout.LOCK,
     layout.SITES,
     layout.SITES_ERROR,
+    layout.SITES_NOTICES,
     layout.SITES_RUN,
     layout.SITES_SEEN,
     layout.ACTIVATIONS,

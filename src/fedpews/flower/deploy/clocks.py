@@ -13,9 +13,7 @@ AHEAD, BEHIND = 5, 305
 
 
 def explain_contact(superlink: str, authority: Path, timeout: float = 5) -> str | None:
-    """What keeps this site from being taken, in a sentence: its clock, or the coordinator's certificate.
-
-    None where nothing is wrong, and where the coordinator cannot be reached: the SuperNode says so itself.
+    """What keeps this site from connecting, in a sentence: the address, its clock or the coordinator's certificate.
 
     Args:
         superlink: the coordinator's address, ``host:port``.
@@ -25,7 +23,9 @@ def explain_contact(superlink: str, authority: Path, timeout: float = 5) -> str 
         ahead = _seconds_ahead(superlink, authority, timeout)
     except ssl.SSLCertVerificationError as error:
         return f"the coordinator's certificate is not accepted: {error.verify_message}"
-    except (OSError, HTTPException, ValueError):
+    except OSError as error:
+        return f"the coordinator cannot be reached at {superlink} ({error.strerror or error}); trying again"
+    except (HTTPException, ValueError):
         return None
     if -BEHIND < ahead < AHEAD:
         return None

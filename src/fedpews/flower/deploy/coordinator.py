@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError, RunFailed
-from fedpews.flower.deploy.keys import YEARS, ServerKeys, make_server_keys
+from fedpews.flower.deploy.keys import YEARS, ServerKeys, fingerprint, make_server_keys
 from fedpews.flower.deploy.processes import Processes
 from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports, key_values, program
 from fedpews.flower.deploy.proxy import Door, need_nginx, nginx_config
+from fedpews.flower.notices import Follower
 
 CONNECTION = "here"
 """What ``flwr`` calls this SuperLink, in the coordinator's own Flower home."""
 START_SECONDS = 120.0
 PORT_FILE = "superlink-port"
+UNKNOWN_KEY = re.compile(r"public key: b'(.*?)', exception: No SuperNode found")
+"""In the SuperLink's log (flwr 1.41): a site whose key is not registered."""
 
 
 class Coordinator:
@@ -129,6 +133,12 @@ def run_command(app: Path, settings: Mapping[str, Any]) -> list[str]:
     return [program("flwr"), "run", str(app), CONNECTION, "--stream", "-c", key_values(settings)]
 
 
+def unknown_keys(log: Sequence[str]) -> list[str]:
+    """The fingerprints of keys that are not registered, of sites that tried to connect."""
+    found = (UNKNOWN_KEY.search(line) for line in log)
+    return [fingerprint(match[1].replace("\\n", "\n").encode()) for match in found if match]
+
+
 def serve(coordinator: Coordinator, say: Callable[[str], None], poll_seconds: float = 1.0) -> None:
     """Run until one of the two ends or we are stopped; leaves nothing behind."""
     try:
@@ -138,8 +148,15 @@ def serve(coordinator: Coordinator, say: Callable[[str], None], poll_seconds: fl
             f"SuperLink on {LOOPBACK}:{coordinator.port}; "
             + ("no door" if door is None else f"sites come in at {door.name}, {door.listen}")
         )
+        log, said = Follower(coordinator.log("superlink")), set[str]()
         while True:
             coordinator.check()
+            for key in unknown_keys(log.new()):
+                if key not in said:
+                    said.add(key)
+                    say(
+                        f"a site with the key {key} is not let in: it is not approved (fedpews flower approve)"
+                    )
             time.sleep(poll_seconds)
     finally:
         coordinator.processes.stop_all()

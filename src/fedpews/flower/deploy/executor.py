@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, MessageType
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -38,6 +38,11 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fedpews.flower.deploy.pin import ForeignApp, Pin
 from fedpews.flower.deploy.processes import die_with_parent, leave_with_parent
+from fedpews.flower.failure import keep_failure
+from fedpews.flower.handlers import site_folder
+from fedpews.flower.hello import unfit_content
+from fedpews.flower.notices import add_notice
+from fedpews.results.layout import SITE_STATUS
 
 if TYPE_CHECKING:
     from fedpews.flower.site import Site
@@ -105,7 +110,7 @@ def _warm_up(work: Work) -> None:
         net.gated(torch.ones(net.graph.size))
         _ = net.can_be_cut, net.is_stochastic, net.flops, net.survives_channels_last
     except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
-        print(f"this site cannot be built: {type(error).__name__}: {error}", flush=True)
+        keep_failure(site_folder(work.settings), error, "this site")
 
 
 def _import_what_training_imports(site: Site) -> None:
@@ -172,11 +177,16 @@ def _run_task(work: Work, token: str) -> int:
         code = (
             ErrorCode.INVALID_FAB if isinstance(error, ForeignApp) else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         )
-        print(f"a message was not answered: {details}", flush=True)
+        add_notice(site_folder(work.settings) / SITE_STATUS, f"a message is answered with a failure: {error}")
         if not isinstance(error, ForeignApp):
             traceback.print_exc()
         if message is not None:
-            reply = Message(Error(code=code, reason=details), reply_to=message)
+            is_hello = message.metadata.message_type == MessageType.QUERY
+            reply = (
+                Message(unfit_content(error), reply_to=message)
+                if is_hello and isinstance(error, ForeignApp)
+                else Message(Error(code=code, reason=details), reply_to=message)
+            )
     if reply is not None and context is not None:
         push_message(client, reply, context)
     push_task_output(client=client, context=context, sub_status=status, details=details)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedpews.errors import ConfigError, Interrupted, RunFailed
+from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower.app import AT_SITES
 from fedpews.flower.deploy.coordinator import Coordinator, run_command
@@ -23,6 +23,7 @@ from fedpews.flower.deploy.proxy import Door, find_nginx
 from fedpews.flower.deploy.template import write_app
 from fedpews.flower.failure import raise_failure
 from fedpews.flower.known_sites import KnownSite, KnownSites
+from fedpews.flower.notices import Follower
 from fedpews.results import layout
 from fedpews.results.links import refuse_links
 from fedpews.results.records import Record, read_rounds
@@ -141,6 +142,7 @@ class Loopback:
         code = self.processes.ended(f"site-{site}")
         if code is None:
             return
+        self._check_failure(site)
         if site not in self._restart_at:
             self.say(f"site {site} ended with code {code}; starting it again")
             self._restart_at[site] = time.monotonic() + RESTART_SECONDS
@@ -148,6 +150,18 @@ class Loopback:
             self._start_site(site)
             self._write_pids()
             del self._restart_at[site]
+
+    def _check_failure(self, site: int) -> None:
+        """Raise what keeps a site from taking part: started again, it would end in the same way."""
+        try:
+            raise_failure(self.state / f"site-{site}")
+        except FedpewsError as error:
+            why = str(error).rstrip(".")
+            found = FedpewsError(
+                f"site {site}: {why}. Correct that and give the command again, with --resume."
+            )
+            found.exit_code = error.exit_code
+            raise found from None
 
     def _write_pids(self) -> None:
         (self.folder / "pids.json").write_text(json.dumps(self.pids()))
@@ -185,7 +199,12 @@ def up(
     settings = {"out": str(out), "resume": resume, **shared}
     if test is not None:
         settings["test"] = str(test.resolve())
-    done = _last_round(out)
+    done, notices = _last_round(out), Follower(out / layout.SITES_NOTICES)
+
+    def show_notices() -> None:
+        for line in notices.new():
+            say(line)
+
     shutil.rmtree(work, ignore_errors=True)
     app = work / "app"
     app.mkdir(parents=True)
@@ -202,9 +221,13 @@ def up(
             )
             net.submit(settings)
             begin(done)
-            while net.tend():
-                done = _follow(out, done, round)
-                time.sleep(POLL_SECONDS)
+            try:
+                while net.tend():
+                    show_notices()
+                    done = _follow(out, done, round)
+                    time.sleep(POLL_SECONDS)
+            finally:
+                show_notices()
             done = _follow(out, done, round)
     except KeyboardInterrupt:
         saved = f"go on with the same command and --resume ({out})"

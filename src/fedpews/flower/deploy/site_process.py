@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import sys
 import time
@@ -16,9 +17,18 @@ from fedpews.flower.deploy.clocks import explain_contact
 from fedpews.flower.deploy.pin import Pin
 from fedpews.flower.deploy.processes import Processes
 from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports, key_values, program
+from fedpews.flower.failure import forget_failure, raise_failure
+from fedpews.flower.handlers import site_folder
+from fedpews.flower.notices import Follower
+from fedpews.outside import check_plain
+from fedpews.results.layout import SITE_STATUS
 
 RESTART_SECONDS = 5.0
 POLL_SECONDS = 0.5
+CONTACT_SECONDS = 30.0
+"""How often to see whether the coordinator can still be reached."""
+NOT_ACTIVATED = "[code: 2004]"
+"""In the SuperNode's log: the coordinator knows no such key, or the site's last connection has not ended there."""
 SUPERNODE, EXECUTOR = "supernode", "executor"
 
 
@@ -49,6 +59,10 @@ class SiteProcess:
         self.options, self.say = options, say
         self.processes = Processes()
         self._restart_at: dict[str, float] = {}
+        self._own = site_folder(options.settings)
+        self._status = Follower(self._own / SITE_STATUS)
+        self._log = Follower(self.log(SUPERNODE))
+        self._contact_at, self._contact, self._reason = 0.0, "not tried", ""
 
     def start(self) -> None:
         home, logs = self.options.folder / "home", self.options.folder / "logs"
@@ -59,34 +73,61 @@ class SiteProcess:
         descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(32))
-        self._explain()
+        forget_failure(self._own)
         self._start_pair()
 
     def tend(self) -> None:
-        """Start again what ended. The two belong together: a SuperNode that is new gives new tasks.
+        """Show what is new, and start again what ended. Raises what keeps this site from taking part.
 
-        The SuperLink takes a node back only when its old heartbeat has run out, so this may take several tries.
+        The two belong together: a SuperNode that is new gives new tasks. The SuperLink takes a node back only when its
+        old heartbeat has run out, so this may take several tries.
         """
+        for line in self._status.new():
+            self.say(line)
+        raise_failure(self._own)
+        self._check_contact()
         ended = {
             name: code for name in (SUPERNODE, EXECUTOR) if (code := self.processes.ended(name)) is not None
         }
         if not ended:
             return
         if not self._restart_at:
-            for name, code in ended.items():
-                self.say(f"the {name} ended with code {code} (see {self.log(name)}); starting it again")
-            self._explain()
+            self._say_ended(ended)
             self._restart_at[SUPERNODE] = time.monotonic() + RESTART_SECONDS
         elif time.monotonic() >= self._restart_at[SUPERNODE]:
             self.processes.stop_all()
             self._restart_at = {}
             self._start_pair()
 
-    def _explain(self) -> None:
-        # Flower's own programs end without a reason when the clock or the certificate is wrong
-        found = explain_contact(self.options.superlink, self.options.authority)
-        if found is not None:
-            self.say(found)
+    def _say_ended(self, ended: Mapping[str, int]) -> None:
+        reason = ", ".join(
+            f"the {name} ended with code {code} (see {self.log(name)})" for name, code in ended.items()
+        )
+        if any(NOT_ACTIVATED in line for line in self._log.new()):
+            reason = (
+                "the coordinator does not let this site in: its key is not approved there (fedpews flower approve), "
+                f"or its last connection has not run out yet (a minute); see {self.log(SUPERNODE)}"
+            )
+        if reason != self._reason:
+            self.say(f"{reason}; trying again")
+        self._reason = reason
+
+    def _check_contact(self) -> None:
+        """Say when the coordinator cannot be reached, and when it can be again.
+
+        Flower's own programs try for ever, and end without a reason when the clock or the certificate is wrong.
+        """
+        if time.monotonic() < self._contact_at:
+            return
+        options = self.options
+        found = explain_contact(options.superlink, options.authority)
+        self._contact_at = time.monotonic() + (CONTACT_SECONDS if found is None else RESTART_SECONDS)
+        text = found or f"the coordinator answers at {options.superlink}"
+        # a clock's seconds are never twice the same
+        kind = re.sub("[0-9]+", "", text)
+        if kind != self._contact:
+            self.say(text)
+        self._contact = kind
 
     def log(self, name: str) -> Path:
         return self.options.folder / "logs" / f"{name}.log"
@@ -106,7 +147,9 @@ class SiteProcess:
 
 
 def run_site(options: SiteOptions, say: Callable[[str], None]) -> None:
-    """Run until stopped; leaves nothing behind."""
+    """Run until stopped, or until it is clear that this site cannot take part; leaves nothing behind."""
+    for path in (options.authority, options.key):
+        check_plain(path)
     site = SiteProcess(options, say)
     try:
         site.start()
