@@ -10,6 +10,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 from urllib.parse import unquote
 
 import pytest
@@ -19,6 +20,7 @@ from filelock import FileLock
 import fedpews
 from fedpews import errors
 from fedpews.cli import app
+from fedpews.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -45,6 +47,19 @@ def test_the_code_on_a_page_runs_from_top_to_bottom(
     blocks = re.findall(r"^```python\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
     assert blocks
     run_blocks(blocks, tmp_path, monkeypatch)
+
+
+def section(page: str, title: str) -> str:
+    return text(page).split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def test_the_pages_deny_nothing_that_there_is() -> None:
+    """Averages, privacy, compiled steps on a GPU, and scores of sites: each has its keys where a page speaks of it."""
+    averages = get_args(Experiment.model_fields["train"].annotation.model_fields["aggregate"].annotation)
+    assert [name for name in averages if f"`{name}`" not in section("idea.md", "The server")] == []
+    assert "`privacy.clip`" in section("faq.md", "Privacy")
+    assert '`runtime.engine = "compiled"`' in section("faq.md", "GPU")
+    assert "`data.validation" in section("tasks.md", "Engines, sites and limits")
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

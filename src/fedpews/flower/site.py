@@ -25,7 +25,7 @@ from fedpews.flower.uploads import sample_upload
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
-from fedpews.server import score_personal
+from fedpews.server import personal_metric, score_personal
 from fedpews.tasks.contract import Sums
 from fedpews.tasks.names import show
 from fedpews.trees import Nest
@@ -143,7 +143,7 @@ class Site:
             found = score_personal(engine, self.data, part.seed, {self.number: model})
         # nan where the site's samples do not define the metric
         value = found.get(self.number, math.nan)
-        metric = self.data.task.metrics[0]
+        metric = personal_metric(self.data.task)
         shown = show(metric, None if math.isnan(value) else value)
         self.say(f"after round {task.round}: {metric} {shown} with this site's own model: {path}")
         return value
