@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,36 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
     result = fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg", **FAST)
     result.plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def regression() -> fedpews.Result:
+    """A result whose goal is not the accuracy."""
+    halves = [(X[:30], X[:30, :1]), (X[30:], X[30:, :1])]
+    return fedpews.run(clients=halves, test=(X, X[:, :1]), task="regression", method="fedavg", **FAST)
+
+
+def test_a_result_says_the_metric_that_counts(regression: fedpews.Result) -> None:
+    mae = regression.summary["final"]["mae"]["mean"]
+
+    assert repr(regression) == f"<Result of fedavg: 4 rounds, 1 seed(s), final mae {mae:.4g}>"
+
+
+def test_a_notebook_shows_a_result_as_a_table_and_its_plot_as_a_picture(regression: fedpews.Result) -> None:
+    shown = regression._repr_html_()
+
+    assert shown.startswith("<table")
+    assert "final mae" in shown
+    assert "fedavg" in shown
+    figure: Any = regression.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_frame_of_rounds_has_a_column_for_each_metric(regression: fedpews.Result) -> None:
+    frame = regression.rounds.to_pandas()
+
+    assert "metrics.mae" in frame.columns
+    assert not any(isinstance(value, dict) for value in frame.to_numpy().flat)
 
 
 def test_a_given_module_is_not_changed() -> None:

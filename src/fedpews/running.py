@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +44,15 @@ from fedpews.saving import Saver
 from fedpews.server import Server
 from fedpews.stopping import stop_signal
 from fedpews.tasks import Task
+from fedpews.tasks.names import show
 from fedpews.trees import Tree, place_like
 from fedpews.watching import Watcher as Watcher
 from fedpews.watching import with_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fedpews.report.runs import Run
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,30 @@ class Result:
         return self._net.at(seed).module(_get(self.best, seed, "stop.best") if best else self.params[seed])
 
     def __repr__(self) -> str:
-        final = self.summary["final_accuracy"]["mean"]
+        metric = self.experiment.goal.metric
+        final = show(metric, self.summary["final"][metric]["mean"])
         where = "" if self.folder is None else f", in {self.folder}"
         return (
             f"<Result of {self.summary['method']}: {self.summary['rounds']} rounds, {len(self.params)} seed(s), "
-            f"final accuracy {100 * final:.1f} %{where}>"
+            f"final {metric} {final}{where}>"
         )
+
+    def _repr_html_(self) -> str:
+        """The row of ``fedpews compare``, for a notebook."""
+        from fedpews.report.compare import columns, table
+
+        runs = [self._run()]
+        head, row = (
+            "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+            for tag, cells in (("th", columns(runs)), ("td", table(runs)[0]))
+        )
+        return f"<table><tr>{head}</tr><tr>{row}</tr></table>"
+
+    def _run(self) -> Run:
+        from fedpews.report.runs import Run
+
+        label = self.summary["method"]
+        return Run(label, self.folder, list(self.rounds), self.summary, self.experiment.to_dict())
 
     def plot(
         self, path: str | Path | None = None, *, kind: str = "curves", format: str | None = None
@@ -94,10 +116,8 @@ class Result:
             kind: curves, bytes, masks or clients.
         """
         from fedpews.report.figures import Masks, draw
-        from fedpews.report.runs import Run
 
         label, seed = self.summary["method"], self.experiment.seeds[0]
-        run = Run(label, self.folder, list(self.rounds), self.summary, self.experiment.to_dict())
         masks: list[Masks] | None = [] if kind == "masks" and self.folder is None else None
         if masks is not None and self.neurons[seed]:
             layers = [
@@ -107,7 +127,7 @@ class Result:
             owned = torch.stack(list(self.neurons[seed].values())).cpu().numpy()
             names = [f"client {client}" for client in self.neurons[seed]]
             masks = [Masks(label, owned, names, layers, f"{label}, last warmup round, seed {seed}")]
-        return draw([run], kind, path, format, masks)
+        return draw([self._run()], kind, path, format, masks)
 
 
 def run(

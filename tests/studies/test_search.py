@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import read_rounds
 from fedpews.studies.search.holders import Holder, attribute, holding, is_lost
-from fedpews.studies.search.page import SearchOutcome, Tried, conclude_search
+from fedpews.studies.search.page import SearchOutcome, Tried, _bins, conclude_search
 from fedpews.studies.search.run import search_here
 from fedpews.studies.search.space import Search, plan_search
 from fedpews.studies.search.trials import open_trials
@@ -161,6 +162,24 @@ def test_the_best_is_the_highest_or_where_less_is_better_the_lowest(config: str,
     up = plan_search(config, grid, 3, None, {})
     down = plan_search(config, grid, 3, None, {"target_metric": "loss", "task.metrics": ["accuracy", "loss"]})
     assert [SearchOutcome(s, tried, {}).best.number for s in (up, down)] == [1, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "names"),
+    [
+        (1, 4, False, ["1", "2", "3", "4"]),
+        (1, 10, False, ["1 to 2", "3 to 4", "5 to 6", "7 to 8", "9 to 10"]),
+        # fifths of log 30 end at 1.97, 3.9, 7.7 and 15.2
+        (1, 30, True, ["1", "2 to 3", "4 to 7", "8 to 15", "16 to 30"]),
+    ],
+)
+def test_the_heat_map_names_the_whole_numbers_of_each_cell(
+    low: int, high: int, log: bool, names: list[str]
+) -> None:
+    found, place = _bins(SimpleNamespace(grid={"rounds": Range(low, high, log)}), "rounds")  # type: ignore[arg-type]
+
+    assert found == names
+    assert [place(value) for value in (low, high)] == [0, len(names) - 1]
 
 
 # ---- from beginning to end

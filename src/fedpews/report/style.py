@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
 from fedpews.results.files import write_atomically
@@ -54,10 +54,14 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure with no window and no global state, unlike pyplot's."""
+    """An empty figure with no window and no global state, unlike pyplot's; a notebook shows it."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            return _drawn(self, "png")
+
+    return Shown(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: str | Path, format: str | None = None) -> None:
@@ -69,7 +73,11 @@ def save(figure: Figure, path: str | Path, format: str | None = None) -> None:
         raise ConfigError(
             f"{path}: there is no picture of kind {kind!r}; choose from {', '.join(sorted(known))}"
         )
-    drawn = BytesIO()
-    figure.savefig(drawn, format=kind, dpi=200, metadata=undated)
     # whole or not at all, and never through a link in somebody else's folder
-    write_atomically(Path(path), drawn.getvalue())
+    write_atomically(Path(path), _drawn(figure, kind, dpi=200, metadata=undated))
+
+
+def _drawn(figure: Figure, kind: str, **options: Any) -> bytes:
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, **options)
+    return drawn.getvalue()

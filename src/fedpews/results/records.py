@@ -55,8 +55,8 @@ class Rounds(Sequence[Record]):
         return [record.get(name) for record in self._records]
 
     def to_pandas(self) -> pd.DataFrame:
-        """The same as a DataFrame; needs pandas (``pip install fedpews[pandas]``)."""
-        frame: pd.DataFrame = need_extra("pandas", "pandas", "to_pandas()").DataFrame(self._records)
+        """The same as a DataFrame, with columns such as ``metrics.auroc``; needs pandas (``fedpews[pandas]``)."""
+        frame: pd.DataFrame = need_extra("pandas", "pandas", "to_pandas()").json_normalize(self._records)
         return frame
 
 

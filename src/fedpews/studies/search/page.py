@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -268,7 +268,14 @@ def _bins(search: Search, key: str) -> tuple[list[str], Any]:
     low, high = scale(given.low), scale(given.high)
     whole = isinstance(given.low, int)
     count = min(BINS, int(given.high - given.low) + 1) if whole else BINS
+
+    def bin_of(value: float) -> int:
+        return min(count - 1, int((scale(value) - low) / (high - low) * count))
+
+    if whole:
+        members = [list(group) for _, group in groupby(range(int(given.low), int(given.high) + 1), bin_of)]
+        names = [" to ".join(dict.fromkeys((str(one[0]), str(one[-1])))) for one in members]
+        return names, lambda value: next(i for i, one in enumerate(members) if value <= one[-1])
     edges = [low + (high - low) * i / count for i in range(count + 1)]
     back = math.exp if given.log else float
-    names = [f"{back(a):.3g} to {back(b):.3g}" for a, b in pairwise(edges)]
-    return names, lambda value: min(count - 1, int((scale(value) - low) / (high - low) * count))
+    return [f"{back(a):.3g} to {back(b):.3g}" for a, b in pairwise(edges)], bin_of
