@@ -15,15 +15,21 @@ from fedpews.tasks.names import Goal
 
 
 def made(
-    label: str, finals: list[float], rounds: int = 3, planned: int = 3, target: float = 0.9, **data: Any
+    label: str,
+    finals: list[float],
+    rounds: int = 3,
+    planned: int = 3,
+    target: float | None = 0.9,
+    metric: str = "accuracy",
+    **data: Any,
 ) -> Run:
-    """A run whose accuracy climbs in a straight line to each seed's final one."""
+    """A run whose metric climbs in a straight line to each seed's final one."""
     records = [
         {
             "seed": seed,
             "round": t,
             "phase": "train",
-            "accuracy": final * t / rounds,
+            "metrics": {metric: final * t / rounds},
             "bytes_up": 10,
             "bytes_down": 10,
             "seconds": 1.0,
@@ -32,14 +38,60 @@ def made(
         for seed, final in enumerate(finals)
     ]
     config = {"rounds": planned, "data": {"name": "a", **data}, "method": {"name": label}}
-    return Run(label, None, records, summarize(records, label, Goal(value=target)), config, rounds == planned)
+    goal = Goal(metric, target if metric == "accuracy" else None)
+    return Run(label, None, records, summarize(records, label, goal), config, rounds == planned)
 
 
-def test_better_is_said_with_its_interval() -> None:
-    (told,) = verdicts([made("fedavg", [0.5, 0.6, 0.7]), made("pews", [0.6, 0.7, 0.8])])
+BASE, HIGHER = [0.5, 0.6, 0.7] * 2, [0.6, 0.7, 0.8] * 2
 
-    assert told.startswith(
-        "pews ends better than fedavg by 10.00 points of accuracy (95 % interval over 3 paired seeds)."
+
+def test_better_is_said_with_both_numbers_and_the_interval() -> None:
+    (told,) = verdicts([made("fedavg", BASE), made("pews", HIGHER)])
+
+    assert told.startswith("pews: 70 % vs 60 % (fedavg), +10 points [10, 10], 6 seeds.")
+
+
+def test_what_is_to_be_lowered_has_a_difference_below_zero() -> None:
+    (one,) = compare([made("fedavg", HIGHER, metric="loss"), made("pews", BASE, metric="loss")])
+
+    assert one.final.outcome == "better"
+    assert one.sentences == ["pews: 0.60 vs 0.70 (fedavg), −0.10 loss [−0.10, −0.10], 6 seeds."]
+
+
+@pytest.mark.parametrize(
+    ("finals", "words"),
+    [
+        ([0.5], "1 seed is too few to tell: pews +10 points against fedavg."),
+        ([0.5, 0.6], "2 seeds are too few to tell: pews +10 points against fedavg, between +10 and +10."),
+    ],
+)
+def test_too_few_seeds_say_so_instead_of_a_verdict(finals: list[float], words: str) -> None:
+    (told,) = verdicts([made("fedavg", finals), made("pews", [value + 0.1 for value in finals])])
+
+    assert told.startswith(words)
+
+
+def test_an_undecided_difference_is_given_with_its_interval_and_not_as_a_bound() -> None:
+    # gains of 20, -10 and -10 points: mean 0, sd 17.3, t(2) = 4.303, half of the interval 43
+    (told,) = verdicts([made("fedavg", [0.5] * 3), made("pews", [0.7, 0.4, 0.4])])
+
+    assert told.startswith("3 seeds are too few to tell: pews 0 points against fedavg, between −43 and +43.")
+
+
+def test_a_comparison_among_several_is_decided_by_the_corrected_p() -> None:
+    alone = made("fedavg", BASE), made("pews", HIGHER)
+
+    told = verdicts([*alone, made("ist", HIGHER)])
+
+    assert [
+        one.outcome for one in (compare(alone)[0].final, compare([*alone, made("ist", HIGHER)])[0].final)
+    ] == [
+        "better",
+        "undecided",
+    ]
+    # two flips of 64, twice
+    assert told[0].startswith(
+        "6 seeds do not decide: pews +10 points against fedavg, between +10 and +10; p = 0.062 (Holm)."
     )
 
 
@@ -50,25 +102,32 @@ def test_where_nobody_arrives_nobody_is_tied() -> None:
     assert "tied" not in told
 
 
-def test_a_seed_that_never_arrives_is_counted_as_the_whole_run_and_that_is_said() -> None:
-    base, other = made("fedavg", [0.5] * 3, target=0.6), made("pews", [0.9] * 3, target=0.6)
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        (3, "pews reaches 60 % in 3 of 3 seeds, fedavg in 0 of 3."),
+        (
+            6,
+            "pews reaches 60 % in 6 of 6 seeds, fedavg in 0 of 6; it is sooner by 1 round, "
+            "a seed that never arrives counted as 3.",
+        ),
+    ],
+)
+def test_seeds_that_arrive_are_counted_and_rounds_are_bounded_by_no_empty_number(
+    seeds: int, words: str
+) -> None:
+    base, other = made("fedavg", [0.5] * seeds, target=0.6), made("pews", [0.9] * seeds, target=0.6)
 
     (one,) = compare([base, other])
 
     assert one.reach.mean == 1.0  # round 2 (0.6) against all 3
-    assert one.sentences[1] == (
-        "pews reaches 60 % in 3 of 3 seeds, fedavg in 0; it is sooner by 1 round, "
-        "a seed that never arrives counted as 3."
-    )
+    assert one.sentences[1] == words
 
 
-@pytest.mark.parametrize(("finals", "words"), [([0.5], "with one seed"), ([0.5, 0.6], "with 2 seeds")])
-def test_too_few_seeds_say_so_instead_of_a_verdict(finals: list[float], words: str) -> None:
-    (told,) = verdicts([made("fedavg", finals), made("pews", [value + 0.1 for value in finals])])
+def test_a_target_that_no_seed_reaches_is_reached_by_none() -> None:
+    rows = table([made("fedavg", [0.5, 0.5], target=0.6), made("pews", [0.5, 0.9], target=0.6)])
 
-    assert told.startswith(
-        f"Not enough runs to say which is better: {words}, pews ends at 10.00 points higher"
-    )
+    assert [row[2:4] for row in rows] == [("none", "0/2"), ("not all", "1/2")]
 
 
 def test_other_data_is_not_compared_and_said_first() -> None:
@@ -107,8 +166,8 @@ def test_one_seed_has_no_deviation() -> None:
 def test_several_comparisons_are_corrected_together() -> None:
     runs = [made("a", [0.5, 0.6, 0.7]), made("b", [0.6, 0.7, 0.8]), made("c", [0.7, 0.8, 0.9])]
 
-    assert [one.final.p for one in compare(runs)] == [0.25, 0.25]
-    assert [one.adjusted for one in compare(runs)] == [0.5, 0.5]
+    assert [one.final.p for one in compare(runs[:2])] == [0.25]
+    assert [one.final.p for one in compare(runs)] == [0.5, 0.5]
 
 
 def test_a_narrow_window_folds_names_and_never_cuts_a_number(

@@ -11,6 +11,7 @@ import pytest
 
 from fedpews.results.statistics import (
     Difference,
+    corrected,
     holm,
     interval,
     paired_difference,
@@ -36,27 +37,33 @@ def test_only_seeds_that_both_have_are_paired() -> None:
 
 
 def test_where_less_is_better_fewer_is_a_gain() -> None:
-    found = paired_difference([10, 12, 11], [20, 22, 21], higher_is_better=False)
+    found = paired_difference([10, 12, 11] * 2, [20, 22, 21] * 2, higher_is_better=False)
 
     assert found.outcome == "better"
     assert found.describe(0, " rounds") == "better by 10 rounds"
 
 
 def test_swapping_the_two_turns_better_into_worse_by_as_much() -> None:
-    a, b = [0.91, 0.88, 0.93, 0.90], [0.80, 0.82, 0.79, 0.81]
+    a, b = [0.91, 0.88, 0.93, 0.90, 0.91, 0.91], [0.80, 0.82, 0.79, 0.81, 0.81, 0.81]
 
-    # gains .11 .06 .14 .09: mean .1, sd .0337, t(0.975, 3) = 3.182, half of the interval .0536
-    assert paired_difference(a, b).describe(2) == "better by 0.05 to 0.15"
-    assert paired_difference(b, a).describe(2) == "worse by 0.05 to 0.15"
-
-
-def test_an_interval_with_zero_inside_is_no_difference_larger_than_its_farther_end() -> None:
-    assert Difference(1.0, -0.5, 2.5, 5, 0.2).describe() == "no difference larger than 2.5"
-    assert Difference(-1.0, -2.5, 0.5, 5, 0.2).describe() == "no difference larger than 2.5"
+    # gains .11 .06 .14 .09 .10 .10: mean .1, sd .0261, t(0.975, 5) = 2.571, half of the interval .0274
+    assert paired_difference(a, b).describe(2) == "better by 0.07 to 0.13"
+    assert paired_difference(b, a).describe(2) == "worse by 0.07 to 0.13"
 
 
-@pytest.mark.parametrize(("seeds", "words"), [(1, "1 seed"), (2, "2 seeds")])
-def test_fewer_than_three_seeds_are_not_enough_however_far_apart(seeds: int, words: str) -> None:
+def test_an_interval_with_zero_inside_decides_nothing_and_bounds_nothing() -> None:
+    assert Difference(1.0, -0.5, 2.5, 6, 0.2).describe() == "undecided"
+
+
+def test_what_the_interval_says_and_the_corrected_p_does_not_is_undecided() -> None:
+    one = paired_difference([0.9, 0.8, 0.7] * 2, [0.6] * 6)  # unanimous: p = 2/64
+
+    assert one.outcome == "better"
+    assert [found.outcome for found in corrected([one, one])] == ["undecided"] * 2  # Holm: 4/64
+
+
+@pytest.mark.parametrize(("seeds", "words"), [(1, "1 seed"), (5, "5 seeds")])
+def test_fewer_than_six_seeds_are_not_enough_however_far_apart(seeds: int, words: str) -> None:
     found = paired_difference([0.9] * seeds, [0.1] * seeds)
 
     assert found.describe() == f"not enough runs ({words})"

@@ -31,7 +31,7 @@ def readings(
         ([1.0, 3.0, 2.0, 1.0, 3.0, 2.0], 2.0, None, "better by 1.06 to 2.94 points"),
         ([-1.0, -3.0, -2.0, -1.0, -3.0, -2.0], 0.0, False, "worse by 1.06 to 2.94 points"),
         # mean 0, deviation √2.4: 2.571·√(2.4/6) = 1.63
-        ([2.0, -2.0, 1.0, -1.0, 1.0, -1.0], 0.0, None, "no difference larger than 1.63 points"),
+        ([2.0, -2.0, 1.0, -1.0, 1.0, -1.0], 0.0, None, "undecided"),
         ([2.0] * 5, 0.0, None, "not enough runs (5 seeds)"),
         ([2.0], 0.0, None, "not enough runs (1 seed)"),
     ],
@@ -68,9 +68,7 @@ def test_what_only_its_own_interval_says_is_not_concluded() -> None:
     both = readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]) | readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0], "b")
     verdict = judge(study(claims=[claim]), both)[0]  # p = 4/64 among two claims
     assert verdict.agrees is None
-    assert verdict.finding.startswith(
-        "undecided: by its own interval better by 1.06 to 2.94 points, but p = 0.06"
-    )
+    assert verdict.finding == "undecided"
 
 
 def test_fewer_rounds_are_better() -> None:
@@ -110,6 +108,7 @@ def test_near_tests_that_no_difference_is_large_not_that_there_is_none() -> None
     assert small.p == pytest.approx(2 / 64)
     # that no difference is found between numbers so far apart does not make them near
     assert (unknown.agrees, unknown.p) == (None, pytest.approx(0.5, abs=0.2))
+    assert unknown.finding == "undecided"
 
 
 def test_shrinks_compares_the_gain_in_the_first_column_with_the_last_seed_by_seed() -> None:

@@ -301,7 +301,6 @@ def _comparison(one: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
         "final": _difference(one.final),
         "gains": [[seed, gain] for seed, gain in one.gains.items()],
         "reach": _difference(one.reach),
-        "adjusted": one.adjusted,
         "sentence": " ".join(one.sentences),
         "fair": not one.obstacle,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 from fedpews.report.runs import Run, find_runs, scale
 from fedpews.results.records import evaluated, rounds_to_target, value_of
 from fedpews.results.statistics import (
-    ENOUGH_SEEDS,
     Difference,
-    holm,
+    corrected,
     paired_difference,
     paired_gains,
     restricted_rounds,
@@ -45,7 +43,8 @@ def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
         (
             run.label if run.finished else f"{run.label} (round {run.rounds} of {run.planned})",
             spread(run.final, 1, 2 if is_share(run.goal.metric) else 4),
-            spread(run.summary["rounds_to_target"], 1, 1) or "not all",
+            spread(run.summary["rounds_to_target"], 1, 1)
+            or ("not all" if run.summary["rounds_to_target"]["reached"] else "none"),
             f"{run.summary['rounds_to_target']['reached']}/{len(run.summary['seeds'])}",
             f"{run.summary['totals']['bytes_up'] / 1e6:.1f}",
             f"{run.summary['totals']['bytes_down'] / 1e6:.1f}",
@@ -77,51 +76,49 @@ class Comparison:
     base: Run
     round: int
     final: Difference  # in points of the metric that counts, positive where it is better
+    ends: tuple[float, float]  # the means of the other and of the base behind it
     gains: dict[int, float]  # of every seed, in points
     reach: Difference  # in rounds saved until the target; a seed that never arrives counts as all rounds
     arrived: tuple[int, int]  # seeds of the other and of the base that reach the target
-    adjusted: float  # p of the final metric, corrected for the number of comparisons (Holm)
     obstacle: str = ""  # why they cannot be compared; then the numbers say nothing
 
     @property
     def sentences(self) -> list[str]:
-        """What the numbers say, in words that follow from the intervals."""
+        """What the numbers say: first the metric that counts, then rounds to the target."""
         other, base = self.other.label, self.base.label
         if self.obstacle:
             return [f"{other} and {base} are not compared: {self.obstacle}."]
+        return [f"{self._headline()}.", *self._arrivals()]
+
+    def _headline(self) -> str:
+        other, base, final = self.other.label, self.base.label, self.final
         early = (
             ""
             if self.round == self.other.planned == self.base.planned
             else f" at round {self.round}, the last both have"
         )
-        final, seeds = self.final, f"over {self.final.seeds} paired seeds"
-        goal = self.base.goal
-        words, unit = goal.metric.replace("_", " "), " points" if is_share(goal.metric) else ""
-        digits = 2 if unit else 4
-        if final.outcome == "not enough runs":
-            only = "one seed" if final.seeds == 1 else f"{final.seeds} seeds"
-            way = "higher" if (final.mean > 0) == goal.higher_is_better else "lower"
-            apart = f"{abs(final.mean):.{digits}f}{unit} {way} than {base}"
-            moved = f"the same {words}" if final.mean == 0 else apart
-            told = [
-                f"Not enough runs to say which is better: with {only}, {other} ends at {moved}{early}; "
-                f"{ENOUGH_SEEDS} seeds are needed."
-            ]
-            return told + self._arrivals()
-        if final.outcome == "no difference":
-            apart = final.describe(digits, unit)
-            return [
-                f"{other} and {base} cannot be told apart{early}: {apart} (95 % interval {seeds}).",
-                *self._arrivals(),
-            ]
-        by = final.describe(digits, unit).partition(" by ")[2]
-        told = [
-            f"{other} ends {final.outcome} than {base} by {by} of {words}{early} (95 % interval {seeds})."
-        ]
-        return told + self._arrivals()
+        metric = self.base.goal.metric
+        words, unit = ("points", " %") if is_share(metric) else (metric.replace("_", " "), "")
+        # of what is to be lowered, a gain is a difference below zero
+        ends = (final.low, final.high) if self.base.goal.higher_is_better else (-final.high, -final.low)
+        apart = f"{short_number(self.ends[0] - self.ends[1], '+')} {words}"
+        seeds = f"{final.seeds} seed{'' if final.seeds == 1 else 's'}"
+        if final.outcome in ("better", "worse"):
+            digits = decimals(self.ends[0] - self.ends[1])
+            mine, its = (f"{end:.{digits}f}{unit}" for end in self.ends)
+            low, high = map(short_number, ends)
+            return f"{other}: {mine} vs {its} ({base}){early}, {apart} [{low}, {high}], {seeds}"
+        too_few = f"{'is' if final.seeds == 1 else 'are'} too few to tell"
+        why = too_few if final.outcome == "not enough runs" else "do not decide"
+        told = f"{seeds} {why}: {other} {apart} against {base}{early}"
+        if final.seeds > 1:
+            told += f", between {short_number(ends[0], '+')} and {short_number(ends[1], '+')}"
+        # the interval alone would decide
+        is_corrected = final.outcome == "undecided" and not final.low <= 0 <= final.high
+        return told + (f"; p = {final.p:.2g} (Holm)" if is_corrected else "")
 
     def _arrivals(self) -> list[str]:
-        target, seeds = goal_text(self.other.goal), self.final.seeds
+        target, seeds = goal_text(self.other.goal), len(self.gains)
         if self.other.goal.value is None:
             return []
         if self.other.goal != self.base.goal:
@@ -129,7 +126,7 @@ class Comparison:
         mine, its = self.arrived
         if not mine and not its:
             return [f"Neither reaches {target} within {self.round} rounds."]
-        told = f"{self.other.label} reaches {target} in {mine} of {seeds} seeds, {self.base.label} in {its}"
+        told = f"{self.other.label} reaches {target} in {mine} of {seeds} seeds, {self.base.label} in {its} of {seeds}"
         saved = self.reach
         if saved.outcome in ("better", "worse"):
             by = saved.describe(0, " rounds").partition(" by ")[2]
@@ -137,16 +134,33 @@ class Comparison:
             told += f"; it is {'sooner' if saved.outcome == 'better' else 'later'} by {by}"
             if min(mine, its) < seeds:
                 told += f", a seed that never arrives counted as {self.round}"
-        elif saved.outcome == "no difference":
-            told += f"; there is {saved.describe(0, ' rounds')}"
-        return [told + "."]
+        return [f"{told}."]
+
+
+def short_number(value: float, sign: str = "") -> str:
+    """Two digits that count, and a real minus.
+
+    >>> short_number(-8.62), short_number(33.4, "+"), short_number(0.0521), short_number(-120.0), short_number(0.0, "+")
+    ('−8.6', '+33', '0.052', '−120', '0')
+    """
+    # subtraction leaves 1e-17 where there is no difference
+    if abs(value) < 1e-9:
+        return "0"
+    return f"{value:{sign}.{decimals(value)}f}".replace("-", "−")
+
+
+def decimals(value: float) -> int:
+    """How many decimals leave two digits that count."""
+    # by the text, so that 9.99 counts as the 10 that it is shown as
+    return max(0, 1 - int(f"{value:.1e}".partition("e")[2]))
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """Every later run against the first."""
+    """Every later run against the first, each measure's p corrected for all of them."""
     found = [_compare(other, runs[0]) for other in runs[1:]]
-    adjusted = iter(holm([one.final.p for one in found if not one.obstacle]))
-    return [one if one.obstacle else replace(one, adjusted=next(adjusted)) for one in found]
+    fair = [one for one in found if not one.obstacle]
+    finals, reaches = (iter(corrected([getattr(one, name) for one in fair])) for name in ("final", "reach"))
+    return [one if one.obstacle else replace(one, final=next(finals), reach=next(reaches)) for one in found]
 
 
 def _compare(other: Run, base: Run) -> Comparison:
@@ -156,22 +170,23 @@ def _compare(other: Run, base: Run) -> Comparison:
         seen = {seed: evaluated(rows[:last]) for seed, rows in run.by_seed.items()}
         values = {seed: value_of(rows[-1], goal.metric) for seed, rows in seen.items() if rows}
         shown = {seed: scale(goal.metric, value) for seed, value in values.items()}
-        finals.append({seed: math.nan if value is None else value for seed, value in shown.items()})
+        finals.append({seed: value for seed, value in shown.items() if value is not None})
         reached.append({seed: rounds_to_target(rows[:last], run.goal) for seed, rows in run.by_seed.items()})
     seeds = sorted(finals[0].keys() & finals[1].keys())
     mine, its = (restricted_rounds({seed: found[seed] for seed in seeds}, last) for found in reached)
+    ends = [sum(found[seed] for seed in seeds) / max(1, len(seeds)) for found in finals]
     return Comparison(
         other,
         base,
         last,
         paired_difference(finals[0], finals[1], goal.higher_is_better),
-        dict(zip(seeds, paired_gains(finals[0], finals[1], goal.higher_is_better), strict=False)),
+        (ends[0], ends[1]),
+        dict(zip(seeds, paired_gains(finals[0], finals[1], goal.higher_is_better), strict=True)),
         paired_difference(mine, its, higher_is_better=False),
         (
             sum(reached[0][seed] is not None for seed in seeds),
             sum(reached[1][seed] is not None for seed in seeds),
         ),
-        1.0,
         _obstacle(other, base, seeds),
     )
 
@@ -184,7 +199,9 @@ def _obstacle(other: Run, base: Run, seeds: Sequence[int]) -> str:
         )
     if other.goal.metric != base.goal.metric:
         return f"one counts {other.goal.metric}, the other {base.goal.metric}"
-    return "" if seeds else "they have no seed in common"
+    if not other.by_seed.keys() & base.by_seed.keys():
+        return "they have no seed in common"
+    return "" if seeds else f"the {base.goal.metric} is undefined in every seed they have in common"
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:

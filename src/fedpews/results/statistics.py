@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-ENOUGH_SEEDS = 3
-"""With fewer, nothing is said about who is better."""
+ENOUGH_SEEDS = 6
+"""With fewer, nobody is said to be better: even five unanimous seeds have a two-sided sign-flip p of 0.0625."""
+
+SIGNIFICANT = 0.05
+"""Nor with a p of this or more, corrected for all comparisons made together (Holm)."""
 
 BOOTSTRAP_FROM = 10
 """From so many seeds on the interval is a BCa bootstrap; with fewer, whose resamples are too few, Student's t."""
@@ -31,39 +34,44 @@ class Difference:
     low: float  # of the 95 % interval; -inf with a single seed
     high: float
     seeds: int
-    p: float  # of the paired sign-flip permutation test, two-sided
+    p: float  # of the paired sign-flip permutation test, two-sided; see ``corrected``
 
     @property
     def outcome(self) -> str:
-        """better, worse, no difference, or not enough runs."""
+        """better, worse, undecided, or not enough runs: the one rule, for tables, pages and studies."""
         if self.seeds < ENOUGH_SEEDS:
             return "not enough runs"
-        if self.low > 0:
-            return "better"
-        return "worse" if self.high < 0 else "no difference"
+        if self.p >= SIGNIFICANT or self.low <= 0 <= self.high:
+            return "undecided"
+        return "better" if self.low > 0 else "worse"
 
     def describe(self, digits: int = 1, unit: str = "") -> str:
-        """In words, that follow from the interval.
+        """The outcome in words, to stand beside the mean, its interval and p.
 
-        >>> Difference(3.0, 2.0, 4.0, 5, 0.06).describe(unit=" points")
+        >>> Difference(3.0, 2.0, 4.0, 6, 0.03).describe(unit=" points")
         'better by 2.0 to 4.0 points'
-        >>> Difference(0.1, -0.2, 0.5, 5, 0.5).describe(unit=" points")
-        'no difference larger than 0.5 points'
-        >>> Difference(3.0, -1.0, 7.0, 2, 0.5).describe()
-        'not enough runs (2 seeds)'
+        >>> Difference(3.0, 2.0, 4.0, 6, 0.06).describe(unit=" points")
+        'undecided'
+        >>> Difference(3.0, -1.0, 7.0, 5, 0.5).describe()
+        'not enough runs (5 seeds)'
         """
-
         if self.outcome == "not enough runs":
             return f"not enough runs ({self.seeds} seed{'' if self.seeds == 1 else 's'})"
-        if self.outcome == "no difference":
-            return self.describe_bound(digits, unit)
+        if self.outcome == "undecided":
+            return self.outcome
         ends = (self.low, self.high) if self.low > 0 else (-self.high, -self.low)
         span = " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in ends))
         return f"{self.outcome} by {span}{unit}"
 
     def describe_bound(self, digits: int = 1, unit: str = "") -> str:
-        """How large the difference may be at most, whichever way it goes."""
+        """How large the difference may be at most, for one that was shown to be small."""
         return f"no difference larger than {max(abs(self.low), abs(self.high)):.{digits}f}{unit}"
+
+
+def corrected(found: Sequence[Difference]) -> list[Difference]:
+    """Differences that are looked at together, each with its p corrected for that (Holm)."""
+    ps = holm([one.p for one in found])
+    return [replace(one, p=p) for one, p in zip(found, ps, strict=True)]
 
 
 def paired_difference(
@@ -80,7 +88,7 @@ def paired_difference(
         b: the same of what it is compared with.
         higher_is_better: whether more is a gain.
 
-    >>> paired_difference([0.9, 0.8, 0.85], [0.6, 0.5, 0.55]).describe(digits=2)
+    >>> paired_difference([0.9, 0.8, 0.85] * 2, [0.6, 0.5, 0.55] * 2).describe(digits=2)
     'better by 0.30'
     """
     gains = paired_gains(a, b, higher_is_better)

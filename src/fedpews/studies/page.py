@@ -14,13 +14,13 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from fedpews.results.schema import read_object
-from fedpews.results.statistics import unpaired_interval
+from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, unpaired_interval
 from fedpews.studies.cells import Found
 from fedpews.studies.figures import Table, draw
 from fedpews.studies.measures import MEASURES, halves, printed, spread
 from fedpews.studies.paper_curves import curve_of, distance
 from fedpews.studies.study import Scale, Study, studies
-from fedpews.studies.verdicts import ENOUGH_SEEDS, Readings, Verdict, judge, summarise
+from fedpews.studies.verdicts import Readings, Verdict, judge, summarise
 
 PAPER_SEEDS = 3
 """Behind each of the paper's means and deviations."""
@@ -32,10 +32,10 @@ RUNS = "runs"
 _CLAIMS = (
     "Methods are compared seed by seed, because seeds differ far more than methods. A number is the mean of the "
     "paired differences with its 95 % interval (BCa bootstrap from ten seeds on, Student's t below), positive "
-    "where the first is better; a seed that never reaches the target counts with all rounds. The words follow "
-    "from the interval: *agrees* is said where all of it is on the paper's side, *contradicts* where all of it is "
-    f"on the other, and with fewer than {ENOUGH_SEEDS} seeds nothing is said. p is that of the exact sign-flip "
-    "test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) for all "
+    "where the first is better; a seed that never reaches the target counts with all rounds. *Agrees* "
+    "is said where all of the interval is on the paper's side, *contradicts* where all of it is on the other; with "
+    f"fewer than {ENOUGH_SEEDS} seeds, or a p of {SIGNIFICANT} or more, nothing is. p is that of the exact "
+    "sign-flip test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) for all "
     "claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower network than the paper's; the "
     f"page of the item says which. Every seed's curve is in `{RUNS}/` beside this page: `fedpews reproduce "
     "NAME --no-run --pages docs/results` rebuilds a page from them."

@@ -1,7 +1,8 @@
 """What our runs say about a claim of the paper: a paired difference with its interval, and words that follow from it.
 
 Seeds are paired because they differ far more than methods do. A claim is never said to hold: it says *better by a to
-b*, *worse*, *no difference larger than d*, *undecided* or *not enough runs*, and whether that agrees with the paper.
+b*, *worse*, *undecided* or *not enough runs* (``Difference.outcome``), or of two that are claimed to be near *no
+difference larger than d*, and whether that agrees with the paper.
 """
 
 from __future__ import annotations
@@ -10,23 +11,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import NamedTuple
 
 from fedpews.results.statistics import (
+    ENOUGH_SEEDS,
+    SIGNIFICANT,
     Difference,
+    corrected,
     equivalence_test,
-    holm,
     interval,
     paired_difference,
     paired_gains,
 )
-from fedpews.studies.measures import MEASURES, Measure, printed
+from fedpews.studies.measures import MEASURES, printed
 from fedpews.studies.study import Claim, Study
-
-ENOUGH_SEEDS = 6
-"""With five seeds even a unanimous two-sided sign test cannot go below 0.0625; with six it reaches 0.031."""
-
-SIGNIFICANT = 0.05
-"""Above this, corrected for the page's claims, nobody is said to be better."""
 
 Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
 """(measure, row, column) → seed → number; cells that are not finished are absent."""
@@ -52,35 +50,41 @@ class Verdict:
     Where no large difference is claimed, of the two one-sided tests against the margin."""
 
 
+class _Draft(NamedTuple):
+    """A verdict before its p is corrected for the other claims of its page."""
+
+    claim: Claim
+    where: str
+    paper: str
+    found: Difference
+    agrees: bool | None
+    """By the interval alone."""
+
+
 def judge(study: Study, readings: Readings) -> list[Verdict]:
     """A verdict for every claim, row and column."""
-    found = [verdict for claim in study.claims for verdict in _judge(study, claim, readings)]
-    tested = [i for i, verdict in enumerate(found) if verdict.p is not None]
+    found = [one for claim in study.claims for one in _judge(study, claim, readings)]
+    tested = [one for one in found if isinstance(one, _Draft) and one.found.seeds >= ENOUGH_SEEDS]
     # all claims of a page at once: with many of them some would look significant by chance
-    corrected = dict(zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True))
-    return [_correct(v, corrected[i]) if i in corrected else v for i, v in enumerate(found)]
+    known = dict(zip(map(id, tested), corrected([one.found for one in tested]), strict=True))
+    return [
+        one if isinstance(one, Verdict) else _finish(one._replace(found=known.get(id(one), one.found)))
+        for one in found
+    ]
 
 
-def _correct(verdict: Verdict, p: float) -> Verdict:
-    """The verdict among all of its page: what only its own interval says is not concluded."""
-    concludes = verdict.agrees is not None or verdict.finding.startswith(("better", "worse"))
-    if p < SIGNIFICANT or not concludes:
-        return replace(verdict, p=p)
-    finding = f"undecided: by its own interval {verdict.finding}, but p = {p:.2g} among the page's claims"
-    return replace(verdict, p=p, finding=finding, agrees=None)
-
-
-def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict]:
-    verdicts = []
+def _judge(study: Study, claim: Claim, readings: Readings) -> list[Verdict | _Draft]:
+    found: list[Verdict | _Draft] = []
     for row in claim.rows:
         own = [c for c in study.columns_of(row) if claim.columns is None or c in claim.columns]
         if claim.kind == "shrinks":
-            verdicts.append(_shrinks(study, claim, row, own, readings))
-            continue
-        for column in own:
-            rule = {"better": _better, "near": _near, "between": _between}[claim.kind]
-            verdicts.append(rule(study, claim, row, column, readings))
-    return verdicts
+            found.append(_shrinks(study, claim, row, own, readings))
+        elif claim.kind == "between":
+            found += [_between(study, claim, row, column, readings) for column in own]
+        else:
+            rule = _near if claim.kind == "near" else _better
+            found += [rule(study, claim, row, column, readings) for column in own]
+    return found
 
 
 def _sides(
@@ -93,14 +97,14 @@ def _sides(
     return mine, other, MEASURES[claim.measure].higher_is_better
 
 
-def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+def _better(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> _Draft:
     found = paired_difference(*_sides(study, claim, row, column, readings))
     # the whole interval must lie on one side; an interval across the margin decides nothing
     agrees = True if found.low > claim.by else False if found.high < claim.by else None
-    return _verdict(study, claim, row, column, found, agrees)
+    return _draft(study, claim, row, column, found, agrees)
 
 
-def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> _Draft:
     sides = _sides(study, claim, row, column, readings)
     found = paired_difference(*sides)
     # the whole interval must lie inside the margin: a difference that is not significant may still be large
@@ -109,26 +113,20 @@ def _near(study: Study, claim: Claim, row: str, column: str, readings: Readings)
     if not outside:
         # the claim is that no difference is large, which a test for any difference at all does not answer
         found = replace(found, p=equivalence_test(paired_gains(*sides), claim.within))
-    verdict = _verdict(study, claim, row, column, found, True if inside else False if outside else None)
-    if inside and verdict.p is not None:
-        verdict = replace(verdict, finding=found.describe_bound(*_units(MEASURES[claim.measure])))
-    return verdict
+    return _draft(study, claim, row, column, found, True if inside else False if outside else None)
 
 
-def _verdict(
+def _draft(
     study: Study, claim: Claim, row: str, column: str, found: Difference, agrees: bool | None
-) -> Verdict:
-    measure = MEASURES[claim.measure]
+) -> _Draft:
     where = f"{study.row_label(row)} against {study.row_label(claim.than or '')}"
     if len(study.columns) > 1:
         where = f"{where}, {study.column_label(column)}"
-    paper = _papers_gain(study, claim, row, column, measure) or claim.paper
-    return _finish(claim.text, where, paper, found, measure, agrees)
+    return _Draft(claim, where, _papers_gain(study, claim, row, column) or claim.paper, found, agrees)
 
 
-def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings: Readings) -> Verdict:
+def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings: Readings) -> _Draft:
     """Whether the gain in the first column is larger than in the last."""
-    measure = MEASURES[claim.measure]
     gains = []
     for column in (columns[0], columns[-1]):
         mine, other, higher_is_better = _sides(study, claim, row, column, readings)
@@ -138,7 +136,7 @@ def _shrinks(study: Study, claim: Claim, row: str, columns: list[str], readings:
     found = paired_difference(gains[0], gains[1])
     agrees = True if found.low > 0 else False if found.high < 0 else None
     where = f"{study.row_label(row)}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
-    return _finish(claim.text, where, claim.paper, found, measure, agrees)
+    return _Draft(claim, where, claim.paper, found, agrees)
 
 
 def _between(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
@@ -162,10 +160,10 @@ def _between(study: Study, claim: Claim, row: str, column: str, readings: Readin
     )
 
 
-def _finish(
-    claim: str, where: str, paper: str, found: Difference, measure: Measure, agrees: bool | None
-) -> Verdict:
-    digits, unit = _units(measure)
+def _finish(draft: _Draft) -> Verdict:
+    claim, where, paper, found, agrees = draft
+    measure = MEASURES[claim.measure]
+    digits, unit = measure.digits, f" {measure.unit}" if measure.unit else ""
     ours = ""
     if found.seeds:
         ours = f"{found.mean:+.{digits}f}{unit}"
@@ -173,22 +171,27 @@ def _finish(
         ours = f"{ours} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
     # numbers are shown with any number of seeds, but nothing is concluded from too few
     if found.seeds < ENOUGH_SEEDS:
-        return Verdict(claim, where, paper, ours, found.seeds, _too_few(found.seeds), None)
-    return Verdict(claim, where, paper, ours, found.seeds, found.describe(digits, unit), agrees, found.p)
-
-
-def _units(measure: Measure) -> tuple[int, str]:
-    """With how many digits a difference is written, and in what."""
-    return measure.digits, f" {measure.unit}" if measure.unit else ""
+        return Verdict(claim.text, where, paper, ours, found.seeds, _too_few(found.seeds), None)
+    if found.p >= SIGNIFICANT:
+        agrees = None
+    if claim.kind == "near" and agrees is True:
+        finding = found.describe_bound(digits, unit)
+    elif claim.kind == "near" and agrees is None:
+        # its p says how sure it is that the difference is small, not that there is one
+        finding = "undecided"
+    else:
+        finding = found.describe(digits, unit)
+    return Verdict(claim.text, where, paper, ours, found.seeds, finding, agrees, found.p)
 
 
 def _too_few(seeds: int) -> str:
     return "not run" if not seeds else f"not enough runs ({seeds} seed{'s' * (seeds > 1)})"
 
 
-def _papers_gain(study: Study, claim: Claim, row: str, column: str, measure: Measure) -> str:
+def _papers_gain(study: Study, claim: Claim, row: str, column: str) -> str:
     """The paper's own gain, from the numbers it prints; in words where one side never reached the target."""
     assert claim.than is not None
+    measure = MEASURES[claim.measure]
     places = (row, column), (claim.than, study.column_for(claim.than, column))
     mine, other = (printed(study.paper_number(claim.measure, *place)) for place in places)
     if math.isnan(mine) or math.isnan(other):
