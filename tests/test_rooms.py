@@ -68,7 +68,7 @@ ROOMS = {
     },
     "notices": {"build", "data", "experiment", "results", "tasks"},
     "resuming": {"build", "configs", "engines", "experiment", "neurons", "results"},
-    "saving": {"build", "observe", "results", "resuming", "server", "trees"},
+    "saving": {"build", "engines", "observe", "results", "resuming", "server", "trees"},
     "finetuning": {"build", "data", "engines", "methods", "server", "trees"},
     "pretraining": {"build", "engines", "finetuning", "methods", "trees"},
     "loading": {"build", "experiment", "outside", "results", "trees"},

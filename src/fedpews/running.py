@@ -241,6 +241,7 @@ def train(
         result = _result(setup, server, done, folder)
         if spent is not None:
             result.summary["privacy"] = spent
+        result.summary["machines"] = saver.machines
         if saver.went_on:
             result.summary["went_on"] = list(saver.went_on)
         if folder is not None:

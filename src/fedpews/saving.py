@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpews.build import Setup
+from fedpews.engines.hardware import describe_machine
 from fedpews.observe import describe_federation
 from fedpews.results.records import Record
 from fedpews.results.run_folder import RunFolder
@@ -20,6 +21,9 @@ class Saver:
     def __init__(self, folder: RunFolder | None, setup: Setup, reopened: Reopened) -> None:
         self._folder, self._setup = folder, setup
         self.went_on = reopened.went_on
+        was = () if reopened.checkpoint is None else reopened.checkpoint.about.get("machines", ())
+        self.machines = list(dict.fromkeys([*was, describe_machine(setup.net.device)]))
+        """All that the run was trained on."""
         # said once, in the first round that it is true of
         known = 0 if reopened.checkpoint is None else len(reopened.checkpoint.about.get("went_on", ()))
         self._untold = list(reopened.went_on[known:])
@@ -59,7 +63,11 @@ class Saver:
         """Write a checkpoint, unless there is one of this round."""
         if self._folder is not None and self.saved != round:
             made = about(self._setup, server.engine)
-            told = made | {"pending": server.pending, "went_on": list(self.went_on)}
+            told = made | {
+                "pending": server.pending,
+                "went_on": list(self.went_on),
+                "machines": self.machines,
+            }
             self._folder.save_checkpoint(round, server.states, server.memories, told, best)
             self.saved = round
 

@@ -171,6 +171,21 @@ def test_the_page_shows_both_numbers_and_the_index_sums_the_claims(tmp_path: Pat
     assert "`fedpews reproduce toy`" in index
 
 
+def test_a_page_names_the_machine_that_ran_and_not_the_one_that_draws_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = study(columns={"a": Line(set=TINY)}, paper={}, seeds=[0])
+    monkeypatch.setattr("fedpews.saving.describe_machine", lambda device: "64 cores (arm64), one H100")
+    run_study(toy, tmp_path, published=tmp_path / "published")
+    monkeypatch.undo()
+
+    for runs in (tmp_path, tmp_path / "nothing"):
+        outcome = run_study(toy, runs, published=tmp_path / "published", run=False)
+        text = write_page(outcome, tmp_path / "pages").read_text()
+
+        assert "Seeds 0; measured on 64 cores (arm64), one H100. " in text
+
+
 def test_notes_beside_a_page_become_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "toy.notes.md").write_text("It is the seeds.")
 

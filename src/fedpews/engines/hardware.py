@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 
 import torch
 
@@ -38,3 +39,9 @@ def available_cores() -> int:
         return len(os.sched_getaffinity(0))
     # macOS and Windows do not tell
     return os.cpu_count() or 1
+
+
+def describe_machine(device: torch.device) -> str:
+    """What a run was trained on, for its summary."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{available_cores()} cores ({platform.machine()}), {'no GPU' if gpu == 'cpu' else gpu}"

@@ -74,6 +74,9 @@ class Totals(TypedDict):
     seconds: Number
 
 
+Machines = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=100)]
+
+
 class SummaryShape(TypedDict, total=False):
     """summary.json."""
 
@@ -88,6 +91,7 @@ class SummaryShape(TypedDict, total=False):
     target_accuracy: Number | None
     final: dict[str, Spread]
     final_accuracy: Spread
+    machines: Machines
 
 
 class NamedShape(TypedDict):

@@ -21,8 +21,8 @@ from fedpews.errors import (
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import Record, Rounds, read_rounds
-from fedpews.results.schema import ActivationShape, read_lines
-from fedpews.studies.published import read_divergence, read_published
+from fedpews.results.schema import ActivationShape, read_lines, read_summary
+from fedpews.studies.published import read_facts, read_published
 from fedpews.studies.study import Cell, on_draw
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Found:
     error: str = ""
     """The kind of error that ended it, as its class is called."""
     folders: tuple[Path, ...] = ()
+    machines: tuple[str, ...] = ()
+    """What its runs were trained on; empty where that was not recorded."""
 
     @property
     def missing(self) -> list[int]:
@@ -64,6 +66,8 @@ def read_cell(root: Path, cell: Cell, published: Path | None = None) -> Found:
     """The finished seeds of a cell, of those that are asked for: run folders, then what was published."""
     runs: dict[int, list[Record]] = {}
     folders = []
+    # what broke down has no summary, so only its published file knows
+    why, machines = read_facts(published, cell)
     for folder in _folders(root, cell):
         if not layout.is_finished(folder):
             continue
@@ -73,14 +77,22 @@ def read_cell(root: Path, cell: Cell, published: Path | None = None) -> Found:
         asked = [seed for seed in cell.experiment.seeds if cell.draw(seed) == draw]
         wanted = [seed for seed in records.seeds if seed in asked and seed not in runs]
         runs |= {seed: records.of_seed(seed) for seed in wanted}
-        folders += [folder] if wanted else []
+        if wanted:
+            folders.append(folder)
+            machines += read_summary(folder, layout.SUMMARY).get("machines", [])
     # a run of this machine goes before one that was published
     runs = {**read_published(published, cell), **runs}
     complete = set(runs) >= set(cell.experiment.seeds)
     status = "done" if complete else "part done" if runs else "not run"
-    # what broke down has no summary, so only its published file knows
-    why = "" if complete else read_divergence(published, cell)
-    return Found(cell, dict(sorted(runs.items())), "diverged" if why else status, why, folders=tuple(folders))
+    why = "" if complete else why
+    return Found(
+        cell,
+        dict(sorted(runs.items())),
+        "diverged" if why else status,
+        why,
+        folders=tuple(folders),
+        machines=tuple(dict.fromkeys(machines)),
+    )
 
 
 def run_cell(

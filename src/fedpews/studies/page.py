@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -241,7 +239,7 @@ def _page(outcome: Outcome, figures: int, notes: str) -> str:
         "",
         f"    {outcome.command}",
         "",
-        f"Seeds {', '.join(map(str, study.seeds))}{_draws(study)}; {_machine()}.{scale}",
+        f"Seeds {', '.join(map(str, study.seeds))}{_draws(study)}{_machines(outcome)}.{scale}",
         "",
     ]
     if study.notes:
@@ -352,5 +350,7 @@ def _flags(scale: Scale) -> list[str]:
     return flags + [f"--stand-in {name}={other}" for name, other in (scale.stand_in or {}).items()]
 
 
-def _machine() -> str:
-    return f"measured on {os.cpu_count()} cores ({platform.machine()}), no GPU"
+def _machines(outcome: Outcome) -> str:
+    """What the runs were trained on, where they recorded it."""
+    known = dict.fromkeys(machine for found in outcome.table.values() for machine in found.machines)
+    return f"; measured on {' and '.join(known)}" if known else ""

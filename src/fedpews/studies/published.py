@@ -22,6 +22,7 @@ from fedpews.errors import ConfigError
 from fedpews.outside import MEGABYTE, parse_json, read_bytes, shaped
 from fedpews.results.files import write_atomically
 from fedpews.results.records import Record
+from fedpews.results.schema import Machines
 from fedpews.studies.study import Cell
 
 DIGITS = 5
@@ -45,9 +46,16 @@ class CellShape(TypedDict):
     experiment: dict[str, Any]
     runs: dict[Annotated[str, Field(pattern=r"^\d{1,20}$")], dict[str, list[Any]]]
     diverged: NotRequired[Annotated[str, Field(max_length=MOST_CHARACTERS)]]
+    machines: NotRequired[Machines]
 
 
-def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path, diverged: str = "") -> Path:
+def publish(
+    cell: Cell,
+    runs: Mapping[int, Sequence[Record]],
+    folder: Path,
+    diverged: str = "",
+    machines: Sequence[str] = (),
+) -> Path:
     """Write a cell's finished seeds, beside those that its file has already, and why others broke down."""
     path = _path(folder, cell)
     every = {**read_published(folder, cell, any_seed=True), **runs}
@@ -58,6 +66,7 @@ def publish(cell: Cell, runs: Mapping[int, Sequence[Record]], folder: Path, dive
         "experiment": cell.changes(),
         "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
         **({"diverged": diverged[:MOST_CHARACTERS]} if diverged else {}),
+        **({"machines": list(machines)} if machines else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -77,11 +86,11 @@ def read_published(folder: Path | None, cell: Cell, any_seed: bool = False) -> R
     return {seed: run for seed, run in runs.items() if any_seed or seed in cell.experiment.seeds}
 
 
-def read_divergence(folder: Path | None, cell: Cell) -> str:
-    """Why a cell broke down, as its file says; empty where it did not."""
+def read_facts(folder: Path | None, cell: Cell) -> tuple[str, list[str]]:
+    """Why a cell broke down, empty where it did not, and the machines it ran on."""
     if folder is None or (content := _content(folder, cell)) is None:
-        return ""
-    return content.get("diverged", "")
+        return "", []
+    return content.get("diverged", ""), content.get("machines", [])
 
 
 def _content(folder: Path, cell: Cell) -> CellShape | None:

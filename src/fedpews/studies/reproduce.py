@@ -85,7 +85,7 @@ def run_study(
     for one in itertools.chain(as_it_is, run_cells([(_place(study, cell), cell) for cell in todo])):
         diverged = one.message if one.status == "diverged" else ""
         if published is not None and (one.folders or diverged):
-            publish(one.cell, one.runs, published, diverged)
+            publish(one.cell, one.runs, published, diverged, one.machines)
         found[one.cell.row, one.cell.column] = one
     return conclude(
         study, scale, [found.get((c.row, c.column)) or read_cell(root, c, published) for c in every]
