@@ -22,6 +22,7 @@ from fedpews.engines.engine import Engine, Schedule
 from fedpews.engines.hardware import available_cores, find_device
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
+from fedpews.given import check_given
 from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
 from fedpews.methods.private import with_dp
@@ -29,6 +30,7 @@ from fedpews.methods.robust import Aggregate
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
+from fedpews.results.schema import GIVEN
 from fedpews.results.tensors import read_tensors
 from fedpews.seeds import fold
 from fedpews.server import Rules, cohort_size
@@ -103,6 +105,7 @@ def build(
     task: Task | None = None,
 ) -> Setup:
     """Everything an experiment needs; the arguments are those of `fedpews.run`."""
+    check_given(experiment, model, clients)
     if clients is None and test is not None:
         raise ConfigError("clients and test belong together: give both, or a data.name")
     held = load_data(experiment, clients, test, data_dir, task)
@@ -157,6 +160,7 @@ def load_data(
     task: Task | None = None,
 ) -> Federation:
     """The data handed in, or else what the experiment names."""
+    check_given(experiment, GIVEN, clients)
     task = build_task(experiment) if task is None else task
     table = experiment.data.model_dump(exclude_none=True)
     part = table.pop("validation", None)
@@ -206,6 +210,7 @@ def build_network(
     experiment: Experiment, held: Federation, model: Model | None = None, graph: NeuronGraph | None = None
 ) -> tuple[Network, dict[int, Tree]]:
     """The network, and each seed's start. torch's global generator is left as it was."""
+    check_given(experiment, model, held)
     made = {}
     # before seeding: to read a sample may run code that draws numbers itself
     shape = held.shape

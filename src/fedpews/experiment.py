@@ -71,6 +71,7 @@ class DataTable(Table):
         None, description="of named images: bytes take a quarter of the memory of numbers (the default)"
     )
     lazy: bool = Field(False, description="read the inputs of Datasets batch by batch instead of all at once")
+    fingerprint: str | None = Field(None, description="written by fedpews.run(clients=…): of their samples")
 
 
 class TaskTable(BaseModel):
@@ -369,6 +370,9 @@ class Experiment(Table):
         values = self.model_dump(exclude_defaults=True)
         for free in ("workers", "checkpoint_every", "resume"):
             values.get("runtime", {}).pop(free, None)
+        # a checkpoint has these, and says more of a difference
+        for table, key in (("data", "fingerprint"), ("model", "fingerprint"), ("model", "code")):
+            values.get(table, {}).pop(key, None)
         # what a deployment tolerates
         values.pop("flower", None)
         values = {key: value for key, value in values.items() if value != {}}

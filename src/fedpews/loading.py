@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.checkpoints import known_marks
 from fedpews.results.records import Rounds, read_rounds
-from fedpews.results.schema import read_summary
+from fedpews.results.schema import GIVEN, read_summary
 from fedpews.results.sums import check_files, read_sums
 from fedpews.results.tensors import read_tensors
 from fedpews.trees import Tree
@@ -52,12 +52,21 @@ class Run:
         if seed not in found:
             raise ConfigError(f"{self.folder} has no {'best ' if best else ''}model of seed {seed}")
         params = found[seed]
+        from torch import nn
+
+        if model is None and GIVEN in (self.experiment.model.name, self.experiment.data.name):
+            raise ConfigError(
+                f"{self.folder}: its model or its data was given in Python, so the model cannot be built here; "
+                f"pass your module, or a function that makes it: model({seed}, model=…)"
+            )
         if model is None:
             from fedpews.build import build_network, load_data
 
-            return build_network(self.experiment, load_data(self.experiment))[0].module(params)
-        from torch import nn
-
+            net = build_network(self.experiment, load_data(self.experiment))[0]
+            try:
+                return net.module(params)
+            except (KeyError, RuntimeError) as error:
+                raise ConfigError(f"this is not the model that was trained: {first_line(error)}") from error
         made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         missing = params.keys() - made.state_dict().keys()
         if missing:

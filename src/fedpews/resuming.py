@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ from fedpews.configs import flatten, override
 from fedpews.engines.engine import Engine
 from fedpews.errors import CheckpointError, ConfigError, first_line
 from fedpews.experiment import Experiment
+from fedpews.given import add_fingerprints
 from fedpews.neurons.structure import difference as difference_of_models
+from fedpews.neurons.structure import fingerprint
 from fedpews.results import layout
 from fedpews.results.checkpoints import Checkpoint
 from fedpews.results.run_folder import RunFolder
+from fedpews.results.schema import GIVEN
 
 STATE_LAYOUT = "3"
 """Of what methods keep; raised when a method's state or memory changes shape, so that no run goes on wrongly."""
@@ -79,6 +82,8 @@ def reopen(folder: RunFolder, setup: Setup, resume: bool, make_engine: MakeEngin
             raise CheckpointError(f"{folder.path} {refusal}. Give another --out.{hint}")
     if checkpoint is not None:
         _check(folder, checkpoint, setup)
+    else:
+        _check_given(folder, earlier, setup)
     # only after all checks, so that a refused resume leaves the folder as it was
     if is_other:
         folder.write_config(experiment.to_toml())
@@ -86,6 +91,16 @@ def reopen(folder: RunFolder, setup: Setup, resume: bool, make_engine: MakeEngin
         logging.getLogger("fedpews").warning("%s was lost or damaged; it is written again", folder.config)
         folder.write_config(experiment.to_toml())
     return Reopened(checkpoint, went_on)
+
+
+def fingerprinted(setup: Setup) -> Setup:
+    """The setup whose experiment says which model and data were given in Python."""
+    experiment = setup.experiment
+    if GIVEN not in (experiment.model.name, experiment.data.name):
+        return setup
+    return replace(
+        setup, experiment=add_fingerprints(experiment, fingerprint(setup.structure), setup.data_hash)
+    )
 
 
 def hold_to(engine: Engine, why: str, reopened: Reopened, setup: Setup, folder: Path) -> Reopened:
@@ -203,6 +218,15 @@ def _engine_name(setup: Setup, experiment: Experiment, make_engine: MakeEngine) 
     engine, _ = make_engine(Setup(experiment, setup.data, setup.net, setup.starts, setup.method))
     engine.close()
     return engine.name
+
+
+def _check_given(folder: RunFolder, earlier: Experiment, setup: Setup) -> None:
+    """Before there is a checkpoint: the model and the data that were given are those of config.toml."""
+    model = (earlier.model.model_extra or {}).get("fingerprint")
+    if earlier.data.fingerprint not in (None, setup.data_hash):
+        raise CheckpointError(f"{folder.path} was begun with other data. Give another --out.")
+    if model not in (None, fingerprint(setup.structure)):
+        raise CheckpointError(f"{folder.path} was begun with another model. Give another --out.")
 
 
 def _check(folder: RunFolder, checkpoint: Checkpoint, setup: Setup) -> None:

@@ -28,6 +28,7 @@ from fedpews.engines.engine import Engine
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
+from fedpews.given import record_given
 from fedpews.methods.contract import Method
 from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
@@ -39,7 +40,7 @@ from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize, value_of
 from fedpews.results.run_folder import RunFolder
 from fedpews.results.stopping import NO_VALIDATION, StopRule
-from fedpews.resuming import Reopened, hold_to, reopen
+from fedpews.resuming import Reopened, fingerprinted, hold_to, reopen
 from fedpews.saving import Saver
 from fedpews.server import Server
 from fedpews.stopping import stop_signal
@@ -94,18 +95,16 @@ class Result:
         """The row of ``fedpews compare``, for a notebook."""
         from fedpews.report.compare import columns, table
 
-        runs = [self._run()]
-        head, row = (
-            "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
-            for tag, cells in (("th", columns(runs)), ("td", table(runs)[0]))
-        )
-        return f"<table><tr>{head}</tr><tr>{row}</tr></table>"
+        runs, rows = [self._run()], ""
+        for tag, cells in (("th", columns(runs)), ("td", table(runs)[0])):
+            rows += f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        return f"<table>{rows}</table>"
 
     def _run(self) -> Run:
         from fedpews.report.runs import Run
 
-        label = self.summary["method"]
-        return Run(label, self.folder, list(self.rounds), self.summary, self.experiment.to_dict())
+        told = (list(self.rounds), self.summary, self.experiment.to_dict())
+        return Run(self.summary["method"], self.folder, *told)
 
     def plot(
         self, path: str | Path | None = None, *, kind: str = "curves", format: str | None = None
@@ -181,9 +180,8 @@ def run(
         settings["method"] = describe_object(method)
     elif method is not None:
         settings["method"] = method
-    resolved = resolve(experiment, settings)
+    resolved = record_given(resolve(experiment, settings), model, clients)
     made = build_task(resolved, own_task, loss)
-    own = method if isinstance(method, Method) else None
     setup = build(
         resolved,
         model=model,
@@ -191,7 +189,7 @@ def run(
         test=test,
         graph=graph,
         data_dir=data_dir,
-        method=own,
+        method=method if isinstance(method, Method) else None,
         task=made,
     )
     if not progress:
@@ -215,6 +213,7 @@ def train(
         make_engine: makes what trains the clients, and says why it was chosen; by default an engine in this process.
         memories: where clients' memories are kept; by default with the run.
     """
+    setup = setup if out is None else fingerprinted(setup)
     check_finetuning(setup)
     notices = Notices(setup)
     if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.has_validation:

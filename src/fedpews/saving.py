@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from fedpews.build import Setup
 from fedpews.engines.hardware import describe_machine
+from fedpews.neurons.structure import fingerprint
 from fedpews.observe import describe_federation
 from fedpews.results.records import Record
 from fedpews.results.run_folder import RunFolder
@@ -77,4 +79,7 @@ class Saver:
         found = describe_federation(
             self._setup.net, data.client_names, data.class_names, counts, len(data), masked
         )
-        return found | {"data": self._setup.data_hash}
+        made = self._setup.structure
+        weights = sum(prod(shape) for shape in made["shapes"].values())
+        model = {"fingerprint": fingerprint(made), "weights": weights}
+        return found | {"data": self._setup.data_hash, "model": model}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import nullcontext
 from typing import Any
 
@@ -61,6 +62,11 @@ def structure(net: Network) -> Structure:
         "steps": kernels.seen,
         "frozen": frozen.hexdigest() if net.frozen else "",
     }
+
+
+def fingerprint(found: Structure) -> str:
+    """A structure in sixteen digits."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def difference(was: Structure, now: Structure) -> str | None:

@@ -17,6 +17,7 @@ from fedpews.report.runs import Run
 from fedpews.results import layout
 from fedpews.results.neurons import EACH_CLIENT_UP_TO, Ownership
 from fedpews.results.records import Record, client_values, evaluated, value_of
+from fedpews.results.schema import GIVEN
 from fedpews.results.statistics import Difference
 from fedpews.tasks.names import is_share
 
@@ -348,8 +349,11 @@ def _federations(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _again(run: Run) -> dict[str, str]:
     """The command that makes the run again, and the configuration it reads."""
     assert run.path is not None, "a page is about folders"
-    file = run.path / layout.CONFIG
-    return {
-        "command": f"fedpews run {shlex.quote(str(file))} --out {shlex.quote(str(run.path) + '-again')}",
-        "config": file.read_text(),
-    }
+    file, out = str(run.path / layout.CONFIG), f"{run.path}-again"
+    # what was given in Python must be given there again
+    given = {"model": "model=…", "data": "clients=…, test=…"}
+    needed = [said for table, said in given.items() if run.config.get(table, {}).get("name") == GIVEN]
+    command = f"fedpews run {shlex.quote(file)} --out {shlex.quote(out)}"
+    if needed:
+        command = f"fedpews.run({file!r}, {', '.join(needed)}, out={out!r})"
+    return {"command": command, "config": (run.path / layout.CONFIG).read_text()}

@@ -218,6 +218,10 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     ]
     if not all(run.same_data(runs[0]) for run in runs):
         told.append("These runs were trained on different data; their numbers do not measure the same thing.")
+    models = {run.label: made for run in runs if (made := run.federation.get("model"))}
+    if len({made["fingerprint"] for made in models.values()}) > 1:
+        weights = ", ".join(f"{label} {made['weights']:,}" for label, made in models.items())
+        told.append(f"The models differ, not only the methods; weights: {weights}.")
     if len({run.goal for run in runs}) > 1:
         told.append("Targets differ: each run's rounds are those to its own.")
     return told

@@ -19,6 +19,9 @@ from fedpews.outside import MEGABYTE, MOST_TOML, json_lines, parse_json, parse_t
 MOST_TEXT = 1024 * MEGABYTE
 """Bytes of one text file of a run; 2,000 rounds of five seeds with 100 clients have 60 million."""
 
+GIVEN = "given in Python"
+"""The name, in a configuration, of a model and of data that ``fedpews.run`` was given."""
+
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 """As large as JSON keeps exactly."""
 Seed = Annotated[int, Field(ge=0, le=2**64)]
@@ -138,6 +141,12 @@ class LayerShape(TypedDict):
     size: Whole
 
 
+class ModelShape(TypedDict):
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    fingerprint: str
+    weights: Whole
+
+
 class FederationShape(TypedDict, total=False):
     """federation.json."""
 
@@ -148,6 +157,7 @@ class FederationShape(TypedDict, total=False):
     counts: list[list[Whole]] | None
     layers: list[LayerShape]
     data: str
+    model: ModelShape
 
 
 class ActivationShape(TypedDict):
