@@ -91,14 +91,79 @@ def test_the_numbers_on_the_page_are_those_of_summary_json(
         assert cells[4:6] == [f"{totals['bytes_up'] / 1e6:.1f}", f"{totals['bytes_down'] / 1e6:.1f}"]
 
 
-def test_the_first_sentence_names_both_methods_and_an_interval(look: Open, report: Path) -> None:
+def test_the_first_sentence_of_three_seeds_says_that_they_are_too_few(look: Open, report: Path) -> None:
     page = look(report)
 
     sentence = page.locator("#sentence h1").inner_text()
 
-    assert sentence.startswith("fedavg+pews ")
-    assert "95 % interval over 3 paired seeds" in sentence
+    assert sentence.startswith("3 seeds are too few to tell: fedavg+pews ")
+    assert " points against fedavg, between " in sentence
     assert page.locator("#picture svg circle").count() == 3  # a dot for each seed
+
+
+def test_on_a_phone_no_number_of_a_run_is_cut_and_each_has_its_name(look: Open, report: Path) -> None:
+    page = look(report, width=360)
+
+    table = page.locator("#numbers .scroll")
+
+    assert table.evaluate("e => e.scrollWidth <= e.clientWidth")
+    heads = table.locator("td").evaluate_all("all => all.map(e => getComputedStyle(e, '::before').content)")
+    assert heads[:2] == ['"final %"', '"rounds to 40 %"']
+
+
+def test_runs_with_equal_values_have_dots_of_their_own(look: Open, report: Path) -> None:
+    page = look(report)
+    page.evaluate("doc.now.runs.forEach((run) => run.clients.final.fill(0.5)); redrawAll()")
+
+    dots = page.locator("#client-charts circle").evaluate_all(
+        "all => all.map(e => [e.getAttribute('cx'), e.getAttribute('cy')].join())"
+    )
+
+    assert len(dots) == len(set(dots)) == 6  # two runs, three clients
+    assert "100 %" in page.locator("#client-charts figure svg text").all_text_contents()
+
+
+def test_the_end_of_the_warmup_is_written_above_the_curves(look: Open, report: Path) -> None:
+    page = look(report)
+
+    heights = page.evaluate(
+        """() => {
+          const write = CanvasRenderingContext2D.prototype.fillText, seen = [];
+          CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+            if (text === "warmup ends") seen.push(y / devicePixelRatio);
+            return write.call(this, text, x, y);
+          };
+          redrawAll();
+          return new Promise((done) => setTimeout(() => done(seen)));
+        }"""
+    )
+
+    assert heights
+    assert max(heights) < 24  # the padding above a plot
+
+
+def test_a_layers_header_is_its_name_where_there_is_room_and_else_its_number_never_cut(
+    look: Open, report: Path
+) -> None:
+    page = look(report)
+
+    shown = page.evaluate(
+        "[150, 60, 10, 4].map((room) => header({ name: '3.conv1' }, 2, room, (t) => 7 * t.length))"
+    )
+
+    assert shown == ["3: 3.conv1", "layer 3", "3", ""]
+    assert "starts at random" in page.locator("#mask-view").inner_text()
+
+
+def test_the_classes_fill_their_card_with_a_row_for_each_client(look: Open, report: Path) -> None:
+    page = look(report)
+    card = page.locator("#split figure")
+
+    drawn = card.locator("svg").bounding_box()
+    rows = card.locator("circle").evaluate_all("all => all.map(e => e.getAttribute('cy'))")
+
+    assert drawn["width"] > 0.9 * card.bounding_box()["width"] - 38
+    assert len(rows) == len(set(rows)) == 3  # three clients with a class each
 
 
 def test_the_slider_changes_the_masks_and_says_the_round(look: Open, report: Path, runs_folder: Path) -> None:

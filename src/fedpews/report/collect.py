@@ -18,7 +18,7 @@ from fedpews.results import layout
 from fedpews.results.neurons import EACH_CLIENT_UP_TO, Ownership
 from fedpews.results.records import Record, client_values, evaluated, value_of
 from fedpews.results.schema import GIVEN
-from fedpews.results.statistics import Difference
+from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, Difference
 from fedpews.tasks.names import is_share
 
 NUMBERS = 160_000
@@ -59,6 +59,8 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
         "title": ", ".join(run.label for run in runs),
         "headline": headline(runs, compared),
         "notes": notes,
+        "rule": f"A difference is called one with {ENOUGH_SEEDS} seeds or more, a bar that does not touch zero and "
+        f"a corrected p (Holm) below {SIGNIFICANT}.",
         "target": goal.value,
         "metric": goal.metric.replace("_", " "),
         "key": goal.metric,

@@ -82,7 +82,7 @@ function resample(xs, ys, grid) {
 function table(head, rows, caption) {
   const made = el("table", {}, caption ? el("caption", { class: "unseen" }, caption) : null,
     el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col" }, cell)))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el(i ? "td" : "th", i ? {} : { scope: "row" }, cell))))));
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el(i ? "td" : "th", i ? { "data-head": head[i] } : { scope: "row" }, cell))))));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "Table" }, made);
 }
 // The table behind a chart, made when somebody opens it.

@@ -11,6 +11,9 @@ function xOf(run) {
   return run.rounds.map((_, i) => all.reduce((sum, seed) => sum + seed[i], 0) / all.length / scale);
 }
 
+// Where a curve's warmup ends; -1 where there is none to mark.
+const warmupAt = (line) => (line.run.warmup && line.marks !== false ? line.run.rounds.findIndex((round) => round >= line.run.warmup) : -1);
+
 // spec: title, say, lines() -> [{ run, x, seeds: [[...]], label }], percent, target, log, fixed
 function lineChart(spec) {
   const plot = el("div", { class: "plot", tabindex: "0", role: "group", "aria-roledescription": "chart",
@@ -52,7 +55,7 @@ function lineChart(spec) {
     const axis = { stroke: () => css("--muted"), grid: { stroke: () => css("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     chart?.destroy();
     chart = new uPlot({
-      width, height, series, bands, legend: { show: false }, padding: [10, 14, 0, 0],
+      width, height, series, bands, legend: { show: false }, padding: [own.some(({ line }) => warmupAt(line) >= 0) ? 24 : 10, 14, 0, 0],
       scales: { x: { time: false, range: (u, low, high) => view.zoom || [low, high > low ? high : low + 1] },
         y: spec.log ? { distr: 3 } : { range: (u, low, high) => bounds(low, high) } },
       axes: [{ ...axis, label: AXES[view.x], labelFont: "12px system-ui, sans-serif", labelSize: 20, size: 34, ...(view.x === "rounds" ? { incrs: WHOLE } : {}), values: (u, v) => v.map((x) => (x === null ? null : whole(x))) },
@@ -86,15 +89,24 @@ function lineChart(spec) {
     if (spec.zero) { const y = u.valToPos(0, "y", true); line(box.left, y, box.left + box.width, y, css("--muted"), []); }
     const ends = new Map();
     for (const { line: one } of own) {
-      const at = one.run.rounds.findIndex((round) => round >= one.run.warmup);
-      if (one.run.warmup && at >= 0 && one.marks !== false) {
+      const at = warmupAt(one);
+      if (at >= 0) {
         const x = Math.round(u.valToPos(xOf(one.run)[at], "x", true)), place = (ends.get(x) || 0) + 1;
         ends.set(x, place);
         line(x + place - 1, box.top, x + place - 1, box.top + box.height, tint(one.run), [2, 3]);
       }
     }
-    context.fillStyle = css("--muted");
-    for (const x of ends.keys()) context.fillText("warmup ends", x + 5 * ratio, box.top + box.height - 7 * ratio);
+    context.restore();
+    // above the plot, where no curve is
+    context.save();
+    context.font = `${11 * ratio}px system-ui, sans-serif`; context.fillStyle = css("--muted"); context.textAlign = "center"; context.textBaseline = "alphabetic";
+    const words = "warmup ends", wide = context.measureText(words).width;
+    let free = -Infinity;
+    for (const x of [...ends.keys()].sort((a, b) => a - b)) {
+      if (x < box.left || x > box.left + box.width || x - wide / 2 < free) continue;
+      context.fillText(words, Math.max(box.left + wide / 2, Math.min(x, box.left + box.width - wide / 2)), box.top - 7 * ratio);
+      free = x + wide / 2 + 8 * ratio;
+    }
     context.restore();
   }
 

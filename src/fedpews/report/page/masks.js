@@ -97,7 +97,7 @@ function maskView(host) {
     if (tall >= 11) rows.forEach((_, i) => context.fillText(fit(context, nameOf(one.clients[i]), labels - 8), 0, head + i * tall + tall / 2));
     else if (count) context.fillText(`${count} clients`, 0, head + 8);
     context.fillText("owners", 0, below + strip / 2);
-    run.masks.layers.forEach((layer) => { const room = cell * layer.size; if (room > 26) context.fillText(fit(context, layer.name, room), starts[layer.start], 8); });
+    run.masks.layers.forEach((layer, i) => context.fillText(header(layer, i, cell * layer.size, (text) => context.measureText(text).width), starts[layer.start], 8));
     const covered = owners.filter((value) => value > 0).length, sole = one.owned ? owners.filter((value) => value === 1).length : null;
     facts.textContent = `${run.label}, seed ${one.seed}, round ${one.round}: somebody owns ${covered} of ${size} neurons (${number((100 * covered) / size, 1)} %)` + (sole === null ? "." : `; ${sole} have a single owner.`);
     canvas.setAttribute("aria-label", facts.textContent);
@@ -114,7 +114,7 @@ function maskView(host) {
     const layer = geometry.run.masks.layers.findLast((one) => one.start <= j), count = geometry.owners[j];
     const owner = i >= 0 && i < geometry.rows.length ? `${nameOf(geometry.one.clients[i])}: ${geometry.rows[i][j] ? "owns it" : "does not own it"}` : "";
     const many = geometry.one.owned ? `${count} owner${count === 1 ? "" : "s"}` : `${number(100 * count, 0)} % of the cohort own it`;
-    showTip(event.clientX, event.clientY, el("b", {}, `${layer.name}, neuron ${j - layer.start}`), el("div", {}, owner), el("div", {}, many));
+    showTip(event.clientX, event.clientY, el("b", {}, `layer ${geometry.run.masks.layers.indexOf(layer) + 1} (${layer.name}), neuron ${j - layer.start}`), el("div", {}, owner), el("div", {}, many));
   });
   canvas.addEventListener("mouseleave", hideTip);
   canvas.addEventListener("keydown", (event) => {
@@ -163,12 +163,12 @@ function maskView(host) {
     const each = Math.floor(width / columns) - 12, rows = Math.ceil(one.theta.length / columns), made = svg("svg", { width, height: rows * 128, role: "img", "aria-label": `Histogram of θ in round ${one.round}` });
     one.theta.forEach((row, l) => {
       const x = (l % columns) * (each + 12), y = Math.floor(l / columns) * 128, most = Math.max(1, ...row);
-      made.append(svg("text", { x, y: y + 12, class: "soft" }, cut(run.masks.layers[l]?.name || `layer ${l + 1}`, each / 7)));
+      made.append(svg("text", { x, y: y + 12, class: "soft" }, header(run.masks.layers[l], l, each, (text) => 7 * text.length)));
       row.forEach((value, b) => made.append(svg("rect", { x: x + (b * each) / BINS, y: y + 100 - (80 * value) / most, width: Math.max(1, each / BINS - 1), height: (80 * value) / most, fill: tint(run) })));
       made.append(svg("line", { x1: x, x2: x + each, y1: y + 100.5, y2: y + 100.5, class: "axis" }), svg("text", { x, y: y + 116, class: "soft" }, "0"), svg("text", { x: x + each, y: y + 116, "text-anchor": "end", class: "soft" }, "1"));
     });
     grid.append(made);
-    card.append(grid, el("figcaption", { class: "say" }, `θ is the probability with which a client draws a neuron, over all clients of round ${one.round}. It starts at ½; ${number((100 * sure) / total, 0)} % lie within 0.1 of 0 or 1.`),
+    card.append(grid, el("figcaption", { class: "say" }, `θ is the probability with which a client draws a neuron, over all clients of round ${one.round}. It starts at random, around ½ by default; ${number((100 * sure) / total, 0)} % lie within 0.1 of 0 or 1.`),
       behind("θ", () => table(["θ from", ...run.masks.layers.map((layer) => layer.name)], Array.from({ length: BINS }, (_, b) => [number(b / BINS, 3), ...one.theta.map((row) => String(row[b]))]), "Histogram of θ")));
     theta.replaceChildren(card);
   }
@@ -182,6 +182,12 @@ function maskView(host) {
   redraw.add(draw);
   let known = 0;
   new ResizeObserver(() => { if (Math.abs(host.clientWidth - known) > 2) { known = host.clientWidth; draw(); } }).observe(host);
+}
+
+// A layer's header, never cut: its number and name, or only its number, as there is room.
+function header(layer, i, room, widthOf) {
+  const ways = [...(layer ? [`${i + 1}: ${layer.name}`] : []), `layer ${i + 1}`, String(i + 1)];
+  return ways.find((text) => widthOf(text) <= room) || "";
 }
 
 function fit(context, text, room) {

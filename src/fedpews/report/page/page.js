@@ -6,7 +6,7 @@ function drawVerdict() {
   byId("notes").replaceChildren(...doc.now.notes.map((text) => el("p", { class: "note" }, text)),
     ...doc.now.comparisons.filter((one) => one.sentence !== doc.now.headline.join(" ")).map((one) => el("p", { class: "say" }, one.sentence)));
   const numbers = doc.now.table.map((row, i) => [el("span", { class: "run" }, chip(doc.now.runs[i]), row[0]), ...row.slice(1)]);
-  byId("numbers").replaceChildren(table(doc.now.columns.map((name) => ({ rounds: doc.now.target === null ? "rounds" : `rounds to ${doc.now.percent ? number(100 * doc.now.target, 0) + " %" : doc.now.target}`, seeds: "seeds there", min: "minutes" }[name] || name)), numbers, "Runs side by side, mean ± standard deviation over seeds"));
+  byId("numbers").replaceChildren(table(doc.now.columns.map((name) => ({ rounds: doc.now.target === null ? "rounds" : `rounds to ${doc.now.percent ? number(100 * doc.now.target, 0) + " %" : doc.now.target}`, seeds: "reached by", min: "minutes" }[name] || name)), numbers, "Runs side by side, mean ± standard deviation over seeds"));
 }
 
 function picture() {
@@ -17,11 +17,11 @@ function picture() {
       text: one.final.seeds > 1 ? `${signed(one.final.mean)} [${signed(one.final.low)}, ${signed(one.final.high)}]` : signed(one.final.mean) }))
     : doc.now.runs.map((run) => ({ run, values: run.final.by_seed, mean: run.final.mean, low: null, high: null, text: number(run.final.mean) + (doc.now.percent ? " %" : "") }));
   const base = isPaired ? doc.now.runs[compared()[0].base].label : "";
-  const say = isPaired ? `${doc.now.percent ? "Points" : "Gain"} of final ${doc.now.metric} ${doc.now.percent ? "above" : "over"} ${base}, seed by seed: dots are seeds, the diamond their mean, the bar its 95 % interval. A bar that does not touch zero is a difference.` : `Final ${doc.now.metric}: dots are seeds, the diamond their mean.`;
-  const head = isPaired ? ["run", "mean gain", "from", "to", "seeds", "p (sign flips)", "p (Holm)"] : ["run", `final ${doc.now.metric}, seed by seed`];
-  const numbers = () => table(head, isPaired ? compared().map((one) => [doc.now.runs[one.other].label, signed(one.final.mean, 3), one.final.low === null ? "–" : signed(one.final.low, 3), one.final.high === null ? "–" : signed(one.final.high, 3), String(one.final.seeds), number(one.final.p, 4), number(one.adjusted, 4)])
+  const say = isPaired ? `${doc.now.percent ? "Points" : "Gain"} of final ${doc.now.metric} ${doc.now.percent ? "above" : "over"} ${base}, seed by seed: dots are seeds, the diamond their mean, the bar its 95 % interval. ${doc.now.rule}` : `Final ${doc.now.metric}: dots are seeds, the diamond their mean.`;
+  const head = isPaired ? ["run", "mean gain", "from", "to", "seeds", "p (Holm)"] : ["run", `final ${doc.now.metric}, seed by seed`];
+  const numbers = () => table(head, isPaired ? compared().map((one) => [doc.now.runs[one.other].label, signed(one.final.mean, 3), one.final.low === null ? "–" : signed(one.final.low, 3), one.final.high === null ? "–" : signed(one.final.high, 3), String(one.final.seeds), number(one.final.p, 4)])
     : doc.now.runs.map((run) => [run.label, run.final.by_seed.map((v) => number(v)).join(", ")]), say);
-  byId("picture").replaceChildren(dotRows(rows, { zero: isPaired, axis: isPaired ? `points above ${base}` : `final ${doc.now.metric}${doc.now.percent ? " (%)" : ""}`, label: say + " " + rows().map((row) => `${row.run.label}: ${row.text}`).join("; ") }), el("figcaption", {}, say), behind("the picture at the top", numbers));
+  byId("picture").replaceChildren(dotRows(rows, { zero: isPaired, axis: isPaired ? `${doc.now.percent ? "points above" : "gain over"} ${base}` : `final ${doc.now.metric}${doc.now.percent ? " (%)" : ""}`, label: say + " " + rows().map((row) => `${row.run.label}: ${row.text}`).join("; ") }), el("figcaption", {}, say), behind("the picture at the top", numbers));
 }
 
 function toolbar() {
@@ -84,12 +84,14 @@ function clients() {
     if (!card.isConnected) return;
     const width = Math.max(250, card.clientWidth - 38), left = Math.min(150, width * 0.34), step = Math.max(15, Math.min(80, 300 / names.length)), height = names.length * step + 30, ends = percent ? [0, 100] : reach(rows().flatMap((row) => row.runs.map((one) => one.value)).filter((v) => v !== null)), at = (v) => left + ((v - ends[0]) / (ends[1] - ends[0])) * (width - left - 24);
     const made = svg("svg", { width, height, role: "img", "aria-label": `Final ${metric} of every client; the table below has the numbers` });
-    for (const tick of [0, 0.25, 0.5, 0.75, 1].map((part) => ends[0] + part * (ends[1] - ends[0]))) made.append(svg("line", { x1: at(tick), x2: at(tick), y1: 4, y2: height - 24, class: "axis" }), svg("text", { x: at(tick), y: height - 8, "text-anchor": "middle", class: "soft" }, percent ? tick + (tick === 100 ? "" : unit) : brief(tick)));
+    for (const tick of [0, 0.25, 0.5, 0.75, 1].map((part) => ends[0] + part * (ends[1] - ends[0]))) made.append(svg("line", { x1: at(tick), x2: at(tick), y1: 4, y2: height - 24, class: "axis" }), svg("text", { x: at(tick), y: height - 8, "text-anchor": "middle", class: "soft" }, percent ? tick + unit : brief(tick)));
     rows().forEach((row, i) => {
       const y = step / 2 + 4 + i * step, values = row.runs.map((one) => one.value).filter((value) => value !== null);
       made.append(svg("text", { x: 0, y: y + 4, class: "soft" }, cut(row.name, left / 7.2)));
       if (values.length > 1) made.append(svg("line", { x1: at(Math.min(...values)), x2: at(Math.max(...values)), y1: y, y2: y, class: "axis", "stroke-width": 3 }));
-      for (const one of row.runs) if (one.value !== null) made.append(svg("circle", { cx: at(one.value), cy: y, r: step > 20 ? 5.5 : 4, fill: tint(one.run) }, svg("title", {}, `${row.name}, ${one.run.label}: ${digits(one.value)}`)));
+      // side by side, so that equal values hide no run
+      const lane = Math.min(12, (step - 4) / row.runs.length), radius = Math.max(2, Math.min(5.5, row.runs.length > 1 ? lane / 2 : step / 3));
+      row.runs.forEach((one, k) => one.value !== null && made.append(svg("circle", { cx: at(one.value), cy: y + (k - (row.runs.length - 1) / 2) * lane, r: radius, fill: tint(one.run) }, svg("title", {}, `${row.name}, ${one.run.label}: ${digits(one.value)}`))));
     });
     dots.replaceChildren(made);
   };
@@ -102,19 +104,36 @@ function clients() {
 
 function split() {
   const made = doc.now.federations.map((one, place) => {
-    const most = Math.max(1, ...one.counts.flat()), step = Math.max(9, Math.min(30, 1100 / one.clients.length)), left = 96, width = left + step * one.clients.length + 70;
-    const top = one.clients.length <= 60 ? 92 : 12, height = top + step * one.classes.length + 10, draw = svg("svg", { width, height, role: "img", "aria-label": `Samples of every class at every client; the table below has the numbers` });
-    one.classes.forEach((name, k) => { if (step > 11 || one.classes.length < 40) draw.append(svg("text", { x: left - 10, y: top + (k + 0.5) * step + 4, "text-anchor": "end", class: "soft" }, cut(name, 12))); draw.append(svg("line", { x1: left, x2: width - 70, y1: top + (k + 0.5) * step, y2: top + (k + 0.5) * step, class: "axis" })); });
-    one.counts.forEach((row, i) => {
-      if (top > 12) draw.append(svg("text", { x: 0, y: 0, class: "soft", transform: `translate(${left + (i + 0.5) * step + 4} ${top - 8}) rotate(-55)` }, cut(one.clients[i], 13)));
-      row.forEach((count, k) => { if (count) draw.append(svg("circle", { cx: left + (i + 0.5) * step, cy: top + (k + 0.5) * step, r: Math.max(0.8, Math.sqrt(count / most) * step * 0.47), fill: css("--accent") }, svg("title", {}, `${one.clients[i]}, ${one.classes[k]}: ${count}`))); });
-    });
     const sizes = one.counts.map((row) => row.reduce((a, b) => a + b, 0)), held = one.counts.map((row) => row.filter(Boolean).length);
-    const told = `${one.total.toLocaleString("en")} clients, ${one.classes.length} classes; a client holds ${span(sizes)} samples of ${span(held)} classes. A dot's area is the number of samples.` + (one.total > one.clients.length ? ` Drawn are the first ${one.clients.length}.` : "");
-    return el("figure", { class: "card" }, el("header", {}, el("h3", {}, one.name || "Data")), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": doc.now.federations.length > 1 ? `Split of the data, ${place + 1}` : "Split of the data" }, draw), el("figcaption", { class: "say" }, told),
+    const said = `${one.total.toLocaleString("en")} clients, ${one.classes.length} classes; a client holds ${span(sizes)} samples of ${span(held)} ${Math.max(...held) === 1 ? "class" : "classes"}. A dot's area is the number of samples.` + (one.total > one.clients.length ? ` Drawn are the first ${one.clients.length}.` : "");
+    const dots = el("div", { class: "scroll split", tabindex: "0", role: "region", "aria-label": doc.now.federations.length > 1 ? `Split of the data, ${place + 1}` : "Split of the data" });
+    const card = el("figure", { class: "card" }, el("header", {}, el("h3", {}, one.name || "Data")), dots, el("figcaption", { class: "say" }, said),
       behind("Who holds what", () => table(["client", ...one.classes, "samples"], one.counts.map((row, i) => [one.clients[i], ...row.map(String), String(sizes[i])]), "Who holds what")));
+    const draw = () => dots.replaceChildren(splitDots(one, Math.max(250, card.clientWidth - 38)));
+    let width = 0;
+    new ResizeObserver(() => { if (Math.abs(card.clientWidth - width) > 2) { width = card.clientWidth; draw(); } }).observe(card);
+    return card;
   });
   byId("split").replaceChildren(...(made.length ? made : [el("p", { class: "say" }, "How the samples are spread is not known here: they are at the clients, or the run was made by an older version.")]));
+}
+
+// A row for each client, a column for each class; classes in the order of the client that has most of them.
+function splitDots(one, width) {
+  const most = Math.max(1, ...one.counts.flat()), main = one.classes.map((_, k) => one.counts.reduce((best, row, i) => (row[k] > one.counts[best][k] ? i : best), 0));
+  const order = one.classes.map((_, k) => k).sort((a, b) => main[a] - main[b] || a - b), left = Math.min(120, width * 0.3);
+  const across = Math.max(9, (width - left - 12) / order.length), down = Math.max(12, Math.min(44, 420 / one.counts.length)), longest = Math.max(...one.classes.map((name) => name.length));
+  const slanted = 7.2 * longest > across - 6, top = across < 12 ? 8 : slanted ? 20 + 5.6 * Math.min(13, longest) : 26, height = top + down * one.counts.length + 6;
+  const made = svg("svg", { width: left + across * order.length + 12, height, role: "img", "aria-label": "Samples of every class at every client; the table below has the numbers" });
+  order.forEach((k, at) => {
+    const x = left + (at + 0.5) * across, text = cut(one.classes[k], slanted ? 13 : 99);
+    if (across >= 12) made.append(svg("text", slanted ? { class: "soft", transform: `translate(${x + 4} ${top - 8}) rotate(-55)` } : { class: "soft", x, y: top - 10, "text-anchor": "middle" }, text));
+  });
+  one.counts.forEach((row, i) => {
+    const y = top + (i + 0.5) * down;
+    made.append(svg("line", { x1: left, x2: left + across * order.length, y1: y, y2: y, class: "axis" }), svg("text", { x: 0, y: y + 4, class: "soft" }, cut(one.clients[i], left / 7.4)));
+    order.forEach((k, at) => row[k] && made.append(svg("circle", { cx: left + (at + 0.5) * across, cy: y, r: Math.max(0.8, Math.sqrt(row[k] / most) * Math.min(across, down) * 0.47), fill: css("--accent") }, svg("title", {}, `${one.clients[i]}, ${one.classes[k]}: ${row[k]}`))));
+  });
+  return made;
 }
 
 function config() {
