@@ -151,7 +151,7 @@ def test_a_layers_header_is_its_name_where_there_is_room_and_else_its_number_nev
         "[150, 60, 10, 4].map((room) => header({ name: '3.conv1' }, 2, room, (t) => 7 * t.length))"
     )
 
-    assert shown == ["3: 3.conv1", "layer 3", "3", ""]
+    assert shown == ["layer 3 (3.conv1)", "layer 3", "3", ""]
     assert "starts at random" in page.locator("#mask-view").inner_text()
 
 

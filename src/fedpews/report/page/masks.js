@@ -186,7 +186,7 @@ function maskView(host) {
 
 // A layer's header, never cut: its number and name, or only its number, as there is room.
 function header(layer, i, room, widthOf) {
-  const ways = [...(layer ? [`${i + 1}: ${layer.name}`] : []), `layer ${i + 1}`, String(i + 1)];
+  const ways = [...(layer ? [`layer ${i + 1} (${layer.name})`] : []), `layer ${i + 1}`, String(i + 1)];
   return ways.find((text) => widthOf(text) <= room) || "";
 }
 

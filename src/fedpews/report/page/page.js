@@ -2,7 +2,7 @@
 
 function drawVerdict() {
   const [first, ...rest] = doc.now.headline;
-  byId("sentence").replaceChildren(el("h1", {}, first), ...rest.map((text) => el("p", { class: "more" }, text)));
+  byId("sentence").replaceChildren(el("h1", {}, first.replace(/ %/g, "\u00a0%")), ...rest.map((text) => el("p", { class: "more" }, text)));
   byId("notes").replaceChildren(...doc.now.notes.map((text) => el("p", { class: "note" }, text)),
     ...doc.now.comparisons.filter((one) => one.sentence !== doc.now.headline.join(" ")).map((one) => el("p", { class: "say" }, one.sentence)));
   const numbers = doc.now.table.map((row, i) => [el("span", { class: "run" }, chip(doc.now.runs[i]), row[0]), ...row.slice(1)]);
