@@ -203,9 +203,9 @@ function dotRows(rows, options) {
     made.append(svg("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle", class: "soft" }, options.axis));
     if (options.zero) made.append(svg("line", { x1: at(0), x2: at(0), y1: 2, y2: height - 34, class: "zero", "stroke-width": 1.5 }));
     rows().forEach((row, i) => {
-      const y = i * step + (narrow ? 56 : 26), color = tint(row.run), label = narrow ? { x: left, y: y - 38 } : { x: left - 14, y: y + 4.5, "text-anchor": "end" };
+      const y = i * step + (narrow ? 56 : 26), color = tint(row.run), halo = { "paint-order": "stroke", stroke: css("--card"), "stroke-width": 5 }, label = narrow ? { x: left, y: y - 38, ...halo } : { x: left - 14, y: y + 4.5, "text-anchor": "end" };
       made.append(svg("text", { ...label, "font-weight": 620 }, cut(row.run.label, (narrow ? width : left) / 7.8)));
-      made.append(svg("text", narrow ? { x: left, y: y - 19, class: "soft" } : { x: width - right + 16, y: y + 4.5 }, row.text));
+      made.append(svg("text", narrow ? { x: left, y: y - 19, class: "soft", ...halo } : { x: width - right + 16, y: y + 4.5 }, row.text));
       if (row.low !== null && row.low !== undefined) made.append(svg("line", { x1: at(row.low), x2: at(row.high), y1: y, y2: y, stroke: color, "stroke-width": 7, "stroke-linecap": "round", opacity: 0.32 }));
       for (const value of row.values) made.append(svg("circle", { cx: at(value), cy: y, r: 3.4, fill: color, opacity: 0.75 }));
       if (row.mean !== null) made.append(svg("rect", { x: at(row.mean) - 5.5, y: y - 5.5, width: 11, height: 11, fill: color, stroke: css("--card"), "stroke-width": 1.5, transform: `rotate(45 ${at(row.mean)} ${y})` }));
