@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fedpews.methods import Average, ClientHalf, Cohort, Download, Method, Upload, Work
     from fedpews.neurons import Batch, Hidden, Network, NeuronGraph
     from fedpews.neurons.trace import trace
-    from fedpews.running import Result, Watcher, run
+    from fedpews.result import Result
+    from fedpews.running import Watcher, run
     from fedpews.tasks import Metric, Task
     from fedpews.warmup import Auto, Fixed, Learned, Random, with_warmup
 
@@ -32,7 +33,8 @@ _HOMES = {
     "fedpews.loading": ("Run", "load"),
     "fedpews.methods": ("Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work"),
     "fedpews.neurons": ("Batch", "Hidden", "Network", "NeuronGraph", "trace"),
-    "fedpews.running": ("Result", "Watcher", "run"),
+    "fedpews.result": ("Result",),
+    "fedpews.running": ("Watcher", "run"),
     "fedpews.tasks": ("Metric", "Task"),
     "fedpews.warmup": ("Auto", "Fixed", "Learned", "Random", "with_warmup"),
 }

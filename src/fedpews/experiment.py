@@ -368,12 +368,10 @@ class Experiment(Table):
         Only what is not a default counts, so that a key that a later version adds changes no fingerprint.
         """
         values = self.model_dump(exclude_defaults=True)
-        for free in ("workers", "checkpoint_every", "resume"):
-            values.get("runtime", {}).pop(free, None)
-        # a checkpoint has these, and says more of a difference
-        for table, key in (("data", "fingerprint"), ("model", "fingerprint"), ("model", "code")):
-            values.get(table, {}).pop(key, None)
-        # what a deployment tolerates
+        # of a model and data given in Python a checkpoint says more; [flower] is what a deployment tolerates
+        free = {"runtime": ("workers", "checkpoint_every", "resume"), "data": ("fingerprint",)}
+        for table, keys in (free | {"model": ("fingerprint", "code")}).items():
+            values[table] = {key: v for key, v in values.get(table, {}).items() if key not in keys}
         values.pop("flower", None)
         values = {key: value for key, value in values.items() if value != {}}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -20,7 +20,7 @@ from fedpews.ranks.group import Group
 from fedpews.ranks.packing import Message, pack, unpack
 from fedpews.ranks.place import Place
 from fedpews.ranks.running import lead, serve
-from fedpews.running import Result
+from fedpews.result import Result
 
 GONE = torch.zeros(0, dtype=torch.uint8)
 

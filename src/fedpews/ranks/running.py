@@ -25,9 +25,10 @@ from fedpews.ranks.memories import RankMemories
 from fedpews.ranks.packing import Message
 from fedpews.ranks.place import Place
 from fedpews.ranks.share import Share
+from fedpews.result import Result
 from fedpews.results.layout import CHECKPOINT, MEMORIES
 from fedpews.results.memories import MemoryStore
-from fedpews.running import Result, Watcher, train
+from fedpews.running import Watcher, train
 from fedpews.server import cohort_size
 
 READY, NEXT, END = "ready", "next", "end"

@@ -33,10 +33,10 @@ _CLAIMS = (
     "where the first is better; a seed that never reaches the target counts with all rounds. *Agrees* "
     "is said where all of the interval is on the paper's side, *contradicts* where all of it is on the other; with "
     f"fewer than {ENOUGH_SEEDS} seeds, or a p of {SIGNIFICANT} or more, nothing is. p is that of the exact "
-    "sign-flip test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) for all "
-    "claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower network than the paper's; the "
-    f"page of the item says which. Every seed's curve is in `{RUNS}/` beside this page: `fedpews reproduce "
-    "NAME --no-run --pages docs/results` rebuilds a page from them."
+    "sign-flip test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) "
+    "for all claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower network than the "
+    f"paper's; the page of the item says which. Every seed's curve is in `{RUNS}/` beside this page: `fedpews "
+    "reproduce NAME --no-run --pages docs/results` rebuilds a page from them."
 )
 """How an index with claims is to be read."""
 
