@@ -30,6 +30,7 @@ from fedpews.tables import (
     StopTable,
     Table,
 )
+from fedpews.tasks.class_names import check_list
 from fedpews.tasks.names import FIRST, Goal, short
 
 Scaling = Literal["symmetric", "unit", "standard", "first"]
@@ -47,6 +48,11 @@ class DataTable(Table):
     classes_per_client: Count | None = Field(None, description="for the noc partition")
     class_lists: list[list[int]] | None = Field(
         None, description="for the classes partition: one list per client"
+    )
+    classes: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="the names of all clients' classes, in the order of their labels; by default sorted",
     )
     train_per_class: Count | None = Field(None, description="take so many training samples of each class")
     test_per_class: Count | None = Field(None, description="take so many test samples of each class")
@@ -284,6 +290,9 @@ class Experiment(Table):
                 f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
                 "leave one of them out"
             )
+        if self.data.classes is not None:
+            own = {"task": (self.task.model_extra or {}).get("classes"), "flower": self.flower.classes}
+            check_list(self.data.classes, own)
         twice = self._said_twice()
         if twice:
             raise ValueError(twice)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedpews.data.federation import Federation, from_clients
 from fedpews.data.npz import read_npz
 from fedpews.errors import ConfigError, DataMissing
 from fedpews.outside import MEGABYTE, read_text
+from fedpews.tasks.class_names import check_listed, check_spellings
 from fedpews.tasks.contract import Task
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -30,9 +31,20 @@ Entry = Mapping[str, Path]
 
 
 def read_folder(
-    folder: Path, name: str, task: Task | None = None, label: str | None = None, image_size: int | None = None
+    folder: Path,
+    name: str,
+    task: Task,
+    label: str | None = None,
+    image_size: int | None = None,
+    classes: Sequence[str] = (),
 ) -> Federation:
-    """The clients of a folder; ``label`` names a table's column, ``image_size`` what images are brought to."""
+    """The clients of a folder.
+
+    Args:
+        label: the column of a table that holds the label.
+        image_size: what images are brought to.
+        classes: the names that the experiment lists. The federation's own may be fewer and in another order.
+    """
     if not folder.is_dir():
         raise DataMissing(
             f"data {name!r}: {str(folder)!r} is not a folder; it must hold an entry per client and a test."
@@ -43,17 +55,32 @@ def read_folder(
     if not entries or (common is None and not own):
         lacking = "an entry called test" if entries else "an entry per client beside the test"
         raise ConfigError(f"{folder}: needs {lacking}: an .npz file with x and y, or a folder.")
-    places = [path for parts in (*entries.values(), common or {}) for path in parts.values()]
-    kinds = {_kind(path) for path in places}
+    owners = {
+        path: title if part == "train" else f"{title}'s {part}"
+        for title, parts in entries.items()
+        for part, path in parts.items()
+    }
+    if common is not None:
+        owners[common["train"]] = "test"
+    kinds = {_kind(path) for path in owners}
     if len(kinds) > 1:
         raise ConfigError(
             f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
         )
-    given = _given_classes(folder)
-    read, class_names = _reader(kinds.pop(), places, given, label, image_size, task)
-    clients = [{part: read(path) for part, path in parts.items()} for parts in entries.values()]
-    test = None if common is None else read(common["train"])
-    is_labelled = task is None or task.name == "classification"
+    raw, names = _read(kinds.pop(), owners, label, image_size)
+    class_names = _listed_classes(folder)
+    if names:
+        tests = {"test", *(owners[parts["test"]] for parts in entries.values() if "test" in parts)}
+        _check_names(names, tests, class_names, classes)
+        class_names = class_names or tuple(sorted({*chain(*names.values())}, key=natural))
+        number = {title: place for place, title in enumerate(class_names)}
+        raw = {
+            path: (x, np.array([number[str(value)] for value in y.flat]).reshape(y.shape))
+            for path, (x, y) in raw.items()
+        }
+    clients = [{part: raw[path] for part, path in parts.items()} for parts in entries.values()]
+    test = None if common is None else raw[common["train"]]
+    is_labelled = task.name == "classification"
     try:
         return from_clients(
             clients,
@@ -116,7 +143,7 @@ def _file(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _given_classes(folder: Path) -> tuple[str, ...]:
+def _listed_classes(folder: Path) -> tuple[str, ...]:
     file = folder / CLASSES
     if not file.is_file():
         return ()
@@ -126,36 +153,45 @@ def _given_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _reader(
-    kind: str,
-    places: Sequence[Path],
-    given: tuple[str, ...],
-    label: str | None,
-    image_size: int | None,
-    task: Task | None,
-) -> tuple[Callable[[Path], Pair], tuple[str, ...]]:
-    """How to read an entry, and the names of the classes; what all of them have in common is looked up once."""
+def _read(
+    kind: str, owners: Mapping[Path, str], label: str | None, image_size: int | None
+) -> tuple[dict[Path, Pair], dict[str, set[str]]]:
+    """The samples of every entry; and who has which class names, where labels are text."""
     if kind == "images":
-        return _image_reader(places, given, image_size)
-    files = {path: _file(path) or path for path in places}
+        return _read_images(owners, image_size)
+    files = {path: _file(path) or path for path in owners}
     if kind == "npz files":
         raw = {path: read_pair(file) for path, file in files.items()}
     else:
         raw = {path: read_table(file, label) for path, file in files.items()}
-    named = any(y.dtype.kind in "UO" for _, y in raw.values())
-    if not named:
-        return raw.__getitem__, given
-    classes = given or tuple(sorted({str(value) for _, y in raw.values() for value in y.flat}, key=natural))
-    places_of = {title: place for place, title in enumerate(classes)}
+    text = {path for path, (_, y) in raw.items() if y.dtype.kind in "UO"}
+    if not text:
+        return raw, {}
+    for path in files.keys() - text:
+        raise ConfigError(
+            f"labels are numbers in {files[path]} and text in {files[min(text)]}; use one kind for all."
+        )
+    return raw, {owners[path]: {str(value) for value in y.flat} for path, (_, y) in raw.items()}
 
-    def read(path: Path) -> Pair:
-        x, y = raw[path]
-        unknown = sorted({str(value) for value in y.flat} - places_of.keys())
-        if unknown:
-            raise ConfigError(f"{path}: label {unknown[0]!r} is not in {CLASSES}.")
-        return x, np.array([places_of[str(value)] for value in y.flat]).reshape(y.shape)
 
-    return read, classes
+def _check_names(
+    names: Mapping[str, set[str]], tests: set[str], listed: Sequence[str], classes: Sequence[str]
+) -> None:
+    """Refuse class names that do not fit each other, or the lists there are."""
+    if classes:
+        check_listed(names, classes)
+    if listed:
+        check_listed(names, listed, CLASSES)
+    check_spellings(names)
+    if classes or listed:
+        return
+    trained = {*chain(*(found for owner, found in names.items() if owner not in tests))}
+    for owner, found in names.items():
+        if found - trained:
+            raise ConfigError(
+                f"{owner} has the class {min(found - trained)!r}, which no client has for training; the clients "
+                f"have {', '.join(sorted(trained, key=natural))}. If it is meant, list all classes: data.classes."
+            )
 
 
 def read_pair(path: Path) -> Pair:
@@ -178,21 +214,19 @@ def read_pair(path: Path) -> Pair:
     return x, y
 
 
-def _image_reader(
-    places: Sequence[Path], given: tuple[str, ...], image_size: int | None
-) -> tuple[Callable[[Path], Pair], tuple[str, ...]]:
-    """The clients' images; a class is the name of a sub-folder, numbered in order over all clients."""
-    found = {inner.name for path in places for inner in listed(path) if inner.is_dir()}
-    classes = given or tuple(sorted(found, key=natural))
-    strange = sorted(found - set(classes))
-    if strange:
-        raise ConfigError(f"there are images in a sub-folder {strange[0]!r}, which is not in {CLASSES}.")
-    raw: dict[Path, tuple[list[NDArray[np.uint8]], list[int]]] = {}
+def _read_images(
+    owners: Mapping[Path, str], image_size: int | None
+) -> tuple[dict[Path, Pair], dict[str, set[str]]]:
+    """Each client's images; the class of an image is the name of its sub-folder."""
+    raw: dict[Path, tuple[list[NDArray[np.uint8]], list[str]]] = {}
+    names: dict[str, set[str]] = {}
     size: tuple[int, int] | None = None
-    for path in places:
+    for path, owner in owners.items():
         images, labels = [], []
-        for label, title in enumerate(classes):
-            for file in listed(path / title) if (path / title).is_dir() else []:
+        folders = [inner for inner in listed(path) if inner.is_dir()]
+        names[owner] = {inner.name for inner in folders}
+        for inner in folders:
+            for file in listed(inner):
                 if file.suffix.lower() not in IMAGES:
                     raise ConfigError(
                         f"{file}: not an image ({', '.join(sorted(IMAGES))}); move it elsewhere."
@@ -201,19 +235,17 @@ def _image_reader(
                 image = read_image(file, image_size, None if image_size else size)
                 size = size or (image.shape[0], image.shape[1])
                 images.append(image)
-                labels.append(label)
+                labels.append(inner.name)
         if not images:
             raise ConfigError(
                 f"{path}: has no images; they go in a sub-folder for each class, e.g. {path.name}/cat/1.png."
             )
         raw[path] = images, labels
     channels = max(image.shape[2] for images, _ in raw.values() for image in images)
-    return partial(_stacked, raw, channels), classes
+    # one client after the other, so that no image is in memory twice for long
+    return {path: _stacked(*raw.pop(path), channels) for path in list(raw)}, names
 
 
-def _stacked(
-    raw: Mapping[Path, tuple[list[NDArray[np.uint8]], list[int]]], channels: int, path: Path
-) -> Pair:
-    images, labels = raw[path]
+def _stacked(images: Sequence[NDArray[np.uint8]], labels: Sequence[str], channels: int) -> Pair:
     x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), np.array(labels)

@@ -12,7 +12,7 @@ from fedpews.data import readers, store, synthetic, user_data
 from fedpews.data.catalogue import SOURCES, Source
 from fedpews.data.combine import combine
 from fedpews.data.federation import Federation
-from fedpews.data.pool import Pool, assign
+from fedpews.data.pool import Pool, assign, number_classes
 from fedpews.errors import ConfigError
 from fedpews.tasks.classification import Classification
 from fedpews.tasks.contract import Task
@@ -30,6 +30,7 @@ def load(
     test_per_class: int | None = None,
     classes_per_client: int | None = None,
     class_lists: Sequence[Sequence[int]] | None = None,
+    classes: Sequence[str] | None = None,
     scaling: str | Sequence[str] | None = None,
     task: Task | None = None,
     own_validation: bool = False,
@@ -51,6 +52,7 @@ def load(
         train_per_class, test_per_class: draw (or make) that many samples of each class.
         classes_per_client: for 'noc'.
         class_lists: for 'classes': the classes of each client.
+        classes: the names of all classes, in the order of their labels; by default all clients' names, sorted.
         scaling: of named images: 'symmetric' to [-1, 1] (the default), 'unit' to [0, 1], or 'standard', mean 0 and
             deviation 1 in each channel of each source.
         task: what the labels are; by default one class per sample.
@@ -72,14 +74,16 @@ def load(
             raise ConfigError(
                 "train_per_class, test_per_class, scaling and storage are for named data sets, not your own data."
             )
-        pool = user_data.load(name, seed, task or Classification(), label, image_size, lazy)
+        pool = user_data.load(name, seed, task or Classification(), label, image_size, lazy, classes or ())
         if isinstance(pool, Federation):
-            return pool
+            return number_classes(pool, classes) if classes else pool
     else:
         draws = (train_per_class, test_per_class)
         pool = _named(
             name, seed, data_dir, *draws, scaling, task or Classification(), own_validation, storage
         )
+    if classes:
+        pool = number_classes(pool, classes)
     return assign(pool, partition, clients, alpha, seed, classes_per_client, class_lists)
 
 

@@ -24,7 +24,7 @@ returns ``(clients, test)`` as `from_clients` takes them, or a `Federation`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def load(
     label: str | None = None,
     image_size: int | None = None,
     lazy: bool = False,
+    classes: Sequence[str] = (),
 ) -> Pool | Federation:
     """The pool of ``folder:PATH`` or ``module:function``; each given client is a source.
 
@@ -54,7 +55,8 @@ def load(
     """
     task = Classification() if task is None else task
     if name.startswith("folder:"):
-        data = read_folder(Path(name.removeprefix("folder:")).expanduser(), name, task, label, image_size)
+        folder = Path(name.removeprefix("folder:")).expanduser()
+        data = read_folder(folder, name, task, label, image_size, classes)
     else:
         data = _call(name, seed, task, lazy)
     if isinstance(data.x, Lazy):

@@ -1,0 +1,106 @@
+"""Sites whose own folders differ: one meaning for every label and every column, or a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import MessageType
+from memory_grid import MemoryGrid, site_handler
+from PIL import Image
+from test_engine import experiment, write
+
+from fedpews.errors import ConfigError
+from fedpews.experiment import Experiment
+from fedpews.flower.app import _server_data, build_site, serve
+from fedpews.flower.engine import TooFewSites
+from fedpews.results.records import read_rounds
+
+NOTHING = {"partition": None, "train_per_class": None, "test_per_class": None}
+
+
+def hospital(root: Path, classes: list[str]) -> str:
+    """A site's folder of images: one client and its test, two images of each class."""
+    for part in ("clinic", "test"):
+        for shade, name in enumerate(classes):
+            (root / part / name).mkdir(parents=True)
+            for number in range(2):
+                Image.new("L", (8, 8), 60 * shade + 30 * number).save(root / part / name / f"{number}.png")
+    return f"folder:{root}"
+
+
+def two_sites(tmp_path: Path, folders: list[str], **changes: Any) -> tuple[Path, dict[int, Any]]:
+    made = experiment(
+        rounds=1,
+        data={"name": "sites", "clients": 2, **NOTHING, **changes.pop("data", {})},
+        flower={"input_shape": [1, 8, 8], **changes.pop("flower", {})},
+        method={"name": "fedavg"},
+        **changes,
+    )
+    config = write(tmp_path / "experiment.toml", made)
+    nodes = {
+        site: site_handler(config, tmp_path / "state", site, data=folder)
+        for site, folder in enumerate(folders)
+    }
+    return config, nodes
+
+
+RETINA, COLON = ["cnv", "dme", "drusen"], ["adipose", "background", "debris"]
+
+
+def test_sites_number_their_folders_by_the_experiments_classes(tmp_path: Path, grid: MemoryGrid) -> None:
+    folders = [hospital(tmp_path / "eye", RETINA), hospital(tmp_path / "gut", COLON)]
+    config, grid.nodes = two_sites(tmp_path, folders, data={"classes": [*RETINA, *COLON]})
+    assert build_site(config, 0, {"data": folders[0]}).data.y.unique().tolist() == [0, 1, 2]
+    assert build_site(config, 1, {"data": folders[1]}).data.y.unique().tolist() == [3, 4, 5]
+    serve(config, grid, {"out": str(tmp_path / "run")})
+    assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1]
+    assert '"drusen"' in (tmp_path / "run" / "federation.json").read_text()
+
+
+def test_sites_with_class_folders_do_not_train_without_a_list_of_all_classes(
+    tmp_path: Path, grid: MemoryGrid, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [hospital(tmp_path / "eye", RETINA), hospital(tmp_path / "gut", COLON)]
+    config, grid.nodes = two_sites(tmp_path, folders, flower={"classes": 6})
+    with pytest.raises(TooFewSites):
+        serve(config, grid, {"out": str(tmp_path / "run")})
+    for names in (RETINA, COLON):
+        assert (
+            f"this site's classes are {', '.join(names)}, and the experiment has no data.classes"
+            in caplog.text
+        )
+    assert not [m for m in grid.sent if m.metadata.message_type == MessageType.TRAIN]
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (["cnv", "stroma"], "clinic has cnv, stroma; data.classes has cnv, dme, drusen"),
+        (["CNV", "dme"], "classes 'cnv' (data.classes) and 'CNV' (clinic, test) differ only in case"),
+    ],
+)
+def test_a_site_whose_classes_do_not_fit_is_refused_with_both_lists(
+    own: list[str], words: str, tmp_path: Path, grid: MemoryGrid, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [hospital(tmp_path / "eye", RETINA), hospital(tmp_path / "other", own)]
+    config, grid.nodes = two_sites(tmp_path, folders, data={"classes": RETINA})
+    with pytest.raises(TooFewSites):
+        serve(config, grid, {"out": str(tmp_path / "run")})
+    assert words in caplog.text
+    # the answer that the server prints is the site's own words
+    assert words in grid.answered[1].error.reason
+
+
+def test_the_servers_test_set_names_its_classes_in_the_same_list(tmp_path: Path) -> None:
+    config, _ = two_sites(tmp_path, [], data={"classes": [*RETINA, *COLON]})
+    pixels = np.zeros((2, 8, 8), np.uint8)
+    np.savez(tmp_path / "test.npz", x=pixels, y=np.array(["debris", "cnv"]))
+    data = _server_data(Experiment.load(config), {"test": str(tmp_path / "test.npz")})
+    assert data is not None
+    assert data.test_y.tolist() == [5, 0]
+    np.savez(tmp_path / "test.npz", x=pixels, y=np.array(["stroma", "cnv"]))
+    with pytest.raises(ConfigError, match=r"'stroma' is not in data.classes: .*test.npz has cnv, stroma"):
+        _server_data(Experiment.load(config), {"test": str(tmp_path / "test.npz")})
