@@ -70,6 +70,9 @@ class DataTable(Table):
         [], description="random changes of training batches: crop, flip, or module:function"
     )
     label: str | None = Field(None, description="of CSV and Parquet folders: the column that holds the label")
+    missing: Literal["refuse", "mean"] = Field(
+        "refuse", description="of tables, missing inputs: refuse, or fill in the client's training mean"
+    )
     image_size: Count | None = Field(
         None, description="of image folders: the shorter side is brought to this, the middle square is kept"
     )

@@ -104,3 +104,57 @@ def test_the_servers_test_set_names_its_classes_in_the_same_list(tmp_path: Path)
     np.savez(tmp_path / "test.npz", x=pixels, y=np.array(["stroma", "cnv"]))
     with pytest.raises(ConfigError, match=r"'stroma' is not in data.classes: .*test.npz has cnv, stroma"):
         _server_data(Experiment.load(config), {"test": str(tmp_path / "test.npz")})
+
+
+def clinic(root: Path, table: str) -> str:
+    root.mkdir()
+    for part in ("clinic", "test"):
+        (root / f"{part}.csv").write_text(table)
+    return f"folder:{root}"
+
+
+TABLE = "age,bmi,label\n40,21.5,0\n50,22.5,1\n"
+
+
+def test_sites_tables_are_matched_by_column_name(tmp_path: Path, grid: MemoryGrid) -> None:
+    turned = "label,bmi,age\n0,21.5,40\n1,22.5,50\n"
+    folders = [clinic(tmp_path / "north", TABLE), clinic(tmp_path / "south", turned)]
+    config, grid.nodes = two_sites(tmp_path, folders, flower={"input_shape": [2], "classes": 2})
+    data = [build_site(config, site, {"data": folder}).data for site, folder in enumerate(folders)]
+    assert data[0].x.tolist() == data[1].x.tolist() == [[40, 21.5], [50, 22.5]]
+    serve(config, grid, {"out": str(tmp_path / "run")})
+    assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("age,weight,label\n40,70,0\n50,80,1\n", "lacks bmi (number) and has weight (number) in addition"),
+        ("age,bmi,label\n40,True,0\n50,False,1\n", "lacks bmi (number) and has bmi (true/false) in addition"),
+    ],
+)
+def test_a_site_whose_columns_differ_is_refused_with_who_has_what(
+    other: str, words: str, tmp_path: Path, grid: MemoryGrid, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [clinic(tmp_path / "north", TABLE), clinic(tmp_path / "south", other)]
+    config, grid.nodes = two_sites(tmp_path, folders, flower={"input_shape": [2], "classes": 2})
+    with pytest.raises(TooFewSites):
+        serve(config, grid, {"out": str(tmp_path / "run")})
+    assert f"its table {words}; site-0 has age (number), bmi (number), label (label)" in caplog.text
+    assert not [m for m in grid.sent if m.metadata.message_type == MessageType.TRAIN]
+
+
+def test_the_servers_test_table_says_which_columns_sites_must_have(
+    tmp_path: Path, grid: MemoryGrid, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [clinic(tmp_path / "north", TABLE), clinic(tmp_path / "south", TABLE)]
+    config, grid.nodes = two_sites(tmp_path, folders, flower={"input_shape": [2], "classes": 2})
+    (tmp_path / "test.csv").write_text("label,bmi,age\n0,21.5,40\n1,22.5,50\n")
+    serve(config, grid, {"out": str(tmp_path / "run"), "test": str(tmp_path / "test.csv")})
+    assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1]
+    np.savez(tmp_path / "test.npz", x=np.ones((2, 2)), y=np.arange(2))
+    with pytest.raises(TooFewSites):
+        serve(config, grid, {"out": str(tmp_path / "other"), "test": str(tmp_path / "test.npz")})
+    assert "its table has age (number), bmi (number), label (label) in addition; the server has no table" in (
+        caplog.text
+    )

@@ -1,66 +1,21 @@
-"""The files of a client's folder: images, and tables in CSV or Parquet."""
+"""The files of a client's folder: images, and in which order files are listed."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpews.errors import ConfigError, nearest, need_extra
+from fedpews.errors import ConfigError
 from fedpews.outside import check_plain
-
-LABELS = ("label", "target", "y", "class")
-"""Columns that are taken for the label when none is named."""
-
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """What is read as an image, whatever its name says."""
 
 MOST_PIXELS = 64_000_000
 """Of one image."""
-
-
-def read_table(path: Path, label: str | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The numbers of a table and its column of labels; text labels stay text.
-
-    The label is the column that is named, or one called label, target, y or class. Every other column is an input
-    and must hold numbers without gaps.
-    """
-    pd = need_extra("pandas", "pandas", f"{path}, a table,")
-    check_plain(path)
-    try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except Exception as error:  # whatever a parser makes of foreign bytes
-        raise ConfigError(f"{path}: cannot be read as a table ({error!s:.200}).") from error
-    if not len(table):
-        raise ConfigError(f"{path}: has no rows.")
-    columns = [str(column) for column in table.columns]
-    table.columns = columns
-    chosen = label or next((column for column in columns if column.lower() in LABELS), None)
-    if chosen not in columns:
-        what = f"no column {label!r}; {nearest(label, columns)}" if label else "no column called label"
-        raise ConfigError(f"{path}: has {what}. Say which holds the label: data.label = ...")
-    y = table.pop(chosen)
-    for column in table.columns:
-        if not pd.api.types.is_numeric_dtype(table[column]):
-            raise ConfigError(
-                f"{path}: column {column!r} holds text, for instance {table[column].iloc[0]!r:.40}; "
-                "turn it into numbers (pandas.get_dummies), or leave it out."
-            )
-        gaps = int(table[column].isna().sum())
-        if gaps:
-            raise ConfigError(f"{path}: column {column!r} has {gaps} gaps; fill or drop them.")
-    if bool(y.isna().any()):
-        raise ConfigError(
-            f"{path}: column {chosen!r} has {int(y.isna().sum())} gaps; every row needs a label."
-        )
-    if table.shape[1] == 0:
-        raise ConfigError(f"{path}: has no column beside the label.")
-    labels = y.to_numpy() if pd.api.types.is_numeric_dtype(y) else y.astype(str).to_numpy(dtype=str)
-    return table.to_numpy(dtype=np.float32), labels
 
 
 def read_image(

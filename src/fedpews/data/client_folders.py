@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fedpews.data.client_files import listed, natural, read_image, read_table
+from fedpews.data.client_files import listed, natural, read_image
+from fedpews.data.client_tables import check_columns, fill, read_table
 from fedpews.data.federation import Federation, from_clients
 from fedpews.data.npz import read_npz
 from fedpews.errors import ConfigError, DataMissing
@@ -37,12 +40,14 @@ def read_folder(
     label: str | None = None,
     image_size: int | None = None,
     classes: Sequence[str] = (),
+    missing: str = "refuse",
 ) -> Federation:
     """The clients of a folder.
 
     Args:
         label: the column of a table that holds the label.
         image_size: what images are brought to.
+        missing: what becomes of missing values in tables, ``refuse`` or ``mean``.
         classes: the names that the experiment lists. The federation's own may be fewer and in another order.
     """
     if not folder.is_dir():
@@ -50,7 +55,7 @@ def read_folder(
             f"data {name!r}: {str(folder)!r} is not a folder; it must hold an entry per client and a test."
         )
     entries = {title: _parts(path) for title, path in _entries(folder).items()}
-    common = entries.pop("test", None)
+    common = entries.pop("test", {}).get("train")
     own = bool(entries) and all("test" in parts for parts in entries.values())
     if not entries or (common is None and not own):
         lacking = "an entry called test" if entries else "an entry per client beside the test"
@@ -61,13 +66,27 @@ def read_folder(
         for part, path in parts.items()
     }
     if common is not None:
-        owners[common["train"]] = "test"
+        owners[common] = "test"
     kinds = {_kind(path) for path in owners}
     if len(kinds) > 1:
         raise ConfigError(
             f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
         )
-    raw, names = _read(kinds.pop(), owners, label, image_size)
+    kind = kinds.pop()
+    names: dict[str, set[str]] = {}
+    columns: tuple[str, ...] = ()
+    if kind == "images":
+        raw, names = _read_images(owners, image_size)
+    elif kind == "npz files":
+        raw = {path: read_pair(path) for path in owners}
+    else:
+        tables = {path: read_table(path, label, missing) for path in owners}
+        check_columns([*tables.values()])
+        columns = tables[next(iter(owners))].columns
+        clients_tables = [{part: tables[path] for part, path in parts.items()} for parts in entries.values()]
+        tables = fill(clients_tables, tables[common] if common else None)
+        raw = {path: (table.x, table.y) for path, table in tables.items()}
+    names = names or _text_labels(raw, owners, task)
     class_names = _listed_classes(folder)
     if names:
         tests = {"test", *(owners[parts["test"]] for parts in entries.values() if "test" in parts)}
@@ -79,10 +98,10 @@ def read_folder(
             for path, (x, y) in raw.items()
         }
     clients = [{part: raw[path] for part, path in parts.items()} for parts in entries.values()]
-    test = None if common is None else raw[common["train"]]
+    test = None if common is None else raw[common]
     is_labelled = task.name == "classification"
     try:
-        return from_clients(
+        data = from_clients(
             clients,
             test,
             len(class_names) if class_names and is_labelled else None,
@@ -93,6 +112,7 @@ def read_folder(
         )
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
+    return replace(data, columns=columns)
 
 
 def _entries(folder: Path) -> dict[str, Path]:
@@ -118,21 +138,21 @@ def _entries(folder: Path) -> dict[str, Path]:
 
 def _parts(path: Path) -> Entry:
     """A client's train, val and test, where its folder has them; else all of it is for training."""
+    parts = {"train": path}
     if path.is_dir():
         inside = {inner.stem if inner.is_file() else inner.name: inner for inner in listed(path)}
         found = {part: inside[part] for part in PARTS if part in inside}
         if "train" in found and len(found) > 1:
-            return found
-    return {"train": path}
+            parts = found
+    return {part: _file(inner) for part, inner in parts.items()}
 
 
 def _kind(path: Path) -> str:
-    file = _file(path)
-    return "images" if file is None else "npz files" if file.suffix == ".npz" else "tables"
+    return "images" if path.is_dir() else "npz files" if path.suffix == ".npz" else "tables"
 
 
-def _file(path: Path) -> Path | None:
-    """The npz file or table of an entry, or None when it is a folder of images."""
+def _file(path: Path) -> Path:
+    """The npz file or table of an entry; the entry itself when it is a folder of images."""
     if path.is_file():
         return path
     found = [inner for inner in listed(path) if inner.suffix == ".npz" or inner.suffix in TABLES]
@@ -140,7 +160,7 @@ def _file(path: Path) -> Path | None:
         raise ConfigError(
             f"{path}: has {len(found)} npz files or tables; put all samples of a client in one."
         )
-    return found[0] if found else None
+    return found[0] if found else path
 
 
 def _listed_classes(folder: Path) -> tuple[str, ...]:
@@ -153,25 +173,28 @@ def _listed_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _read(
-    kind: str, owners: Mapping[Path, str], label: str | None, image_size: int | None
-) -> tuple[dict[Path, Pair], dict[str, set[str]]]:
-    """The samples of every entry; and who has which class names, where labels are text."""
-    if kind == "images":
-        return _read_images(owners, image_size)
-    files = {path: _file(path) or path for path in owners}
-    if kind == "npz files":
-        raw = {path: read_pair(file) for path, file in files.items()}
-    else:
-        raw = {path: read_table(file, label) for path, file in files.items()}
-    text = {path for path, (_, y) in raw.items() if y.dtype.kind in "UO"}
+def _text_labels(raw: Mapping[Path, Pair], owners: Mapping[Path, str], task: Task) -> dict[str, set[str]]:
+    """Who has which class names, where labels are text."""
+    text = [path for path, (_, y) in raw.items() if y.dtype.kind in "UO"]
     if not text:
-        return raw, {}
-    for path in files.keys() - text:
+        return {}
+    if task.classes_of(torch.zeros(1, dtype=torch.int64)) is None:
+        y = raw[text[0]][1]
+        row = next((row for row, value in enumerate(y.flat) if not _is_number(value)), 0)
         raise ConfigError(
-            f"labels are numbers in {files[path]} and text in {files[min(text)]}; use one kind for all."
+            f"{text[0]}: row {row + 1}: the label {str(y.flat[row])!r:.40} is no number, which {task.name} needs."
         )
-    return raw, {owners[path]: {str(value) for value in y.flat} for path, (_, y) in raw.items()}
+    for path in raw.keys() - text:
+        raise ConfigError(f"labels are numbers in {path} and text in {text[0]}; use one kind for all.")
+    return {owners[path]: {str(value) for value in y.flat} for path, (_, y) in raw.items()}
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_names(

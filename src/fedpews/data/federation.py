@@ -47,6 +47,8 @@ class Federation:
     task: Task = field(default_factory=Classification)
     validation: tuple[Tensor, ...] = ()
     """Per client: rows of x held out for choosing; () when there are none."""
+    columns: tuple[str, ...] = ()
+    """Of tables: the name and type of each column of x, then the label's."""
 
     def __len__(self) -> int:
         """The number of clients."""

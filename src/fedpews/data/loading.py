@@ -35,6 +35,7 @@ def load(
     task: Task | None = None,
     own_validation: bool = False,
     label: str | None = None,
+    missing: str = "refuse",
     image_size: int | None = None,
     lazy: bool = False,
     storage: str | None = None,
@@ -58,6 +59,8 @@ def load(
         task: what the labels are; by default one class per sample.
         own_validation: also take the data set's own validation split (MedMNIST).
         label: of CSV and Parquet folders: the column that holds the label.
+        missing: of CSV and Parquet folders: 'refuse' missing values, or fill them in with the 'mean' of the column over
+            the client's training rows (for a common test set: of all clients').
         image_size: of image folders: the shorter side is brought to this, and the middle square kept.
         storage: of named images: 'numbers' (the default), or 'bytes' for a quarter of the memory.
         lazy: read the inputs of a function's Datasets batch by batch.
@@ -74,7 +77,9 @@ def load(
             raise ConfigError(
                 "train_per_class, test_per_class, scaling and storage are for named data sets, not your own data."
             )
-        pool = user_data.load(name, seed, task or Classification(), label, image_size, lazy, classes or ())
+        pool = user_data.load(
+            name, seed, task or Classification(), label, image_size, lazy, classes or (), missing
+        )
         if isinstance(pool, Federation):
             return number_classes(pool, classes) if classes else pool
     else:

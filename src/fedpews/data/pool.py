@@ -39,6 +39,7 @@ class Pool:
     task: Task = field(default_factory=Classification)
     test_sources: Tensor | None = None  # (tests,) whose test sample each is; None when they are common to all
     held: Tensor | None = None  # rows of x and y that a source holds out for validation
+    columns: tuple[str, ...] = ()  # of tables: the name and type of each
 
 
 Data = TypeVar("Data", Pool, Federation)
@@ -116,7 +117,7 @@ def assign(
             tested = torch.isin(test_y, y)
             test_x, test_y = select(test_x, tested), test_y[tested]
             owner = None if owner is None else owner[tested]
-    return build(
+    data = build(
         x,
         y,
         rows,
@@ -130,6 +131,7 @@ def assign(
         task=pool.task,
         validation=validation,
     )
+    return replace(data, columns=pool.columns)
 
 
 def _validation(pool: Pool, rows: Sequence[Tensor], owned: bool) -> list[Tensor]:

@@ -48,6 +48,7 @@ def load(
     image_size: int | None = None,
     lazy: bool = False,
     classes: Sequence[str] = (),
+    missing: str = "refuse",
 ) -> Pool | Federation:
     """The pool of ``folder:PATH`` or ``module:function``; each given client is a source.
 
@@ -56,7 +57,7 @@ def load(
     task = Classification() if task is None else task
     if name.startswith("folder:"):
         folder = Path(name.removeprefix("folder:")).expanduser()
-        data = read_folder(folder, name, task, label, image_size, classes)
+        data = read_folder(folder, name, task, label, image_size, classes, missing)
     else:
         data = _call(name, seed, task, lazy)
     if isinstance(data.x, Lazy):
@@ -80,6 +81,7 @@ def load(
         data.task,
         data.test_owner,
         torch.arange(trained, len(rows)) if data.validation else None,
+        data.columns,
     )
 
 

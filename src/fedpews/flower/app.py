@@ -212,17 +212,24 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
     sites, table, task = experiment.data.clients, experiment.flower, build_task(experiment)
     names = experiment.data.classes
     known = _class_count(experiment)
+    columns: tuple[str, ...] = ()
     if sites is None:
         raise ConfigError("data.name is 'sites', so data.clients must say how many sites there are")
     test = str(settings.get("test") or "")
     if test:
         import numpy as np
 
-        from fedpews.data.client_folders import read_pair
+        from fedpews.data.client_folders import TABLES, read_pair
+        from fedpews.data.client_tables import read_table
         from fedpews.data.federation import from_clients
         from fedpews.tasks.class_names import check_listed
 
-        pair = read_pair(Path(test).expanduser())
+        file = Path(test).expanduser()
+        if file.suffix in TABLES:
+            found = read_table(file, experiment.data.label)
+            pair, columns = (found.x, found.y), found.columns
+        else:
+            pair = read_pair(file)
         if names and pair[1].dtype.kind in "UO":
             check_listed({test: {str(value) for value in pair[1].flat}}, names)
             pair = pair[0], np.array([names.index(str(value)) for value in pair[1].flat])
@@ -235,9 +242,10 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
     else:
         raise ConfigError(
             "data.name is 'sites' and the server has no test set, so flower.input_shape and data.classes (or "
-            "flower.classes) must say what the model is for (or give the server one: test=FILE.npz)"
+            "flower.classes) must say what the model is for (or give the server one: test=FILE)"
         )
-    return _federation(torch.zeros(1, *shape), test_y[:0], sites, -1, test_x, test_y, classes, task)
+    held = _federation(torch.zeros(1, *shape), test_y[:0], sites, -1, test_x, test_y, classes, task)
+    return replace(held, columns=columns)
 
 
 def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) -> Federation:
@@ -263,6 +271,7 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
         task=_with_classes(task, _class_count(experiment)),
         classes=table.classes,
         label=table.label,
+        missing=table.missing,
         image_size=table.image_size,
         lazy=table.lazy,
     )
@@ -279,6 +288,7 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
     sites = experiment.data.clients or number + 1
     own_rows = replace(found, classes=classes)
     mine = _federation(own_rows.x, own_rows.y, sites, number, found.test_x, found.test_y, classes, task)
+    mine = replace(mine, columns=found.columns)
     return hold_out(mine, table.validation, table.seed) if isinstance(table.validation, float) else mine
 
 
