@@ -193,6 +193,7 @@ def load_public(
         task=held.task,
         partition="iid",
         clients=1,
+        pool=":" in table.data,
         seed=table.seed,
         train_per_class=table.train_per_class,
         scaling=experiment.data.scaling,

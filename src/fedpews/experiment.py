@@ -43,6 +43,9 @@ class DataTable(Table):
     partition: str | None = Field(
         None, description="how the samples are assigned to clients; see `fedpews list data`"
     )
+    pool: bool = Field(
+        False, description="put your own clients' samples together, to be split by data.partition"
+    )
     clients: Count | None = Field(None, description="how many clients; by default what the partition implies")
     alpha: Positive | None = Field(None, description="concentration of the dirichlet and quantity partitions")
     classes_per_client: Count | None = Field(None, description="for the noc partition")

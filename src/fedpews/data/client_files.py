@@ -18,6 +18,18 @@ MOST_PIXELS = 64_000_000
 """Of one image."""
 
 
+class UnequalSizes(ConfigError):
+    """Images of more than one size.
+
+    Args:
+        side: the shortest of those seen.
+    """
+
+    def __init__(self, message: str, side: int) -> None:
+        super().__init__(message)
+        self.side = side
+
+
 def read_image(
     path: Path, size: int | None = None, expected: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
@@ -53,9 +65,10 @@ def _check_image(path: Path, size: tuple[int, int], expected: tuple[int, int] | 
             f"{path}: has {width}×{height} pixels, more than {MOST_PIXELS:,}; make it smaller first."
         )
     if expected is not None and (height, width) != expected:
-        raise ConfigError(
+        raise UnequalSizes(
             f"{path}: is {width}×{height}, those before it {expected[1]}×{expected[0]}; "
-            "make all images the same size, or set data.image_size."
+            "make all images the same size, or set data.image_size.",
+            min(width, height, *expected),
         )
 
 

@@ -100,6 +100,14 @@ class Federation:
             return "the common test set, at each client's mix of classes"
         return "each client's own test samples"
 
+    @property
+    def outputs(self) -> str:
+        """How many classes, labels or targets a model predicts, in words."""
+        names = {"regression": "target", "multilabel": "label"}
+        other = "class" if self.task.largest(self.y) is not None else "output"
+        word = names.get(self.task.name, other)
+        return f"{self.classes} {word}{'' if self.classes == 1 else 'es' if word == 'class' else 's'}"
+
     def counts(self) -> Tensor:
         """How many training samples of each class each client has: (clients, classes) int64.
 

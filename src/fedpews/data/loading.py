@@ -39,6 +39,7 @@ def load(
     image_size: int | None = None,
     lazy: bool = False,
     storage: str | None = None,
+    pool: bool = False,
 ) -> Federation:
     """A data set by name, assigned to clients.
 
@@ -64,6 +65,7 @@ def load(
         image_size: of image folders: the shorter side is brought to this, and the middle square kept.
         storage: of named images: 'numbers' (the default), or 'bytes' for a quarter of the memory.
         lazy: read the inputs of a function's Datasets batch by batch.
+        pool: put the samples of your own clients together, to be split by ``partition``.
 
     >>> data = load("synthetic-3.2k", partition="parity")
     >>> data.counts().tolist()
@@ -77,19 +79,36 @@ def load(
             raise ConfigError(
                 "train_per_class, test_per_class, scaling and storage are for named data sets, not your own data."
             )
-        pool = user_data.load(
+        found = user_data.load(
             name, seed, task or Classification(), label, image_size, lazy, classes or (), missing
         )
-        if isinstance(pool, Federation):
-            return number_classes(pool, classes) if classes else pool
+        names = found.names if isinstance(found, Federation) else found.source_names
+        _check_partition(name, names, partition, pool)
+        if isinstance(found, Federation):
+            return number_classes(found, classes) if classes else found
     else:
         draws = (train_per_class, test_per_class)
-        pool = _named(
+        found = _named(
             name, seed, data_dir, *draws, scaling, task or Classification(), own_validation, storage
         )
     if classes:
-        pool = number_classes(pool, classes)
-    return assign(pool, partition, clients, alpha, seed, classes_per_client, class_lists)
+        found = number_classes(found, classes)
+    return assign(found, partition, clients, alpha, seed, classes_per_client, class_lists)
+
+
+def _check_partition(name: str, clients: Sequence[str], partition: str | None, pool: bool) -> None:
+    """Own clients stay what they are, unless the configuration says that their samples are pooled."""
+    kept = partition in (None, "given", "source")
+    if pool and kept:
+        raise ConfigError(
+            "data.pool puts your own clients' samples together, so data.partition must say how to split them."
+        )
+    if not kept and not pool and len(clients) > 1:
+        shown = ", ".join(clients[:5]) + (", ..." if len(clients) > 5 else "")
+        raise ConfigError(
+            f"{name} has {len(clients)} clients of its own ({shown}), and data.partition = {partition!r} would mix "
+            "them; leave it out, or set data.pool = true to put their samples together and split them anew."
+        )
 
 
 def _named(

@@ -48,7 +48,7 @@ Data = TypeVar("Data", Pool, Federation)
 def number_classes(data: Data, classes: Sequence[str]) -> Data:
     """The same data with its labels numbered by a list of names; labels without names are numbers in it already."""
     if not data.class_names:
-        exact = data.task.largest(data.y[:1]) is None if len(data.y) else False
+        exact = len(data.y) > 0 and data.task.largest(data.y) is None
         if data.classes > len(classes) or (exact and data.classes != len(classes)):
             raise ConfigError(
                 f"{data.name} has labels up to {data.classes - 1}, but {LIST} has {len(classes)} "
