@@ -53,16 +53,14 @@ class DataTable(Table):
         None, description="for the classes partition: one list per client"
     )
     classes: list[str] | None = Field(
-        None,
-        min_length=1,
-        description="the names of all clients' classes, in the order of their labels; by default sorted",
+        None, description="the names of all clients' classes, in the order of their labels; by default sorted"
     )
     train_per_class: Count | None = Field(None, description="take so many training samples of each class")
     test_per_class: Count | None = Field(None, description="take so many test samples of each class")
     scaling: Scaling | list[Scaling] | None = Field(
         None,
         description="values of named images: in [-1, 1] (by default), in [0, 1], of mean 0 and deviation 1, or (first) "
-        "by the first source's mean and deviation; a list has one for each source",
+        "by the first source's mean and deviation; a list has one for each source; standard also for tables",
     )
     seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
     validation: Annotated[float, Field(gt=0, lt=1)] | Literal["given"] | None = Field(

@@ -113,3 +113,26 @@ def test_a_column_without_any_value_has_no_mean(tmp_path: Path) -> None:
     south = "age,bmi,label\n40,,0\n50,,1\n"
     with pytest.raises(ConfigError, match=r"south.csv: column 'bmi' has no value at all"):
         load(write(tmp_path, north=NORTH, south=south, test=NORTH), missing="mean")
+
+
+def test_standard_scaling_uses_each_clients_own_training_rows(tmp_path: Path) -> None:
+    # north: age 40 and 60, mean 50, deviation 10; south: age 10 and 14, mean 12, deviation 2
+    # the common test by all training rows: 40, 60, 10, 14, mean 31, deviation √(1696 / 4) = 20.59
+    tables = {
+        "north": "age,old,label\n40,False,0\n60,True,1\n",
+        "south": "age,old,label\n10,False,0\n14,True,1\n",
+        "test": "age,old,label\n31,True,0\n",
+    }
+    data = load(write(tmp_path, **tables), scaling="standard")
+    assert data.x.tolist() == [[-1, 0], [1, 1], [-1, 0], [1, 1]]
+    assert data.test_x.tolist() == [[0, 1]]
+
+
+def test_a_column_of_one_value_is_scaled_to_zero(tmp_path: Path) -> None:
+    table = "age,label\n40,0\n40,1\n"
+    assert load(write(tmp_path, north=table, test=table), scaling="standard").x.tolist() == [[0], [0]]
+
+
+def test_tables_have_no_scaling_of_images(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"of tables data.scaling is 'standard'; got 'unit'"):
+        load(write(tmp_path, north=NORTH, test=NORTH), scaling="unit")

@@ -158,3 +158,13 @@ def test_the_servers_test_table_says_which_columns_sites_must_have(
     assert "its table has age (number), bmi (number), label (label) in addition; the server has no table" in (
         caplog.text
     )
+
+
+def test_sites_scale_their_tables_by_their_own_rows_and_the_server_scales_none(tmp_path: Path) -> None:
+    folder = clinic(tmp_path / "north", TABLE)
+    config, _ = two_sites(
+        tmp_path, [folder], data={"scaling": "standard"}, flower={"input_shape": [2], "classes": 2}
+    )
+    assert build_site(config, 0, {"data": folder}).data.x.tolist() == [[-1, -1], [1, 1]]
+    with pytest.raises(ConfigError, match="by each site's own samples"):
+        _server_data(Experiment.load(config), {"test": str(tmp_path / "north" / "test.csv")})

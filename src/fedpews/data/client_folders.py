@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedpews.data.client_files import listed, natural, read_image
-from fedpews.data.client_tables import check_columns, fill, read_table
+from fedpews.data.client_tables import check_columns, fill, group, read_table, standardize
 from fedpews.data.federation import Federation, from_clients
 from fedpews.data.npz import read_npz
 from fedpews.errors import ConfigError, DataMissing
@@ -41,6 +41,7 @@ def read_folder(
     image_size: int | None = None,
     classes: Sequence[str] = (),
     missing: str = "refuse",
+    scaling: str | Sequence[str] | None = None,
 ) -> Federation:
     """The clients of a folder.
 
@@ -48,6 +49,7 @@ def read_folder(
         label: the column of a table that holds the label.
         image_size: what images are brought to.
         missing: what becomes of missing values in tables, ``refuse`` or ``mean``.
+        scaling: of tables: ``standard`` or None.
         classes: the names that the experiment lists. The federation's own may be fewer and in another order.
     """
     if not folder.is_dir():
@@ -73,6 +75,11 @@ def read_folder(
             f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
         )
     kind = kinds.pop()
+    if scaling is not None and (kind, scaling) != ("tables", "standard"):
+        ours = f"of tables data.scaling is 'standard'; got {scaling!r}"
+        raise ConfigError(
+            f"{folder}: {ours if kind == 'tables' else f'{kind} of your own have no data.scaling'}."
+        )
     names: dict[str, set[str]] = {}
     columns: tuple[str, ...] = ()
     if kind == "images":
@@ -83,8 +90,9 @@ def read_folder(
         tables = {path: read_table(path, label, missing) for path in owners}
         check_columns([*tables.values()])
         columns = tables[next(iter(owners))].columns
-        clients_tables = [{part: tables[path] for part, path in parts.items()} for parts in entries.values()]
-        tables = fill(clients_tables, tables[common] if common else None)
+        for change in (fill, standardize) if scaling else (fill,):
+            clients_tables = [{part: tables[p] for part, p in parts.items()} for parts in entries.values()]
+            tables = change(group(clients_tables, tables[common] if common else None))
         raw = {path: (table.x, table.y) for path, table in tables.items()}
     names = names or _text_labels(raw, owners, task)
     class_names = _listed_classes(folder)

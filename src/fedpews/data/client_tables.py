@@ -29,6 +29,10 @@ class Table:
     """Each column and its type, the label's at the end: ``age (number)``."""
 
 
+Groups = Sequence[tuple[Sequence[Table], Sequence[Table]]]
+"""Tables whose training rows tell means and deviations, and the tables these are for."""
+
+
 def read_table(path: Path, label: str | None = None, missing: str = "refuse") -> Table:
     """A table; every column but the label is an input and must hold numbers, or true and false.
 
@@ -78,16 +82,31 @@ def check_columns(tables: Sequence[Table]) -> None:
             raise ConfigError(f"{table.path}: {difference}; {first.path} has {', '.join(first.columns)}.")
 
 
-def fill(clients: Sequence[Mapping[str, Table]], common: Table | None) -> dict[Path, Table]:
-    """All tables by path, each missing value replaced by its column's mean.
+def fill(groups: Groups) -> dict[Path, Table]:
+    """Every missing value replaced by its column's mean over the sources."""
+    return {table.path: table for sources, targets in groups for table in _filled(sources, targets)}
 
-    The mean is over the client's own training rows, also for its validation and test rows; for a common test set
-    over the training rows of all clients.
-    """
+
+def standardize(groups: Groups) -> dict[Path, Table]:
+    """Numbers brought to mean 0 and deviation 1 over the sources; true and false stay 1 and 0."""
+    scaled: dict[Path, Table] = {}
+    for sources, targets in groups:
+        x = np.concatenate([table.x for table in sources]).astype(np.float64)
+        number = np.array([column.endswith("(number)") for column in sources[0].columns[:-1]])
+        deviation = x.std(0)
+        spread = np.where(number & (deviation > 0), deviation, 1)
+        mean = np.where(number, x.mean(0), 0)
+        scaled |= {t.path: replace(t, x=((t.x - mean) / spread).astype(np.float32)) for t in targets}
+    return scaled
+
+
+def group(clients: Sequence[Mapping[str, Table]], common: Table | None) -> Groups:
+    """Which training rows tell the means of which tables: a client's own those of all its parts; those of all clients
+    that of a common test set."""
     groups = [([parts["train"]], list(parts.values())) for parts in clients]
     if common is not None:
         groups.append(([parts["train"] for parts in clients], [common]))
-    return {table.path: table for sources, targets in groups for table in _filled(sources, targets)}
+    return groups
 
 
 def _filled(sources: Sequence[Table], targets: Sequence[Table]) -> list[Table]:

@@ -56,7 +56,7 @@ def load(
         class_lists: for 'classes': the classes of each client.
         classes: the names of all classes, in the order of their labels; by default all clients' names, sorted.
         scaling: of named images: 'symmetric' to [-1, 1] (the default), 'unit' to [0, 1], or 'standard', mean 0 and
-            deviation 1 in each channel of each source.
+            deviation 1 in each channel of each source. Of tables: 'standard', by each client's training rows.
         task: what the labels are; by default one class per sample.
         own_validation: also take the data set's own validation split (MedMNIST).
         label: of CSV and Parquet folders: the column that holds the label.
@@ -75,13 +75,12 @@ def load(
         if value is not None and value < 1:
             raise ConfigError(f"{what} must be above 0; got {value}.")
     if ":" in name and name not in SOURCES:
-        if (train_per_class, test_per_class, scaling, storage) != (None,) * 4:
+        if (train_per_class, test_per_class, storage) != (None,) * 3:
             raise ConfigError(
-                "train_per_class, test_per_class, scaling and storage are for named data sets, not your own data."
+                "train_per_class, test_per_class and storage are for named data sets, not your own data."
             )
-        found = user_data.load(
-            name, seed, task or Classification(), label, image_size, lazy, classes or (), missing
-        )
+        own = (label, image_size, lazy, classes or (), missing, scaling)
+        found = user_data.load(name, seed, task or Classification(), *own)
         names = found.names if isinstance(found, Federation) else found.source_names
         _check_partition(name, names, partition, pool)
         if isinstance(found, Federation):

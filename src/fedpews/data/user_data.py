@@ -49,6 +49,7 @@ def load(
     lazy: bool = False,
     classes: Sequence[str] = (),
     missing: str = "refuse",
+    scaling: str | Sequence[str] | None = None,
 ) -> Pool | Federation:
     """The pool of ``folder:PATH`` or ``module:function``; each given client is a source.
 
@@ -57,7 +58,11 @@ def load(
     task = Classification() if task is None else task
     if name.startswith("folder:"):
         folder = Path(name.removeprefix("folder:")).expanduser()
-        data = read_folder(folder, name, task, label, image_size, classes, missing)
+        data = read_folder(folder, name, task, label, image_size, classes, missing, scaling)
+    elif scaling is not None:
+        raise ConfigError(
+            "data.scaling is for named images and for tables; a function scales its data itself."
+        )
     else:
         data = _call(name, seed, task, lazy)
     if isinstance(data.x, Lazy):

@@ -216,6 +216,10 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
     if sites is None:
         raise ConfigError("data.name is 'sites', so data.clients must say how many sites there are")
     test = str(settings.get("test") or "")
+    if test and experiment.data.scaling is not None:
+        raise ConfigError(
+            "data.scaling is by each site's own samples, so the server's test set has none; leave one of them out"
+        )
     if test:
         import numpy as np
 
@@ -272,6 +276,7 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
         classes=table.classes,
         label=table.label,
         missing=table.missing,
+        scaling=table.scaling,
         image_size=table.image_size,
         lazy=table.lazy,
     )
