@@ -13,6 +13,7 @@ import fedpews
 from fedpews.data import load
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
+from fedpews.tasks import Regression
 
 
 def write_images(root: Path, folders: dict[str, list[str]]) -> str:
@@ -132,3 +133,15 @@ def test_clients_given_in_python_get_the_experiments_names(tmp_path: Path) -> No
     assert result.params[0]["classifier.weight"].shape[0] == 3
     with pytest.raises(ConfigError, match=r"labels up to 1, but data.classes has 1 name"):
         fedpews.run(**given, **fast, data={"classes": ["a"]})
+
+
+def test_folders_of_classes_are_no_targets_of_regression(tmp_path: Path) -> None:
+    name = write_images(tmp_path, {"north": ["cnv", "dme"], "test": ["cnv", "dme"]})
+    with pytest.raises(ConfigError, match="the label 'cnv' is no number, which regression needs"):
+        load(name, task=Regression())
+
+
+def test_a_class_folder_without_images_is_a_class(tmp_path: Path) -> None:
+    name = write_images(tmp_path, {"north": ["cnv", "dme"], "test": ["cnv", "dme"]})
+    (tmp_path / "north" / "drusen").mkdir()
+    assert load(name).class_names == ("cnv", "dme", "drusen")

@@ -12,10 +12,9 @@ from memory_grid import MemoryGrid, site_handler
 from PIL import Image
 from test_engine import experiment, write
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
 from fedpews.flower.app import _server_data, build_site, serve
-from fedpews.flower.engine import TooFewSites
 from fedpews.results.records import read_rounds
 
 NOTHING = {"partition": None, "train_per_class": None, "test_per_class": None}
@@ -65,7 +64,7 @@ def test_sites_with_class_folders_do_not_train_without_a_list_of_all_classes(
 ) -> None:
     folders = [hospital(tmp_path / "eye", RETINA), hospital(tmp_path / "gut", COLON)]
     config, grid.nodes = two_sites(tmp_path, folders, flower={"classes": 6})
-    with pytest.raises(TooFewSites):
+    with pytest.raises(FedpewsError):
         serve(config, grid, {"out": str(tmp_path / "run")})
     for names in (RETINA, COLON):
         assert (
@@ -87,11 +86,13 @@ def test_a_site_whose_classes_do_not_fit_is_refused_with_both_lists(
 ) -> None:
     folders = [hospital(tmp_path / "eye", RETINA), hospital(tmp_path / "other", own)]
     config, grid.nodes = two_sites(tmp_path, folders, data={"classes": RETINA})
-    with pytest.raises(TooFewSites):
+    with pytest.raises(FedpewsError):
         serve(config, grid, {"out": str(tmp_path / "run")})
     assert words in caplog.text
-    # the answer that the server prints is the site's own words
-    assert words in grid.answered[1].error.reason
+    # the site itself says the same
+    with pytest.raises(ConfigError) as refused:
+        build_site(config, 1, {"data": folders[1]})
+    assert words in str(refused.value)
 
 
 def test_the_servers_test_set_names_its_classes_in_the_same_list(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_site_whose_columns_differ_is_refused_with_who_has_what(
 ) -> None:
     folders = [clinic(tmp_path / "north", TABLE), clinic(tmp_path / "south", other)]
     config, grid.nodes = two_sites(tmp_path, folders, flower={"input_shape": [2], "classes": 2})
-    with pytest.raises(TooFewSites):
+    with pytest.raises(FedpewsError):
         serve(config, grid, {"out": str(tmp_path / "run")})
     assert f"its table {words}; site-0 has age (number), bmi (number), label (label)" in caplog.text
     assert not [m for m in grid.sent if m.metadata.message_type == MessageType.TRAIN]
@@ -153,7 +154,7 @@ def test_the_servers_test_table_says_which_columns_sites_must_have(
     serve(config, grid, {"out": str(tmp_path / "run"), "test": str(tmp_path / "test.csv")})
     assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1]
     np.savez(tmp_path / "test.npz", x=np.ones((2, 2)), y=np.arange(2))
-    with pytest.raises(TooFewSites):
+    with pytest.raises(FedpewsError):
         serve(config, grid, {"out": str(tmp_path / "other"), "test": str(tmp_path / "test.npz")})
     assert "its table has age (number), bmi (number), label (label) in addition; the server has no table" in (
         caplog.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -75,46 +75,31 @@ def read_folder(
             f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
         )
     kind = kinds.pop()
-    if scaling is not None and (kind, scaling) != ("tables", "standard"):
-        ours = f"of tables data.scaling is 'standard'; got {scaling!r}"
-        raise ConfigError(
-            f"{folder}: {ours if kind == 'tables' else f'{kind} of your own have no data.scaling'}."
-        )
-    names: dict[str, set[str]] = {}
+    _check_scaling(folder, kind, scaling)
     columns: tuple[str, ...] = ()
     if kind == "images":
-        raw, names = _read_images(owners, image_size)
+        raw = _read_images(owners, image_size)
     elif kind == "npz files":
         raw = {path: read_pair(path) for path in owners}
     else:
-        tables = {path: read_table(path, label, missing) for path in owners}
-        check_columns([*tables.values()])
-        columns = tables[next(iter(owners))].columns
-        for change in (fill, standardize) if scaling else (fill,):
-            clients_tables = [{part: tables[p] for part, p in parts.items()} for parts in entries.values()]
-            tables = change(group(clients_tables, tables[common] if common else None))
-        raw = {path: (table.x, table.y) for path, table in tables.items()}
-    names = names or _text_labels(raw, owners, task)
+        raw, columns = _read_tables([*entries.values()], common, label, missing, scaling)
+    names = _names(raw, owners, kind, task)
     class_names = _listed_classes(folder)
     if names:
         tests = {"test", *(owners[parts["test"]] for parts in entries.values() if "test" in parts)}
         _check_names(names, tests, class_names, classes)
         class_names = class_names or tuple(sorted({*chain(*names.values())}, key=natural))
-        number = {title: place for place, title in enumerate(class_names)}
-        raw = {
-            path: (x, np.array([number[str(value)] for value in y.flat]).reshape(y.shape))
-            for path, (x, y) in raw.items()
-        }
+        raw = {path: (x, _numbered(y, class_names)) for path, (x, y) in raw.items()}
+    class_names = class_names if _has_classes(task) else ()
     clients = [{part: raw[path] for part, path in parts.items()} for parts in entries.values()]
     test = None if common is None else raw[common]
-    is_labelled = task.name == "classification"
     try:
         data = from_clients(
             clients,
             test,
-            len(class_names) if class_names and is_labelled else None,
+            len(class_names) or None,
             name,
-            class_names if is_labelled else (),
+            class_names,
             tuple(entries),
             task=task,
         )
@@ -181,12 +166,40 @@ def _listed_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _text_labels(raw: Mapping[Path, Pair], owners: Mapping[Path, str], task: Task) -> dict[str, set[str]]:
+def _check_scaling(folder: Path, kind: str, scaling: str | Sequence[str] | None) -> None:
+    if scaling is None or (kind, scaling) == ("tables", "standard"):
+        return
+    words = f"of tables data.scaling is 'standard'; got {scaling!r}"
+    raise ConfigError(
+        f"{folder}: {words if kind == 'tables' else f'{kind} of your own have no data.scaling'}."
+    )
+
+
+def _read_tables(
+    clients: Sequence[Entry],
+    common: Path | None,
+    label: str | None,
+    missing: str,
+    scaling: str | Sequence[str] | None,
+) -> tuple[dict[Path, Pair], tuple[str, ...]]:
+    """All tables by path, and the columns that they have in common."""
+    paths = [*(path for parts in clients for path in parts.values()), *([common] if common else [])]
+    tables = {path: read_table(path, label, missing) for path in paths}
+    check_columns([*tables.values()])
+    for change in (fill, standardize) if scaling else (fill,):
+        parts = [{part: tables[path] for part, path in client.items()} for client in clients]
+        tables = change(group(parts, tables[common] if common else None))
+    return {path: (table.x, table.y) for path, table in tables.items()}, tables[paths[0]].columns
+
+
+def _names(
+    raw: Mapping[Path, Pair], owners: Mapping[Path, str], kind: str, task: Task
+) -> dict[str, set[str]]:
     """Who has which class names, where labels are text."""
     text = [path for path, (_, y) in raw.items() if y.dtype.kind in "UO"]
     if not text:
         return {}
-    if task.classes_of(torch.zeros(1, dtype=torch.int64)) is None:
+    if not _has_classes(task):
         y = raw[text[0]][1]
         row = next((row for row, value in enumerate(y.flat) if not _is_number(value)), 0)
         raise ConfigError(
@@ -194,7 +207,19 @@ def _text_labels(raw: Mapping[Path, Pair], owners: Mapping[Path, str], task: Tas
         )
     for path in raw.keys() - text:
         raise ConfigError(f"labels are numbers in {path} and text in {text[0]}; use one kind for all.")
+    if kind == "images":  # a class may have no images yet
+        return {who: {inner.name for inner in listed(path) if inner.is_dir()} for path, who in owners.items()}
     return {owners[path]: {str(value) for value in y.flat} for path, (_, y) in raw.items()}
+
+
+def _numbered(y: NDArray[Any], class_names: Sequence[str]) -> NDArray[Any]:
+    number = {name: label for label, name in enumerate(class_names)}
+    return np.array([number[str(value)] for value in y.flat]).reshape(y.shape)
+
+
+def _has_classes(task: Task) -> bool:
+    """Whether a sample has one class."""
+    return task.classes_of(torch.zeros(1, dtype=torch.int64)) is not None
 
 
 def _is_number(value: Any) -> bool:
@@ -245,18 +270,13 @@ def read_pair(path: Path) -> Pair:
     return x, y
 
 
-def _read_images(
-    owners: Mapping[Path, str], image_size: int | None
-) -> tuple[dict[Path, Pair], dict[str, set[str]]]:
+def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Pair]:
     """Each client's images; the class of an image is the name of its sub-folder."""
     raw: dict[Path, tuple[list[NDArray[np.uint8]], list[str]]] = {}
-    names: dict[str, set[str]] = {}
     size: tuple[int, int] | None = None
-    for path, owner in owners.items():
+    for path in paths:
         images, labels = [], []
-        folders = [inner for inner in listed(path) if inner.is_dir()]
-        names[owner] = {inner.name for inner in folders}
-        for inner in folders:
+        for inner in (inner for inner in listed(path) if inner.is_dir()):
             for file in listed(inner):
                 if file.suffix.lower() not in IMAGES:
                     raise ConfigError(
@@ -274,7 +294,7 @@ def _read_images(
         raw[path] = images, labels
     channels = max(image.shape[2] for images, _ in raw.values() for image in images)
     # one client after the other, so that no image is in memory twice for long
-    return {path: _stacked(*raw.pop(path), channels) for path in list(raw)}, names
+    return {path: _stacked(*raw.pop(path), channels) for path in list(raw)}
 
 
 def _stacked(images: Sequence[NDArray[np.uint8]], labels: Sequence[str], channels: int) -> Pair:

@@ -248,8 +248,8 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
             "data.name is 'sites' and the server has no test set, so flower.input_shape and data.classes (or "
             "flower.classes) must say what the model is for (or give the server one: test=FILE)"
         )
-    held = _federation(torch.zeros(1, *shape), test_y[:0], sites, -1, test_x, test_y, classes, task)
-    return replace(held, columns=columns)
+    server = _federation(torch.zeros(1, *shape), test_y[:0], sites, -1, test_x, test_y, classes, task)
+    return replace(server, columns=columns)
 
 
 def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) -> Federation:
