@@ -149,7 +149,7 @@ def explain(error: ValidationError, prefix: str = "", known: Iterable[str] = ())
         prefix: of the key, such as ``method.``.
         known: the keys there are, for a key that does not exist.
     """
-    found, known = error.errors(), set(known)
+    found, known = error.errors(), list(known)
     first = found[0]
     key = prefix + ".".join(str(part) for part in first["loc"])
     outer = prefix + ".".join(str(part) for part in first["loc"][:-1])

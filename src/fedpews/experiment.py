@@ -22,6 +22,7 @@ from fedpews.tables import (
     Count,
     FinetuneTable,
     FlowerTable,
+    ModelTable,
     NotNegative,
     Positive,
     PretrainTable,
@@ -29,6 +30,7 @@ from fedpews.tables import (
     RuntimeTable,
     StopTable,
     Table,
+    TaskTable,
 )
 from fedpews.tasks.class_names import check_list
 from fedpews.tasks.names import FIRST, Goal, short
@@ -81,25 +83,6 @@ class DataTable(Table):
         None, description="of named images: bytes take a quarter of the memory of numbers (the default)"
     )
     lazy: bool = Field(False, description="read the inputs of Datasets batch by batch instead of all at once")
-
-
-class TaskTable(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
-    name: str = Field(
-        "classification", description="a task by name, or module:Task; see `fedpews list tasks`"
-    )
-    metrics: list[str] = Field(
-        [], description="what to measure, the one that counts first; by default the task's own first"
-    )
-
-
-class ModelTable(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")  # the model's own options, checked when it is built
-    name: str = Field("mlp", description="a model by name, or module:Class; see `fedpews list models`")
-    start: str | None = Field(
-        None,
-        description="a safetensors file with the weights to start from; {seed} in it stands for the seed",
-    )
 
 
 class TrainTable(Table):
