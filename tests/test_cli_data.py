@@ -116,8 +116,8 @@ def test_show_lists_clients_and_draws_the_split(tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     head = "cifar-mnist: 2 clients, 60 training and 20 test samples, 20 classes, inputs 3×32×32"
     assert done.stdout.startswith(head)
-    assert re.search(r"cifar10 +30 +10 +0-9", done.stdout)
-    assert re.search(r"mnist +30 +10 +10-19", done.stdout)
+    assert re.search(r"cifar10 +30 +10 +cifar10: airplane, cifar10: automobile", done.stdout)
+    assert re.search(r"mnist +30 +10 +mnist: 0, mnist: 1", done.stdout)
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
 
 

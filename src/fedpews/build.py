@@ -16,6 +16,7 @@ from fedpews.configs import OPTIONS_OF_METHODS, override
 from fedpews.data.digest import digest
 from fedpews.data.federation import Federation, Samples, from_clients, hold_out
 from fedpews.data.inputs import take
+from fedpews.data.pool import number_classes
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
@@ -175,6 +176,8 @@ def load_data(
         held = data.load(
             table.pop("name"), data_dir=data_dir, task=task, own_validation=part == "given", **table
         )
+    if clients is not None and experiment.data.classes:
+        held = number_classes(held, experiment.data.classes)
     if isinstance(part, float):
         held = hold_out(held, part, experiment.data.seed)
     device = find_device(experiment.runtime.device)
@@ -194,6 +197,7 @@ def load_public(
         task=held.task,
         partition="iid",
         clients=1,
+        pool=":" in table.data,
         seed=table.seed,
         train_per_class=table.train_per_class,
         scaling=experiment.data.scaling,

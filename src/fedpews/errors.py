@@ -149,9 +149,15 @@ def explain(error: ValidationError, prefix: str = "", known: Iterable[str] = ())
         prefix: of the key, such as ``method.``.
         known: the keys there are, for a key that does not exist.
     """
-    found = error.errors()
+    found, known = error.errors(), list(known)
     first = found[0]
     key = prefix + ".".join(str(part) for part in first["loc"])
+    outer = prefix + ".".join(str(part) for part in first["loc"][:-1])
+    if outer in known and isinstance(first["loc"][-1], str):
+        # a key that takes values of several kinds: pydantic names the kind behind the key, and finds fault with each
+        ways = [entry["msg"] for entry in found if entry["loc"][:-1] == first["loc"][:-1]]
+        words = ", or ".join(way.removeprefix("Input should be ") for way in ways)
+        return f"{outer}: should be {words}, got {first['input']!r:.60}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key}; {nearest_key(key, known)}"
     if first["type"] == "value_error":

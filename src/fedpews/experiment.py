@@ -22,6 +22,7 @@ from fedpews.tables import (
     Count,
     FinetuneTable,
     FlowerTable,
+    ModelTable,
     NotNegative,
     Positive,
     PretrainTable,
@@ -29,7 +30,9 @@ from fedpews.tables import (
     RuntimeTable,
     StopTable,
     Table,
+    TaskTable,
 )
+from fedpews.tasks.class_names import check_list
 from fedpews.tasks.names import FIRST, Goal, short
 
 Scaling = Literal["symmetric", "unit", "standard", "first"]
@@ -42,18 +45,24 @@ class DataTable(Table):
     partition: str | None = Field(
         None, description="how the samples are assigned to clients; see `fedpews list data`"
     )
+    pool: bool = Field(
+        False, description="put your own clients' samples together, to be split by data.partition"
+    )
     clients: Count | None = Field(None, description="how many clients; by default what the partition implies")
     alpha: Positive | None = Field(None, description="concentration of the dirichlet and quantity partitions")
     classes_per_client: Count | None = Field(None, description="for the noc partition")
     class_lists: list[list[int]] | None = Field(
         None, description="for the classes partition: one list per client"
     )
+    classes: list[str] | None = Field(
+        None, description="the names of all clients' classes, in the order of their labels; by default sorted"
+    )
     train_per_class: Count | None = Field(None, description="take so many training samples of each class")
     test_per_class: Count | None = Field(None, description="take so many test samples of each class")
     scaling: Scaling | list[Scaling] | None = Field(
         None,
         description="values of named images: in [-1, 1] (by default), in [0, 1], of mean 0 and deviation 1, or (first) "
-        "by the first source's mean and deviation; a list has one for each source",
+        "by the first source's mean and deviation; a list has one for each source; standard also for tables",
     )
     seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
     validation: Annotated[float, Field(gt=0, lt=1)] | Literal["given"] | None = Field(
@@ -64,6 +73,9 @@ class DataTable(Table):
         [], description="random changes of training batches: crop, flip, or module:function"
     )
     label: str | None = Field(None, description="of CSV and Parquet folders: the column that holds the label")
+    missing: Literal["refuse", "mean"] = Field(
+        "refuse", description="of tables, missing inputs: refuse, or fill in the client's training mean"
+    )
     image_size: Count | None = Field(
         None, description="of image folders: the shorter side is brought to this, the middle square is kept"
     )
@@ -72,25 +84,6 @@ class DataTable(Table):
     )
     lazy: bool = Field(False, description="read the inputs of Datasets batch by batch instead of all at once")
     fingerprint: str | None = Field(None, description="written by fedpews.run(clients=…): of their samples")
-
-
-class TaskTable(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
-    name: str = Field(
-        "classification", description="a task by name, or module:Task; see `fedpews list tasks`"
-    )
-    metrics: list[str] = Field(
-        [], description="what to measure, the one that counts first; by default the task's own first"
-    )
-
-
-class ModelTable(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")  # the model's own options, checked when it is built
-    name: str = Field("mlp", description="a model by name, or module:Class; see `fedpews list models`")
-    start: str | None = Field(
-        None,
-        description="a safetensors file with the weights to start from; {seed} in it stands for the seed",
-    )
 
 
 class TrainTable(Table):
@@ -285,6 +278,9 @@ class Experiment(Table):
                 f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
                 "leave one of them out"
             )
+        if self.data.classes is not None:
+            own = {"task": (self.task.model_extra or {}).get("classes"), "flower": self.flower.classes}
+            check_list(self.data.classes, own)
         twice = self._said_twice()
         if twice:
             raise ValueError(twice)

@@ -76,17 +76,22 @@ def option_keys() -> Iterator[Key]:
             yield from _options(table, name, cls, others.union(TRAIN_KEYS if names is METHODS else ()))
 
 
-def commented_toml(recipe: str, path: str = "my.toml") -> str:
+def commented_toml(
+    recipe: str, path: str = "my.toml", tables: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
     """A recipe as a file to change: its values, and every other key with its default as a comment.
 
     Options of tasks, models, methods and optimisers are all there, since it depends on the names which are read.
+
+    Args:
+        tables: in the place of the recipe's.
     """
-    values, defaults = read_config(recipe), Experiment().model_dump()
+    values, defaults = {**read_config(recipe), **(tables or {})}, Experiment().model_dump()
     words = {key.name: key for key in config_keys()}
     options: dict[str, list[Key]] = {}
     for key in option_keys():
         options.setdefault(key.name.partition(".")[0], []).append(key)
-    used = _used(Experiment.load(recipe))
+    used = _used(Experiment(**values))
     lines = [
         f"# fedpews run {path}",
         f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",

@@ -1,4 +1,4 @@
-"""What every table of a configuration is made of, and those about what comes before, after and around the rounds."""
+"""What every table of a configuration is made of; those of the task and the model, and around the rounds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,25 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
+    name: str = Field(
+        "classification", description="a task by name, or module:Task; see `fedpews list tasks`"
+    )
+    metrics: list[str] = Field(
+        [], description="what to measure, the one that counts first; by default the task's own first"
+    )
+
+
+class ModelTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the model's own options, checked when it is built
+    name: str = Field("mlp", description="a model by name, or module:Class; see `fedpews list models`")
+    start: str | None = Field(
+        None,
+        description="a safetensors file with the weights to start from; {seed} in it stands for the seed",
+    )
 
 
 class StopTable(Table):

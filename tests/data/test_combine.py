@@ -141,8 +141,12 @@ def test_a_flat_channel_stays_finite_when_standardised() -> None:
 def test_scaling_is_refused_where_there_are_no_named_images(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is for images"):
         load("synthetic-3.2k", scaling="unit")
-    with pytest.raises(ConfigError, match="scaling and storage are for named data sets"):
+    for name in ("a", "test"):
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((2, 3)), y=np.arange(2))
+    with pytest.raises(ConfigError, match=r"npz files of your own have no data\.scaling"):
         load(f"folder:{tmp_path}", scaling="unit")
+    with pytest.raises(ConfigError, match="a function scales its data itself"):
+        load("somewhere:make", scaling="unit")
     write_medmnist(tmp_path, "octmnist")
     with pytest.raises(ConfigError, match="symmetric, unit, standard, first; got 'odd'"):
         load("octmnist", data_dir=tmp_path, scaling="odd")

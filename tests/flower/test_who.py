@@ -154,7 +154,18 @@ def test_other_data_in_the_same_run_is_refused_with_both_values(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "change", [{"samples": -1}, {"samples": 2**62}, {"samples": True}, {"version": "x" * 200}, {"site": "1"}]
+    "change",
+    [
+        {"samples": -1},
+        {"samples": 2**62},
+        {"samples": True},
+        {"version": "x" * 200},
+        {"site": "1"},
+        {"columns": "age"},
+        {"columns": [1]},
+        {"columns": ["age\nnode 7 is here"]},
+        {"columns": ["x" * 2000]},
+    ],
 )
 def test_a_hello_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BadMessage):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SHOWN = 30
 """Up to so many clients, each has a line of its own."""
 
+NAMED = 12
+"""Up to so many classes of a client are shown by name."""
+
 data = typer.Typer(
     name="data",
     help="Which data sets are here, fetch others, and how one is split.",
@@ -83,15 +86,16 @@ def show(
     shape = _shape(federation.shape)
     out.print(
         f"{federation.name}: {len(counts):,} clients, {sum(sizes):,} training and {len(federation.test_y):,} "
-        f"test samples, {federation.classes} classes, inputs {shape}",
+        f"test samples, {federation.outputs}, inputs {shape}",
         soft_wrap=True,
         markup=False,
     )
-    names = federation.client_names or tuple(str(number) for number in range(len(counts)))
-    grid = _grid("client", "samples", "classes", "which")
-    for name, row in list(zip(names, counts, strict=True))[:SHOWN]:
+    by_class = federation.task.classes_of(federation.y) is not None
+    grid = _grid("client", "samples", *(("classes", "which") if by_class else ()))
+    for name, row in list(zip(federation.names, counts, strict=True))[:SHOWN]:
         held = [label for label, count in enumerate(row) if count]
-        grid.add_row(escape(name), f"{sum(row):,}", str(len(held)), _ranges(held))
+        which = [str(len(held)), _which(held, federation.class_names)] if by_class else []
+        grid.add_row(escape(name), f"{sum(row):,}", *which)
     out.print(grid)
     if len(counts) > SHOWN:
         ordered = sorted(sizes)
@@ -151,6 +155,14 @@ def _grid(*columns: str) -> Table:
             overflow="fold",  # a path or a list must not lose its end
         )
     return grid
+
+
+def _which(held: Sequence[int], names: Sequence[str]) -> str:
+    """Which classes a client has: their names, or their numbers where that is all their names are."""
+    if all(name.isdigit() for name in names):
+        return _ranges(held)
+    more = f" and {len(held) - NAMED} more" if len(held) > NAMED else ""
+    return escape(", ".join(names[label] for label in held[:NAMED]) + more)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

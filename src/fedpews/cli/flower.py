@@ -56,7 +56,9 @@ def up(
             help="With data.name = 'sites': a site's own data, folder:PATH or FILE.py:function; once each."
         ),
     ] = None,
-    test: Annotated[Path | None, typer.Option(help="With it: the server's test set, an .npz file.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="With it: the server's test set, an .npz file or a table.")
+    ] = None,
     method: Methods = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
@@ -180,7 +182,9 @@ def start(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")],
     app: Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")],
     place: Annotated[Path, typer.Option("--out", help="Run folder.")],
-    test: Annotated[Path | None, typer.Option(help="The server's own test set, an .npz file.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="The server's own test set, an .npz file or a table.")
+    ] = None,
     data_dir: DataDir = None,
     resume: Resume = False,
 ) -> None:

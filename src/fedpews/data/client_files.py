@@ -1,20 +1,15 @@
-"""The files of a client's folder: images, and tables in CSV or Parquet."""
+"""The files of a client's folder: images, and in which order files are listed."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpews.errors import ConfigError, nearest, need_extra
+from fedpews.errors import ConfigError
 from fedpews.outside import check_plain
-
-LABELS = ("label", "target", "y", "class")
-"""Columns that are taken for the label when none is named."""
-
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 """What is read as an image, whatever its name says."""
@@ -23,44 +18,16 @@ MOST_PIXELS = 64_000_000
 """Of one image."""
 
 
-def read_table(path: Path, label: str | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The numbers of a table and its column of labels; text labels stay text.
+class UnequalSizes(ConfigError):
+    """Images of more than one size.
 
-    The label is the column that is named, or one called label, target, y or class. Every other column is an input
-    and must hold numbers without gaps.
+    Args:
+        side: the shortest of those seen.
     """
-    pd = need_extra("pandas", "pandas", f"{path}, a table,")
-    check_plain(path)
-    try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except Exception as error:  # whatever a parser makes of foreign bytes
-        raise ConfigError(f"{path}: cannot be read as a table ({error!s:.200}).") from error
-    if not len(table):
-        raise ConfigError(f"{path}: has no rows.")
-    columns = [str(column) for column in table.columns]
-    table.columns = columns
-    chosen = label or next((column for column in columns if column.lower() in LABELS), None)
-    if chosen not in columns:
-        what = f"no column {label!r}; {nearest(label, columns)}" if label else "no column called label"
-        raise ConfigError(f"{path}: has {what}. Say which holds the label: data.label = ...")
-    y = table.pop(chosen)
-    for column in table.columns:
-        if not pd.api.types.is_numeric_dtype(table[column]):
-            raise ConfigError(
-                f"{path}: column {column!r} holds text, for instance {table[column].iloc[0]!r:.40}; "
-                "turn it into numbers (pandas.get_dummies), or leave it out."
-            )
-        gaps = int(table[column].isna().sum())
-        if gaps:
-            raise ConfigError(f"{path}: column {column!r} has {gaps} gaps; fill or drop them.")
-    if bool(y.isna().any()):
-        raise ConfigError(
-            f"{path}: column {chosen!r} has {int(y.isna().sum())} gaps; every row needs a label."
-        )
-    if table.shape[1] == 0:
-        raise ConfigError(f"{path}: has no column beside the label.")
-    labels = y.to_numpy() if pd.api.types.is_numeric_dtype(y) else y.astype(str).to_numpy(dtype=str)
-    return table.to_numpy(dtype=np.float32), labels
+
+    def __init__(self, message: str, side: int) -> None:
+        super().__init__(message)
+        self.side = side
 
 
 def read_image(
@@ -98,9 +65,10 @@ def _check_image(path: Path, size: tuple[int, int], expected: tuple[int, int] | 
             f"{path}: has {width}×{height} pixels, more than {MOST_PIXELS:,}; make it smaller first."
         )
     if expected is not None and (height, width) != expected:
-        raise ConfigError(
+        raise UnequalSizes(
             f"{path}: is {width}×{height}, those before it {expected[1]}×{expected[0]}; "
-            "make all images the same size, or set data.image_size."
+            "make all images the same size, or set data.image_size.",
+            min(width, height, *expected),
         )
 
 

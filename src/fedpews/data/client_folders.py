@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fedpews.data.client_files import listed, natural, read_image, read_table
+from fedpews.data.client_files import listed, natural, read_image
+from fedpews.data.client_tables import check_columns, fill, group, read_table, standardize
 from fedpews.data.federation import Federation, from_clients
 from fedpews.data.npz import read_npz
 from fedpews.errors import ConfigError, DataMissing
 from fedpews.outside import MEGABYTE, read_text
+from fedpews.tasks.class_names import check_listed, check_spellings
 from fedpews.tasks.contract import Task
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
@@ -30,42 +34,78 @@ Entry = Mapping[str, Path]
 
 
 def read_folder(
-    folder: Path, name: str, task: Task | None = None, label: str | None = None, image_size: int | None = None
+    folder: Path,
+    name: str,
+    task: Task,
+    label: str | None = None,
+    image_size: int | None = None,
+    classes: Sequence[str] = (),
+    missing: str = "refuse",
+    scaling: str | Sequence[str] | None = None,
 ) -> Federation:
-    """The clients of a folder; ``label`` names a table's column, ``image_size`` what images are brought to."""
+    """The clients of a folder.
+
+    Args:
+        label: the column of a table that holds the label.
+        image_size: what images are brought to.
+        missing: what becomes of missing values in tables, ``refuse`` or ``mean``.
+        scaling: of tables: ``standard`` or None.
+        classes: the names that the experiment lists. The federation's own may be fewer and in another order.
+    """
     if not folder.is_dir():
         raise DataMissing(
             f"data {name!r}: {str(folder)!r} is not a folder; it must hold an entry per client and a test."
         )
     entries = {title: _parts(path) for title, path in _entries(folder).items()}
-    common = entries.pop("test", None)
+    common = entries.pop("test", {}).get("train")
     own = bool(entries) and all("test" in parts for parts in entries.values())
     if not entries or (common is None and not own):
         lacking = "an entry called test" if entries else "an entry per client beside the test"
         raise ConfigError(f"{folder}: needs {lacking}: an .npz file with x and y, or a folder.")
-    places = [path for parts in (*entries.values(), common or {}) for path in parts.values()]
-    kinds = {_kind(path) for path in places}
+    owners = {
+        path: title if part == "train" else f"{title}'s {part}"
+        for title, parts in entries.items()
+        for part, path in parts.items()
+    }
+    if common is not None:
+        owners[common] = "test"
+    kinds = {_kind(path) for path in owners}
     if len(kinds) > 1:
         raise ConfigError(
             f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
         )
-    given = _given_classes(folder)
-    read, class_names = _reader(kinds.pop(), places, given, label, image_size, task)
-    clients = [{part: read(path) for part, path in parts.items()} for parts in entries.values()]
-    test = None if common is None else read(common["train"])
-    is_labelled = task is None or task.name == "classification"
+    kind = kinds.pop()
+    _check_scaling(folder, kind, scaling)
+    columns: tuple[str, ...] = ()
+    if kind == "images":
+        raw = _read_images(owners, image_size)
+    elif kind == "npz files":
+        raw = {path: read_pair(path) for path in owners}
+    else:
+        raw, columns = _read_tables([*entries.values()], common, label, missing, scaling)
+    names = _names(raw, owners, kind, task)
+    class_names = _listed_classes(folder)
+    if names:
+        tests = {"test", *(owners[parts["test"]] for parts in entries.values() if "test" in parts)}
+        _check_names(names, tests, class_names, classes)
+        class_names = class_names or tuple(sorted({*chain(*names.values())}, key=natural))
+        raw = {path: (x, _numbered(y, class_names)) for path, (x, y) in raw.items()}
+    class_names = class_names if _has_classes(task) else ()
+    clients = [{part: raw[path] for part, path in parts.items()} for parts in entries.values()]
+    test = None if common is None else raw[common]
     try:
-        return from_clients(
+        data = from_clients(
             clients,
             test,
-            len(class_names) if class_names and is_labelled else None,
+            len(class_names) or None,
             name,
-            class_names if is_labelled else (),
+            class_names,
             tuple(entries),
             task=task,
         )
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
+    return replace(data, columns=columns)
 
 
 def _entries(folder: Path) -> dict[str, Path]:
@@ -91,21 +131,21 @@ def _entries(folder: Path) -> dict[str, Path]:
 
 def _parts(path: Path) -> Entry:
     """A client's train, val and test, where its folder has them; else all of it is for training."""
+    parts = {"train": path}
     if path.is_dir():
         inside = {inner.stem if inner.is_file() else inner.name: inner for inner in listed(path)}
         found = {part: inside[part] for part in PARTS if part in inside}
         if "train" in found and len(found) > 1:
-            return found
-    return {"train": path}
+            parts = found
+    return {part: _file(inner) for part, inner in parts.items()}
 
 
 def _kind(path: Path) -> str:
-    file = _file(path)
-    return "images" if file is None else "npz files" if file.suffix == ".npz" else "tables"
+    return "images" if path.is_dir() else "npz files" if path.suffix == ".npz" else "tables"
 
 
-def _file(path: Path) -> Path | None:
-    """The npz file or table of an entry, or None when it is a folder of images."""
+def _file(path: Path) -> Path:
+    """The npz file or table of an entry; the entry itself when it is a folder of images."""
     if path.is_file():
         return path
     found = [inner for inner in listed(path) if inner.suffix == ".npz" or inner.suffix in TABLES]
@@ -113,10 +153,10 @@ def _file(path: Path) -> Path | None:
         raise ConfigError(
             f"{path}: has {len(found)} npz files or tables; put all samples of a client in one."
         )
-    return found[0] if found else None
+    return found[0] if found else path
 
 
-def _given_classes(folder: Path) -> tuple[str, ...]:
+def _listed_classes(folder: Path) -> tuple[str, ...]:
     file = folder / CLASSES
     if not file.is_file():
         return ()
@@ -126,36 +166,88 @@ def _given_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _reader(
-    kind: str,
-    places: Sequence[Path],
-    given: tuple[str, ...],
+def _check_scaling(folder: Path, kind: str, scaling: str | Sequence[str] | None) -> None:
+    if scaling is None or (kind, scaling) == ("tables", "standard"):
+        return
+    words = f"of tables data.scaling is 'standard'; got {scaling!r}"
+    raise ConfigError(
+        f"{folder}: {words if kind == 'tables' else f'{kind} of your own have no data.scaling'}."
+    )
+
+
+def _read_tables(
+    clients: Sequence[Entry],
+    common: Path | None,
     label: str | None,
-    image_size: int | None,
-    task: Task | None,
-) -> tuple[Callable[[Path], Pair], tuple[str, ...]]:
-    """How to read an entry, and the names of the classes; what all of them have in common is looked up once."""
-    if kind == "images":
-        return _image_reader(places, given, image_size)
-    files = {path: _file(path) or path for path in places}
-    if kind == "npz files":
-        raw = {path: read_pair(file) for path, file in files.items()}
-    else:
-        raw = {path: read_table(file, label) for path, file in files.items()}
-    named = any(y.dtype.kind in "UO" for _, y in raw.values())
-    if not named:
-        return raw.__getitem__, given
-    classes = given or tuple(sorted({str(value) for _, y in raw.values() for value in y.flat}, key=natural))
-    places_of = {title: place for place, title in enumerate(classes)}
+    missing: str,
+    scaling: str | Sequence[str] | None,
+) -> tuple[dict[Path, Pair], tuple[str, ...]]:
+    """All tables by path, and the columns that they have in common."""
+    paths = [*(path for parts in clients for path in parts.values()), *([common] if common else [])]
+    tables = {path: read_table(path, label, missing) for path in paths}
+    check_columns([*tables.values()])
+    for change in (fill, standardize) if scaling else (fill,):
+        parts = [{part: tables[path] for part, path in client.items()} for client in clients]
+        tables = change(group(parts, tables[common] if common else None))
+    return {path: (table.x, table.y) for path, table in tables.items()}, tables[paths[0]].columns
 
-    def read(path: Path) -> Pair:
-        x, y = raw[path]
-        unknown = sorted({str(value) for value in y.flat} - places_of.keys())
-        if unknown:
-            raise ConfigError(f"{path}: label {unknown[0]!r} is not in {CLASSES}.")
-        return x, np.array([places_of[str(value)] for value in y.flat]).reshape(y.shape)
 
-    return read, classes
+def _names(
+    raw: Mapping[Path, Pair], owners: Mapping[Path, str], kind: str, task: Task
+) -> dict[str, set[str]]:
+    """Who has which class names, where labels are text."""
+    text = [path for path, (_, y) in raw.items() if y.dtype.kind in "UO"]
+    if not text:
+        return {}
+    if not _has_classes(task):
+        y = raw[text[0]][1]
+        row = next((row for row, value in enumerate(y.flat) if not _is_number(value)), 0)
+        raise ConfigError(
+            f"{text[0]}: row {row + 1}: the label {str(y.flat[row])!r:.40} is no number, which {task.name} needs."
+        )
+    for path in raw.keys() - text:
+        raise ConfigError(f"labels are numbers in {path} and text in {text[0]}; use one kind for all.")
+    if kind == "images":  # a class may have no images yet
+        return {who: {inner.name for inner in listed(path) if inner.is_dir()} for path, who in owners.items()}
+    return {owners[path]: {str(value) for value in y.flat} for path, (_, y) in raw.items()}
+
+
+def _numbered(y: NDArray[Any], class_names: Sequence[str]) -> NDArray[Any]:
+    number = {name: label for label, name in enumerate(class_names)}
+    return np.array([number[str(value)] for value in y.flat]).reshape(y.shape)
+
+
+def _has_classes(task: Task) -> bool:
+    """Whether a sample has one class."""
+    return task.classes_of(torch.zeros(1, dtype=torch.int64)) is not None
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _check_names(
+    names: Mapping[str, set[str]], tests: set[str], listed: Sequence[str], classes: Sequence[str]
+) -> None:
+    """Refuse class names that do not fit each other, or the lists there are."""
+    if classes:
+        check_listed(names, classes)
+    if listed:
+        check_listed(names, listed, CLASSES)
+    check_spellings(names)
+    if classes or listed:
+        return
+    trained = {*chain(*(found for owner, found in names.items() if owner not in tests))}
+    for owner, found in names.items():
+        if found - trained:
+            raise ConfigError(
+                f"{owner} has the class {min(found - trained)!r}, which no client has for training; the clients "
+                f"have {', '.join(sorted(trained, key=natural))}. If it is meant, list all classes: data.classes."
+            )
 
 
 def read_pair(path: Path) -> Pair:
@@ -178,21 +270,14 @@ def read_pair(path: Path) -> Pair:
     return x, y
 
 
-def _image_reader(
-    places: Sequence[Path], given: tuple[str, ...], image_size: int | None
-) -> tuple[Callable[[Path], Pair], tuple[str, ...]]:
-    """The clients' images; a class is the name of a sub-folder, numbered in order over all clients."""
-    found = {inner.name for path in places for inner in listed(path) if inner.is_dir()}
-    classes = given or tuple(sorted(found, key=natural))
-    strange = sorted(found - set(classes))
-    if strange:
-        raise ConfigError(f"there are images in a sub-folder {strange[0]!r}, which is not in {CLASSES}.")
-    raw: dict[Path, tuple[list[NDArray[np.uint8]], list[int]]] = {}
+def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Pair]:
+    """Each client's images; the class of an image is the name of its sub-folder."""
+    raw: dict[Path, tuple[list[NDArray[np.uint8]], list[str]]] = {}
     size: tuple[int, int] | None = None
-    for path in places:
+    for path in paths:
         images, labels = [], []
-        for label, title in enumerate(classes):
-            for file in listed(path / title) if (path / title).is_dir() else []:
+        for inner in (inner for inner in listed(path) if inner.is_dir()):
+            for file in listed(inner):
                 if file.suffix.lower() not in IMAGES:
                     raise ConfigError(
                         f"{file}: not an image ({', '.join(sorted(IMAGES))}); move it elsewhere."
@@ -201,19 +286,17 @@ def _image_reader(
                 image = read_image(file, image_size, None if image_size else size)
                 size = size or (image.shape[0], image.shape[1])
                 images.append(image)
-                labels.append(label)
+                labels.append(inner.name)
         if not images:
             raise ConfigError(
                 f"{path}: has no images; they go in a sub-folder for each class, e.g. {path.name}/cat/1.png."
             )
         raw[path] = images, labels
     channels = max(image.shape[2] for images, _ in raw.values() for image in images)
-    return partial(_stacked, raw, channels), classes
+    # one client after the other, so that no image is in memory twice for long
+    return {path: _stacked(*raw.pop(path), channels) for path in list(raw)}
 
 
-def _stacked(
-    raw: Mapping[Path, tuple[list[NDArray[np.uint8]], list[int]]], channels: int, path: Path
-) -> Pair:
-    images, labels = raw[path]
+def _stacked(images: Sequence[NDArray[np.uint8]], labels: Sequence[str], channels: int) -> Pair:
     x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), np.array(labels)

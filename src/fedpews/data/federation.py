@@ -47,6 +47,8 @@ class Federation:
     task: Task = field(default_factory=Classification)
     validation: tuple[Tensor, ...] = ()
     """Per client: rows of x held out for choosing; () when there are none."""
+    columns: tuple[str, ...] = ()
+    """Of tables: the name and type of each column of x, then the label's."""
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -97,6 +99,14 @@ class Federation:
         if self.test_owner is None:
             return "the common test set, at each client's mix of classes"
         return "each client's own test samples"
+
+    @property
+    def outputs(self) -> str:
+        """How many classes, labels or targets a model predicts, in words."""
+        names = {"regression": "target", "multilabel": "label"}
+        other = "class" if self.task.largest(self.y) is not None else "output"
+        word = names.get(self.task.name, other)
+        return f"{self.classes} {word}{'' if self.classes == 1 else 'es' if word == 'class' else 's'}"
 
     def counts(self) -> Tensor:
         """How many training samples of each class each client has: (clients, classes) int64.

@@ -12,7 +12,7 @@ from fedpews.data import readers, store, synthetic, user_data
 from fedpews.data.catalogue import SOURCES, Source
 from fedpews.data.combine import combine
 from fedpews.data.federation import Federation
-from fedpews.data.pool import Pool, assign
+from fedpews.data.pool import Pool, assign, number_classes
 from fedpews.errors import ConfigError
 from fedpews.tasks.classification import Classification
 from fedpews.tasks.contract import Task
@@ -30,13 +30,16 @@ def load(
     test_per_class: int | None = None,
     classes_per_client: int | None = None,
     class_lists: Sequence[Sequence[int]] | None = None,
+    classes: Sequence[str] | None = None,
     scaling: str | Sequence[str] | None = None,
     task: Task | None = None,
     own_validation: bool = False,
     label: str | None = None,
+    missing: str = "refuse",
     image_size: int | None = None,
     lazy: bool = False,
     storage: str | None = None,
+    pool: bool = False,
 ) -> Federation:
     """A data set by name, assigned to clients.
 
@@ -51,14 +54,18 @@ def load(
         train_per_class, test_per_class: draw (or make) that many samples of each class.
         classes_per_client: for 'noc'.
         class_lists: for 'classes': the classes of each client.
+        classes: the names of all classes, in the order of their labels; by default all clients' names, sorted.
         scaling: of named images: 'symmetric' to [-1, 1] (the default), 'unit' to [0, 1], or 'standard', mean 0 and
-            deviation 1 in each channel of each source.
+            deviation 1 in each channel of each source. Of tables: 'standard', by each client's training rows.
         task: what the labels are; by default one class per sample.
         own_validation: also take the data set's own validation split (MedMNIST).
         label: of CSV and Parquet folders: the column that holds the label.
+        missing: of CSV and Parquet folders: 'refuse' missing values, or fill them in with the 'mean' of the column over
+            the client's training rows (for a common test set: of all clients').
         image_size: of image folders: the shorter side is brought to this, and the middle square kept.
         storage: of named images: 'numbers' (the default), or 'bytes' for a quarter of the memory.
         lazy: read the inputs of a function's Datasets batch by batch.
+        pool: put the samples of your own clients together, to be split by ``partition``.
 
     >>> data = load("synthetic-3.2k", partition="parity")
     >>> data.counts().tolist()
@@ -68,19 +75,39 @@ def load(
         if value is not None and value < 1:
             raise ConfigError(f"{what} must be above 0; got {value}.")
     if ":" in name and name not in SOURCES:
-        if (train_per_class, test_per_class, scaling, storage) != (None,) * 4:
+        if (train_per_class, test_per_class, storage) != (None,) * 3:
             raise ConfigError(
-                "train_per_class, test_per_class, scaling and storage are for named data sets, not your own data."
+                "train_per_class, test_per_class and storage are for named data sets, not your own data."
             )
-        pool = user_data.load(name, seed, task or Classification(), label, image_size, lazy)
-        if isinstance(pool, Federation):
-            return pool
+        own = (label, image_size, lazy, classes or (), missing, scaling)
+        found = user_data.load(name, seed, task or Classification(), *own)
+        names = found.names if isinstance(found, Federation) else found.source_names
+        _check_partition(name, names, partition, pool)
+        if isinstance(found, Federation):
+            return number_classes(found, classes) if classes else found
     else:
         draws = (train_per_class, test_per_class)
-        pool = _named(
+        found = _named(
             name, seed, data_dir, *draws, scaling, task or Classification(), own_validation, storage
         )
-    return assign(pool, partition, clients, alpha, seed, classes_per_client, class_lists)
+    if classes:
+        found = number_classes(found, classes)
+    return assign(found, partition, clients, alpha, seed, classes_per_client, class_lists)
+
+
+def _check_partition(name: str, clients: Sequence[str], partition: str | None, pool: bool) -> None:
+    """Own clients stay what they are, unless the configuration says that their samples are pooled."""
+    kept = partition in (None, "given", "source")
+    if pool and kept:
+        raise ConfigError(
+            "data.pool puts your own clients' samples together, so data.partition must say how to split them."
+        )
+    if not kept and not pool and len(clients) > 1:
+        shown = ", ".join(clients[:5]) + (", ..." if len(clients) > 5 else "")
+        raise ConfigError(
+            f"{name} has {len(clients)} clients of its own ({shown}), and data.partition = {partition!r} would mix "
+            "them; leave it out, or set data.pool = true to put their samples together and split them anew."
+        )
 
 
 def _named(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedpews.data.federation import Federation, build
 from fedpews.data.inputs import Inputs, select
 from fedpews.data.partition import partition
 from fedpews.errors import ConfigError
+from fedpews.tasks.class_names import LIST, check_listed
 from fedpews.tasks.classification import Classification
 from fedpews.tasks.contract import Task
 
@@ -37,6 +39,31 @@ class Pool:
     task: Task = field(default_factory=Classification)
     test_sources: Tensor | None = None  # (tests,) whose test sample each is; None when they are common to all
     held: Tensor | None = None  # rows of x and y that a source holds out for validation
+    columns: tuple[str, ...] = ()  # of tables: the name and type of each
+
+
+Data = TypeVar("Data", Pool, Federation)
+
+
+def number_classes(data: Data, classes: Sequence[str]) -> Data:
+    """The same data with its labels numbered by a list of names; labels without names are numbers in it already."""
+    if not data.class_names:
+        exact = len(data.y) > 0 and data.task.largest(data.y) is None
+        if data.classes > len(classes) or (exact and data.classes != len(classes)):
+            raise ConfigError(
+                f"{data.name} has labels up to {data.classes - 1}, but {LIST} has {len(classes)} "
+                f"name{'s' * (len(classes) > 1)}: {', '.join(classes)}."
+            )
+        return replace(data, classes=len(classes), class_names=tuple(classes))
+    check_listed({data.name: data.class_names}, classes)
+    number = torch.tensor([classes.index(name) for name in data.class_names])
+    return replace(
+        data,
+        y=number[data.y],
+        test_y=number[data.test_y],
+        classes=len(classes),
+        class_names=tuple(classes),
+    )
 
 
 def assign(
@@ -90,7 +117,7 @@ def assign(
             tested = torch.isin(test_y, y)
             test_x, test_y = select(test_x, tested), test_y[tested]
             owner = None if owner is None else owner[tested]
-    return build(
+    data = build(
         x,
         y,
         rows,
@@ -104,6 +131,7 @@ def assign(
         task=pool.task,
         validation=validation,
     )
+    return replace(data, columns=pool.columns)
 
 
 def _validation(pool: Pool, rows: Sequence[Tensor], owned: bool) -> list[Tensor]:

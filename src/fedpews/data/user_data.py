@@ -24,7 +24,7 @@ returns ``(clients, test)`` as `from_clients` takes them, or a `Federation`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,9 @@ def load(
     label: str | None = None,
     image_size: int | None = None,
     lazy: bool = False,
+    classes: Sequence[str] = (),
+    missing: str = "refuse",
+    scaling: str | Sequence[str] | None = None,
 ) -> Pool | Federation:
     """The pool of ``folder:PATH`` or ``module:function``; each given client is a source.
 
@@ -54,7 +57,12 @@ def load(
     """
     task = Classification() if task is None else task
     if name.startswith("folder:"):
-        data = read_folder(Path(name.removeprefix("folder:")).expanduser(), name, task, label, image_size)
+        folder = Path(name.removeprefix("folder:")).expanduser()
+        data = read_folder(folder, name, task, label, image_size, classes, missing, scaling)
+    elif scaling is not None:
+        raise ConfigError(
+            "data.scaling is for named images and for tables; a function scales its data itself."
+        )
     else:
         data = _call(name, seed, task, lazy)
     if isinstance(data.x, Lazy):
@@ -78,6 +86,7 @@ def load(
         data.task,
         data.test_owner,
         torch.arange(trained, len(rows)) if data.validation else None,
+        data.columns,
     )
 
 

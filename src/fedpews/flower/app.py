@@ -210,26 +210,46 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
     from fedpews.build import build_task
 
     sites, table, task = experiment.data.clients, experiment.flower, build_task(experiment)
+    names = experiment.data.classes
+    known = _class_count(experiment)
+    columns: tuple[str, ...] = ()
     if sites is None:
         raise ConfigError("data.name is 'sites', so data.clients must say how many sites there are")
     test = str(settings.get("test") or "")
+    if test and experiment.data.scaling is not None:
+        raise ConfigError(
+            "data.scaling is by each site's own samples, so the server's test set has none; leave one of them out"
+        )
     if test:
-        from fedpews.data.client_folders import read_pair
-        from fedpews.data.federation import from_clients
+        import numpy as np
 
-        pair = read_pair(Path(test).expanduser())
-        checked = from_clients([pair], pair, table.classes, task=task)
-        test_x, test_y, classes = checked.test_x, checked.test_y, table.classes or checked.classes
+        from fedpews.data.client_folders import TABLES, read_pair
+        from fedpews.data.client_tables import read_table
+        from fedpews.data.federation import from_clients
+        from fedpews.tasks.class_names import check_listed
+
+        file = Path(test).expanduser()
+        if file.suffix in TABLES:
+            found = read_table(file, experiment.data.label)
+            pair, columns = (found.x, found.y), found.columns
+        else:
+            pair = read_pair(file)
+        if names and pair[1].dtype.kind in "UO":
+            check_listed({test: {str(value) for value in pair[1].flat}}, names)
+            pair = pair[0], np.array([names.index(str(value)) for value in pair[1].flat])
+        checked = from_clients([pair], pair, known, task=task)
+        test_x, test_y, classes = checked.test_x, checked.test_y, known or checked.classes
         shape = checked.shape
-    elif table.input_shape and table.classes:
-        shape, classes = tuple(table.input_shape), table.classes
+    elif table.input_shape and known:
+        shape, classes = tuple(table.input_shape), known
         test_x, test_y = torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64)
     else:
         raise ConfigError(
-            "data.name is 'sites' and the server has no test set, so flower.input_shape and flower.classes must "
-            "say what the model is for (or give the server one: test=FILE.npz)"
+            "data.name is 'sites' and the server has no test set, so flower.input_shape and data.classes (or "
+            "flower.classes) must say what the model is for (or give the server one: test=FILE)"
         )
-    return _federation(torch.zeros(1, *shape), test_y[:0], sites, -1, test_x, test_y, classes, task)
+    server = _federation(torch.zeros(1, *shape), test_y[:0], sites, -1, test_x, test_y, classes, task)
+    return replace(server, columns=columns)
 
 
 def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) -> Federation:
@@ -252,20 +272,34 @@ def _site_data(experiment: Experiment, number: int, settings: Mapping[str, Any])
         str(own),
         seed=table.seed,
         data_dir=settings.get("data-dir"),
-        task=_with_classes(task, experiment.flower.classes),
+        task=_with_classes(task, _class_count(experiment)),
+        classes=table.classes,
         label=table.label,
+        missing=table.missing,
+        scaling=table.scaling,
         image_size=table.image_size,
         lazy=table.lazy,
     )
     if len(found) != 1:
         raise ConfigError(f"data {own!r} has {len(found)} clients; a site is one, so it must have one")
-    classes = experiment.flower.classes or found.classes
+    if found.class_names and not table.classes:
+        raise ConfigError(
+            f"this site's classes are {', '.join(found.class_names)}, and the experiment has no data.classes: list the "
+            "classes of all sites there, so that a label means the same at each"
+        )
+    classes = _class_count(experiment) or found.classes
     if classes < found.classes:
         raise ConfigError(f"this site has labels up to {found.classes - 1}, but flower.classes is {classes}")
     sites = experiment.data.clients or number + 1
     own_rows = replace(found, classes=classes)
     mine = _federation(own_rows.x, own_rows.y, sites, number, found.test_x, found.test_y, classes, task)
+    mine = replace(mine, columns=found.columns)
     return hold_out(mine, table.validation, table.seed) if isinstance(table.validation, float) else mine
+
+
+def _class_count(experiment: Experiment) -> int | None:
+    """How many classes the experiment says there are at all sites together."""
+    return len(experiment.data.classes) if experiment.data.classes else experiment.flower.classes
 
 
 def _with_classes(task: Task, classes: int | None) -> Task:

@@ -46,7 +46,7 @@ def make_client_app(build: Callable[[int, Settings], Site]) -> ClientApp:
 
         record: Any = message.content.get(REFUSED)
         why = record.get("why") if isinstance(record, ConfigRecord) else None
-        error = ConfigError(f"the coordinator refuses this site: {why!s:.1000}")
+        error = ConfigError(f"the coordinator refuses this site: {why!s:.2000}")
         keep_failure(site_folder(context.node_config), error)
         return Message(RecordDict({REFUSED: ConfigRecord({"heard": True})}), reply_to=message)
 

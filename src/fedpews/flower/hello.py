@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HELLO, UNFIT, REFUSED = "hello", "unfit", "refused"
 MOST_SAMPLES = 10**12
+MOST_COLUMNS = 100_000
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Facts:
     data: (
         str  # a digest: of all the data when it has a name, else of the site's own, under a key that it keeps
     )
+    columns: list[str] = field(default_factory=list)  # of a table: the name and type of each
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Expected:
     shape: str
     classes: int
     data: str | None
+    columns: list[str] | None = None  # of the server's own test set; empty where that is no table
 
     def check(self, facts: Facts) -> None:
         """Refuse a site that differs, with both values."""
@@ -113,18 +116,26 @@ def read_hello(content: RecordDict) -> Facts:
     if not isinstance(record, ConfigRecord):
         raise BadMessage("its hello is none")
     if UNFIT in record:
-        raise BadMessage(f"it cannot take part: {record[UNFIT]!s:.500}")
-    values: dict[str, Any] = {}
-    for field in fields(Facts):
-        value = record.get(field.name)
-        wanted = int if field.type == "int" else str
+        raise BadMessage(f"it cannot take part: {record[UNFIT]!s:.2000}")
+    columns = record.get("columns", [])
+    if not isinstance(columns, list) or len(columns) > MOST_COLUMNS:
+        raise BadMessage(f"its hello has columns {columns!r:.40}")
+    for column in columns:
+        if not isinstance(column, str) or len(column) > 1000 or not column.isprintable():
+            raise BadMessage(f"its hello has a column {column!r:.40}")
+    values: dict[str, Any] = {"columns": columns}
+    for fact in fields(Facts):
+        if fact.name == "columns":
+            continue
+        value = record.get(fact.name)
+        wanted = int if fact.type == "int" else str
         if not isinstance(value, wanted) or isinstance(value, bool):
-            raise BadMessage(f"its hello has {field.name} {value!r:.40}")
+            raise BadMessage(f"its hello has {fact.name} {value!r:.40}")
         if (isinstance(value, str) and len(value) > 100) or (
             isinstance(value, int) and not 0 <= value <= MOST_SAMPLES
         ):
-            raise BadMessage(f"its hello has {field.name} {value!r:.40}")
-        values[field.name] = value
+            raise BadMessage(f"its hello has {fact.name} {value!r:.40}")
+        values[fact.name] = value
     return Facts(**values)
 
 
@@ -148,6 +159,7 @@ def site_facts(config: str, site: int, data: Federation, own: bool, state: Path)
         test_samples=len(data.test_y),
         validation_samples=len(data.validation[site]) if data.validation else 0,
         data=hashlib.blake2b(digest(data).encode(), key=key, digest_size=8).hexdigest(),
+        columns=list(data.columns),
     )
 
 
@@ -156,7 +168,8 @@ def expected_of(config: str, data: Federation, named: bool) -> Expected:
     from fedpews.data.digest import digest
 
     found = hashlib.blake2b(digest(data).encode(), digest_size=8).hexdigest() if named else None
-    return Expected(len(data), version("fedpews"), config, shape_in_words(data), data.classes, found)
+    columns = list(data.columns) if len(data.test_y) else None
+    return Expected(len(data), version("fedpews"), config, shape_in_words(data), data.classes, found, columns)
 
 
 def shape_in_words(data: Federation) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedpews.data.client_tables import compare_columns
 from fedpews.flower.deploy.keys import fingerprint
 from fedpews.flower.hello import HELLO, REFUSED, Expected, Facts, Seen, read_hello
 from fedpews.flower.known_sites import KnownSites
@@ -50,6 +51,8 @@ class Roster:
         self._told: set[int] = set()  # nodes that were said to come second
         self._refused: dict[int, str] = {}  # node -> why, as it was said
         self.refused: dict[int, str] = {}  # site -> why; a person must start it again with something changed
+        # which columns every table must have: those of the server's test set, or of the site that came first
+        self._columns = None if expected.columns is None else ("the server", expected.columns)
 
     @property
     def total(self) -> int:
@@ -133,6 +136,7 @@ class Roster:
                 raise BadMessage(
                     f"it says it is site {facts.site}, but its key is that of site {entry.number}, {entry.name}"
                 )
+            self._check_columns(facts)
             self._seen.check(facts, key if self._known is None else None)
         except BadMessage as error:
             if self._refused.get(node) != str(error):
@@ -146,6 +150,14 @@ class Roster:
             return None
         self.facts[facts.site] = facts
         self.refused.pop(facts.site, None)
+        self._columns = self._columns or (self.name(facts.site), facts.columns)
         shown = f", key {key}" if key else ""
         self._say(f"{self.name(facts.site)} is here: site {facts.site}, {facts.samples} samples{shown}")
         return facts.site
+
+    def _check_columns(self, facts: Facts) -> None:
+        who, columns = self._columns or ("", facts.columns)
+        difference = compare_columns(facts.columns, columns)
+        if difference:
+            theirs = ", ".join(columns) or "no table"
+            raise BadMessage(f"its table {difference:.500}; {who} has {theirs:.500}")

@@ -185,7 +185,7 @@ def up(
     Args:
         sites: how many; by default, and at most, the clients of the data.
         site_data: each site's own data, when ``data.name`` is ``sites``.
-        test: the server's test set then, an npz file with x and y.
+        test: the server's test set then, an npz file with x and y, or a table.
         begin, round, say: called with the rounds already done, with new records, and with news.
     """
     out = out.resolve()
