@@ -32,11 +32,11 @@ class FedPM(Method, ClientHalf):
     0.01 + 0.98·mean(m) (the mode of a Beta(1, 1) prior, reset every round), sent back as logits. The signs come from
     a seed that clients get instead of the weights. Scores start at N(0, 1). The scale and shift of norm layers stay
     as they are; running statistics are averaged. All of this is the authors' program but for norm layers, of which
-    its models have none.
+    its models have none. With ``scores="sgd"`` s ← s − η_s·(∂f/∂m)·σ′(s), and θ is mean(m) within [0.01, 0.99].
 
     Args:
-        scores: how they are trained: by ``"adam"`` as above, or ``"sgd"``: s ← s − η_s·(∂f/∂m)·σ′(s), with no memory
-            and a new θ that is mean(m) within [0.01, 0.99].
+        scores: how they are trained: by ``"adam"``, as in the authors' program, or by ``"sgd"``, plain steps straight
+            through the draw.
         score_lr: η_s, instead of the local learning rate, which is meant for weights; by default 0.1 for Adam and 1
             for SGD.
         evaluate: ``"sample"`` a network from θ to evaluate, or ``"threshold"`` θ at 1/2.

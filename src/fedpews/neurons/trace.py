@@ -191,20 +191,19 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bo
     """The sets of channels that nothing bars, that some layer makes and another reads, in forward order."""
     sets, dimensions = channels.sets, channels.dimensions
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    # a frozen bias or scale goes with its neuron; a matrix computes it
-    fixed = {name for name, value in model.named_parameters() if not value.requires_grad and value.dim() > 1}
     for dimension in dimensions:
         numbered = torch.arange(dimension.first, dimension.first + dimension.size)
-        if dimension.name in fixed and not frozen:
-            sets.bar(numbered[channels.owned[numbered]], FROZEN)
         # a tied weight (W and Wᵀ): a gate where it reads would also change what it makes
         if bool(channels.owned[numbered].any()) and bool(channels.read[numbered].any()):
             sets.bar(numbered, "makes neurons and reads them with the same weights")
     for position in channels.makers:
         dimension = dimensions[position]
         module = dimension.name.rpartition(".")[0]
+        numbered = torch.arange(dimension.first, dimension.first + dimension.size)
+        if not frozen and not tensors[dimension.name].requires_grad:
+            sets.bar(numbered, FROZEN)
         if any(module == name or module.startswith(f"{name}.") for name in skip):
-            sets.bar(torch.arange(dimension.first, dimension.first + dimension.size), SKIPPED)
+            sets.bar(numbered, SKIPPED)
     root = sets.find(torch.arange(len(channels.owned)))
     free = torch.zeros(len(root), dtype=torch.bool)
     # gates are applied where a neuron is read, so only what is read can be closed
