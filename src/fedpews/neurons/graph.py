@@ -220,16 +220,17 @@ class NeuronGraph:
             name: _put(value, sliced[name], self.axes.get(name, ()), neurons) for name, value in full.items()
         }
 
-    def uneven(self) -> Tensor:
-        """The first neurons of every layer, of each another part: (h,) bool.
+    def trial_masks(self) -> tuple[Tensor, Tensor]:
+        """Every other neuron of each layer, and its first ones, of each layer another part: (h,) bool each.
 
-        Code that splits a layer at a size of its own (``chunk``) runs on equal halves, but not on these.
+        Code that splits a layer at a size of its own (``chunk``) runs on equal halves, but not on the second.
         """
-        neurons = torch.zeros(self.size, dtype=torch.bool)
+        halves, uneven = torch.zeros(2, self.size, dtype=torch.bool)
         for number, layer in enumerate(self.layers, 1):
+            halves[layer.start : layer.start + layer.size : 2] = True
             count = round(layer.size * number / (len(self.layers) + 1))
-            neurons[layer.start : layer.start + max(1, min(layer.size - 1, count))] = True
-        return neurons
+            uneven[layer.start : layer.start + max(1, min(layer.size - 1, count))] = True
+        return halves, uneven
 
     def without(self, layers: Mapping[str, str]) -> NeuronGraph:
         """The graph in which these layers (by name, with the reason) are whole."""

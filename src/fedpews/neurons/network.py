@@ -279,12 +279,8 @@ class Network:
         if self.graph.uncut:
             return False
         x = made_up(self.example, torch.Generator().manual_seed(0))
-        every_other = torch.zeros(self.graph.size, dtype=torch.bool)
-        # no layer is left empty
-        for layer in self.graph.layers:
-            every_other[layer.start : layer.start + layer.size : 2] = True
         params = self.initial()
-        for neurons in (every_other.to(self.device), self.graph.uneven().to(self.device)):
+        for neurons in (mask.to(self.device) for mask in self.graph.trial_masks()):
             try:
                 with torch.no_grad():
                     cut = self.predict(self.graph.slice(params, neurons), x)

@@ -103,7 +103,7 @@ class _Trial:
         for layer in layers:
             part = slice(layer.start, layer.start + layer.size)
             others[part].logical_not_()
-            uneven[part] = graph.uneven()[part]
+            uneven[part] = graph.trial_masks()[1][part]
         tried = (neurons, others, uneven) if way is _cut else (neurons, others)
         for chosen in tried[:1] if quick else tried:
             gated = _gated(self.model, graph, chosen)
