@@ -1,4 +1,4 @@
-"""Write what other files know into the docs: every key, and the ratios of `make bench`.
+"""Write what other files know into the docs: every key, every public name, and the ratios of `make bench`.
 
 python docs/generate.py      (make docs does it before it builds the site)
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
+import fedpews
 from fedpews.keys import Key, config_keys, option_keys
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +31,7 @@ def pages() -> dict[Path, str]:
     texts: dict[Path, str] = {}
     for name, part, text in (
         ("docs/speed.md", "speed", speed()),
+        ("docs/reference/api.md", "names", names()),
         ("docs/reference/keys.md", "config", table(config_keys())),
         ("docs/reference/keys.md", "options", table(option_keys())),
     ):
@@ -51,6 +53,21 @@ def table(keys: Iterable[Key]) -> str:
     """Keys in words."""
     rows = [(f"`{key.name}`", key.type, key.default and f"`{key.default}`", key.text) for key in keys]
     return markdown([("key", "type", "default", "meaning"), ("---",) * 4, *rows])
+
+
+def names() -> str:
+    """Every public name with the first sentence of its docstring."""
+    public = sorted(fedpews.__all__, key=str.lower)
+    rows = [(f"`fedpews.{name}`", first_sentence(getattr(fedpews, name).__doc__)) for name in public]
+    return markdown([("name", "what it is"), ("---",) * 2, *rows])
+
+
+def first_sentence(text: str) -> str:
+    """
+    >>> first_sentence("One thing. Another,\\nlonger.")
+    'One thing'
+    """
+    return " ".join(text.split()).partition(". ")[0].rstrip(".").replace("``", "`")
 
 
 def speed() -> str:

@@ -28,6 +28,7 @@ from fedpews.methods.contract import Method
 from fedpews.methods.options import option_types
 from fedpews.methods.private import with_dp
 from fedpews.methods.robust import Aggregate
+from fedpews.neurons.differentiate import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
@@ -240,9 +241,16 @@ def build_network(
     except (RuntimeError, TypeError, ValueError) as error:
         whole = any(leaf.dtype == torch.int64 for leaf in tree_leaves(example))
         hint = "; inputs are whole numbers: make them floating point if they are quantities" if whole else ""
+        if "same dtype" in str(error):
+            hint += "; inputs are float32: give model.float(), or cast them in forward"
         raise ConfigError(
             f"the model cannot take inputs of shape {shape}: {first_line(error)}{hint}"
         ) from error
+    try:
+        net.try_step(net.initial(), net.two_samples())
+    except (RuntimeError, ValueError) as error:
+        reason = CHECKPOINTING if "checkpoint" in str(error) else first_line(error)
+        raise ConfigError(f"the model cannot be trained: {reason}") from error
     wrong = task.misfit(tuple(outputs.shape[1:]), tuple(held.y.shape[1:]), held.classes)
     if wrong:
         raise ConfigError(wrong)

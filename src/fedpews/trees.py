@@ -161,8 +161,8 @@ def where(mask: Mapping[str, Tensor], yes: Mapping[str, Tensor], no: Mapping[str
 
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
-    """The Euclidean norm of all elements together."""
-    return torch.stack([value.float().pow(2).sum() for value in tree.values()]).sum().sqrt()
+    """The Euclidean norm of all elements together, the same to the bit in whatever order the names come."""
+    return torch.stack([tree[name].float().pow(2).sum() for name in sorted(tree)]).sum().sqrt()
 
 
 def is_finite(tree: Mapping[str, Tensor]) -> bool:

@@ -164,12 +164,36 @@ def test_fednova_with_equal_steps_is_fedavg() -> None:
         )
 
 
-@pytest.mark.parametrize("masks", [Learned(), Fixed()], ids=["learned", "fixed"])
+# with θ near 1 every neuron is open in every step, so that all elements take equal steps
+@pytest.mark.parametrize(
+    "masks", [Learned(start=20.0, start_spread=0.0), Fixed()], ids=["learned, all open", "fixed"]
+)
 def test_fednova_with_equal_steps_is_fedavg_in_a_warmup_too(masks: Learned | Fixed) -> None:
     equal = [(x[:8], y[:8]) for x, y in small_clients()]
     check_close(
         ground(with_warmup(FedNova(), 2, masks), equal), ground(with_warmup(FedAvg(), 2, masks), equal)
     )
+
+
+@pytest.mark.parametrize("base", [FedNova(), FedNova(momentum=0.5), FedNova(mu=0.5)], ids=repr)
+def test_fednova_in_a_warmup_normalises_every_element_by_the_steps_it_took(base: FedNova) -> None:
+    trial = ground(with_warmup(base, 1, Learned()))
+    played, old, name = trial.play(1), trial.net.initial(), "2.weight"
+    uploads = played.uploads[0]
+    masks = [trial.net.graph.expand(upload.neurons)[name] for upload in uploads]  # type: ignore[arg-type]
+    unequal = 0
+    for row in range(4):
+        for column in range(4):
+            owners = [u for u, mask in zip(uploads, masks, strict=True) if mask[row, column]]
+            x = old[name][row, column]
+            work = [float(u.extra["work_each"][name][row, column]) for u in owners]
+            unequal += len(set(work)) > 1
+            steps = [
+                (x - u.params[name][row, column]) / a for u, a in zip(owners, work, strict=True) if a > 0
+            ]
+            wanted = x - sum(steps) / len(steps) * sum(work) / len(work) if steps else x
+            torch.testing.assert_close(played.params[0][name][row, column], torch.as_tensor(wanted))
+    assert unequal
 
 
 def test_scaffold_is_fedavg_in_its_first_round_only() -> None:

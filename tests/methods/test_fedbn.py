@@ -46,7 +46,9 @@ def test_norm_layers_are_never_sent_and_never_change_at_the_server(name: str) ->
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ist", "fedpm"])
 def test_with_local_keeps_the_laws(name: str) -> None:
-    check_laws(Playground(with_local(make(name)), network(), small_clients(samples=8)))
+    # Adam would blow up the rounding in the gradient of a bias before a BatchNorm, which is zero
+    options = {"scores": "sgd"} if name == "fedpm" else {}
+    check_laws(Playground(with_local(make(name, **options)), network(), small_clients(samples=8)))
 
 
 @pytest.mark.parametrize("masks", [Learned(), Fixed()])

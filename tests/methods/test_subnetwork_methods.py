@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from tiny import chain, half_square, point, targets, train_chain
 from torch import nn
 
 from fedpews.errors import ConfigError
-from fedpews.methods.contract import Cohort, Download, Method
+from fedpews.methods.average import Average
+from fedpews.methods.contract import Cohort, Download, Method, Work
 from fedpews.methods.fedpm import FedPM
 from fedpews.methods.fedrolex import FedRolex
 from fedpews.methods.fedweit import FedWeIT
@@ -143,7 +146,7 @@ def test_fjord_distils_from_its_widest_output() -> None:
 
 
 def test_fedpm_learns_scores_sends_masks_and_averages_them() -> None:
-    method, net = FedPM(score_lr=2.0), point()
+    method, net = FedPM(scores="sgd", score_lr=2.0), point()
     state = method.init(net, net.initial(), 2)
     w = state["weights"]["weight"].item()
     assert abs(w) == pytest.approx(math.e)  # fan-in 1
@@ -163,17 +166,51 @@ def test_fedpm_learns_scores_sends_masks_and_averages_them() -> None:
     assert local["scores"]["weight"].item() == pytest.approx(s + 2 * 4 * w * theta * (1 - theta), rel=1e-5)
 
 
-@pytest.mark.parametrize(("masks", "theta"), [((1, 1), 0.99), ((1, 0), 0.5), ((0, 0), 0.01)])
-def test_fedpms_probability_is_the_clamped_mean_of_the_masks(masks: tuple[int, int], theta: float) -> None:
-    from dataclasses import replace
+def test_fedpms_scores_take_the_steps_of_its_authors_program() -> None:
+    method, net = FedPM(), point()
+    state = method.init(net, net.initial(), 1)
+    w = state["weights"]["weight"].item()
+    batch = Batch(torch.ones(1, 1), torch.full((1,), 4))
+    # torch's Adam at rate 0.1, never made anew; the derivative of a draw by its probability θ is taken for θ
+    wanted = torch.zeros(1, 1, requires_grad=True)
+    adam = torch.optim.Adam([wanted], lr=0.1)
+    memory = None
+    for logit in (0.0, 0.5):  # two rounds
+        state = state | {"theta": {"weight": torch.tensor([[logit]]).sigmoid()}}
+        wanted.data.fill_(logit)
+        download = method.downloads(net, state, Cohort(1, (0,), 1, 0))[0]
+        local = method.start(net, download, memory)
+        for noise in (0.3, 0.9, 0.1):
+            local, _ = method.step(net, local, batch, torch.tensor([noise]), 0.1)
+            theta = wanted.sigmoid()
+            drawn = (noise < theta).float().detach() + theta.detach() * (theta - theta.detach())
+            adam.zero_grad()
+            (0.5 * (w * drawn - 4) ** 2).sum().backward()
+            adam.step()
+            torch.testing.assert_close(local["scores"]["weight"], wanted.detach())
+        memory, _ = method.finish(net, download, local, Work(0, 1, 3, 0.1, 0.0, torch.tensor([0.5])))
 
-    ground_ = ground(FedPM(), point())
+
+@pytest.mark.parametrize(
+    ("scores", "masks", "theta"),
+    [
+        ("adam", (1, 1, 1), 0.99),
+        ("adam", (1, 0, 0), 0.01 + 0.98 / 3),
+        ("adam", (0, 0, 0), 0.01),
+        ("sgd", (1, 0, 0), 1 / 3),
+        ("sgd", (0, 0, 0), 0.01),
+    ],
+)
+def test_fedpms_probability_is_the_mean_of_the_masks_within_bounds(
+    scores: Literal["adam", "sgd"], masks: tuple[int, ...], theta: float
+) -> None:
+    method, trial = FedPM(scores=scores), ground(FedPM(), point())
     uploads = [
-        replace(upload, params={"weight": torch.tensor([[bool(mask)]])})
-        for upload, mask in zip(ground_.play(1).uploads[0], masks, strict=True)
+        replace(trial.play(1).uploads[0][0], client=client, params={"weight": torch.tensor([[bool(mask)]])})
+        for client, mask in enumerate(masks)
     ]
-    state = FedPM().init(ground_.net, ground_.net.initial(), 2)
-    state = FedPM().update(ground_.net, state, uploads, ground_.average(uploads))
+    state = method.init(trial.net, trial.net.initial(), 3)
+    state = method.update(trial.net, state, uploads, Average((1.0,) * 3, (None,) * 3))
     assert state["theta"]["weight"].item() == pytest.approx(theta)
 
 
@@ -213,8 +250,6 @@ def test_lotteryfl_prunes_only_good_tickets_that_are_still_large(
 def test_lotteryfl_averages_a_weight_over_those_who_keep_it() -> None:
     net = Network(nn.Linear(2, 1, bias=False), torch.ones(1, 2), sample_loss=half_square)
     played = Playground(LotteryFL(accuracy=1.0), net, [(torch.ones(2, 2), torch.tensor([0, 0]))] * 2).play(1)
-    from dataclasses import replace
-
     sent = [
         replace(upload, params={"weight": torch.tensor([values])}, mask={"weight": torch.tensor([mask])})
         for upload, values, mask in zip(

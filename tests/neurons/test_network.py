@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fedpews
-from fedpews.neurons import slice_module
+from fedpews.errors import ConfigError
+from fedpews.neurons import slice_module, trace
 from fedpews.neurons.network import Batch, Network
 
 
@@ -88,7 +92,7 @@ def test_what_is_frozen_reads_nothing_from_a_closed_neuron_either(make: object) 
     torch.manual_seed(0)
     model: nn.Module = make().double()  # type: ignore[operator]
     x = torch.randn(5, 4).double()
-    net = Network(model, x[:1])
+    net = Network(model, x[:1], graph=trace(model, x[:1], frozen=True))
     neurons = torch.rand(net.graph.size) < 0.5
     for layer in net.graph.layers:
         neurons[layer.start] = True
@@ -103,6 +107,115 @@ def test_what_is_frozen_reads_nothing_from_a_closed_neuron_either(make: object) 
     for name, value in wanted.named_parameters():
         if value.requires_grad:
             torch.testing.assert_close(net.graph.slice(gradients, neurons)[name], value.grad)
+
+
+def test_by_default_a_frozen_base_is_never_cut() -> None:
+    torch.manual_seed(0)
+    model, x = low_rank(), torch.randn(5, 4)
+    net = Network(model, x[:1])
+    assert [layer.name for layer in net.graph.layers] == ["0.down", "2.down"]
+    closed = net.gated(torch.zeros(net.graph.size)).predict(net.initial(), x)
+    for layer in (model[0], model[2]):  # without its low-rank part, but for the constant that it adds
+        nn.init.zeros_(layer.up.weight)
+    torch.testing.assert_close(closed, model(x).detach())
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_layer_that_is_split_into_two_is_masked_unevenly_without_being_cut(traced: bool) -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.a(x).relu().chunk(2, 1)
+            out: Tensor = self.b(one) + self.c(other)
+            return out
+
+    model, x = Halves(), torch.randn(2, 3)
+    graph = trace(model, x)
+    assert graph.uncut == {"a"}
+    # described by hand, nothing is known about cutting it
+    graph = graph if traced else replace(graph, uncut=frozenset())
+    assert not Network(model, x[:1], graph=graph).can_be_cut
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2))
+
+
+def test_lazy_layers_are_initialised_before_they_are_traced() -> None:
+    model = lazy()
+    assert [layer.size for layer in trace(model, torch.randn(2, 3)).layers] == [8]
+    assert model[0].has_uninitialized_params()  # tracing leaves the model as it was
+
+
+def test_a_model_wrapped_in_data_parallel_is_refused_in_one_line() -> None:
+    inside = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    for model in (nn.DataParallel(inside), nn.Sequential(nn.DataParallel(inside))):
+        for use in (Network, trace):
+            with pytest.raises(ConfigError, match=r"is wrapped in DataParallel; give the module inside"):
+                use(model, torch.zeros(1, 3))
+
+
+class Rounded(nn.Module):
+    """Weights in half the precision, inputs and outputs in single."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x.bfloat16()).float()
+        return out
+
+
+class Checkpointed(nn.Module):
+    """The second layer's activations are computed again in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.b, self.a(x).relu(), use_reentrant=self.reentrant)
+        out: Tensor = self.c(hidden.relu())
+        return out
+
+
+def two_rounds(model: object, method: str) -> fedpews.Result:
+    x, y = torch.randn(16, 3), torch.arange(16) % 2
+    clients = [(x[y == label], y[y == label]) for label in (0, 1)]
+    return fedpews.run(
+        model=model,
+        clients=clients,
+        test=(x, y),
+        method=method,
+        rounds=2,
+        warmup={"rounds": 1},
+        runtime={"engine": "eager"},
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg+pews", "scaffold+pews", "fednova+pews"])
+def test_a_model_in_bfloat16_keeps_its_precision_in_a_warmup(method: str) -> None:
+    torch.manual_seed(0)
+    model = two_rounds(Rounded, method).model()
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_model_that_takes_no_single_precision_is_told_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"inputs are float32: give model.float\(\)"):
+        two_rounds(nn.Linear(3, 2).bfloat16(), "fedavg+pews")
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_is_refused_in_one_line(reentrant: bool) -> None:
+    # computed again with other weights than those of the step, its gradients would be wrong
+    with pytest.raises(ConfigError, match="cannot be trained: activation checkpointing is not supported"):
+        two_rounds(Checkpointed(reentrant), "fedavg+pews")
 
 
 def test_a_lazy_layer_is_initialised_from_the_seed_of_the_others() -> None:

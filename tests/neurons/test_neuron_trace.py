@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fedpews.errors import ConfigError
 from fedpews.neurons import slice_module, trace
 
 
-def names(model: nn.Module, x: Tensor, **options: list[str]) -> list[str]:
+def names(model: nn.Module, x: Tensor, **options: Any) -> list[str]:
     return [layer.name for layer in trace(model, x, **options).layers]
 
 
@@ -203,6 +204,69 @@ def test_what_decides_the_path_by_its_values_is_left_whole() -> None:
     assert {"a", "router"} <= set(graph.left_whole)
 
 
+def mlp_of(*sizes: int) -> nn.Module:
+    first, hidden, last = sizes
+    return nn.Sequential(nn.Linear(first, hidden), nn.ReLU(), nn.Linear(hidden, last))
+
+
+def test_what_a_branch_not_taken_may_read_is_left_whole_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        hidden = m.a(x).relu()
+        return m.b(hidden) if bool(x.sum() < 1e9) else m.c(hidden)
+
+    model = Model(forward, a=mlp_of(3, 5, 8), b=mlp_of(8, 6, 2), c=mlp_of(8, 6, 2))
+    graph = trace(model, torch.randn(2, 3))
+    # what stays inside a and b cannot be read by c
+    assert [layer.name for layer in graph.layers] == ["a.0", "b.0"]
+    assert graph.left_whole["a.2"] == "may be read by 'c.0', which the example does not reach"
+    assert "whole for every client: a.2 (may be read by 'c.0'" in caplog.text
+    assert "c.0, c.2 (is not reached by the example)" in caplog.text
+
+
+def test_what_experts_not_chosen_may_read_is_left_whole() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        hidden, mixed = m.a(x).relu(), torch.zeros(len(x), 4)
+        for number, expert in enumerate(m.experts):
+            rows = (m.router(x).argmax(1) == number).nonzero().squeeze(1)
+            if len(rows):
+                mixed = mixed.index_add(0, rows, expert(hidden[rows]))
+        return m.head(mixed)
+
+    model = Model(
+        forward,
+        a=nn.Linear(3, 8),
+        router=nn.Linear(3, 3),
+        experts=nn.ModuleList(mlp_of(8, 6, 4) for _ in range(3)),
+        head=nn.Linear(4, 2),
+    )
+    nn.init.constant_(model.router.bias[1:2], 1e9)
+    graph = trace(model, torch.randn(2, 3))
+    assert [layer.name for layer in graph.layers] == ["experts.1.0"]
+    assert graph.left_whole["a"] == "may be read by 'experts.0.0', which the example does not reach"
+    assert graph.left_whole["experts.2.2"] == "is not reached by the example"
+
+
+def test_a_parameter_not_used_in_a_layer_leaves_only_that_layer_whole() -> None:
+    model = nn.Sequential(mlp_of(3, 5, 4), nn.ReLU(), mlp_of(4, 6, 2))
+    model[2].spare = nn.Parameter(torch.ones(6))
+    assert names(model, torch.randn(2, 3)) == ["0.0"]
+
+
+def test_neurons_that_a_frozen_weight_computes_are_left_whole_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Sequential(
+        *mlp_of(3, 5, 4), nn.ReLU(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)
+    )
+    model[2].requires_grad_(False)
+    model[5].requires_grad_(False)  # a frozen scale goes with the neuron that it scales
+    graph = trace(model, torch.randn(2, 3))
+    assert [layer.name for layer in graph.layers] == ["0", "4"]
+    assert graph.left_whole["2"] == "has neurons with frozen weights"
+    assert caplog.records[-1].levelname == "WARNING"  # shown without setting up logging
+    assert "whole for every client: 2 (has neurons with frozen weights)" in caplog.text
+
+
 class WithAuxiliaryHead(nn.Module):
     """In training a second head reads the hidden layer too, as GoogLeNet's does."""
 
@@ -292,7 +356,7 @@ def test_tracing_leaves_model_example_and_random_state_as_they_were() -> None:
 def test_tracing_works_without_gradients_and_on_frozen_models() -> None:
     model, x = mlp()
     with torch.no_grad():
-        assert names(model.requires_grad_(False), x) == ["0", "2"]
+        assert names(model.requires_grad_(False), x, frozen=True) == ["0", "2"]
 
 
 def test_zero_initialised_layers_are_proved_all_the_same() -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedpews.methods.average import Average
 from fedpews.methods.options import Options
 from fedpews.neurons.network import Batch, Network
-from fedpews.trees import Nest, Tree
+from fedpews.trees import Nest, Tree, subtract, where
 
 # Keys that one part of the package writes and another reads; all others are a method's own affair.
 
@@ -96,10 +96,18 @@ class Upload:
     extra: Mapping[str, Tree] = field(default_factory=dict)
 
     def ownership(self, net: Network) -> Tree | None:
-        """The parameter-level mask, or None when the client owns everything."""
+        """The parameter-level mask, or None when the client owns everything.
+
+        A name that it lacks belongs to no neuron, so the client owns all of it.
+        """
         if self.mask is not None:
             return self.mask
         return None if self.neurons is None else net.graph.expand(self.neurons)
+
+    def change(self, net: Network, old: Mapping[str, Tensor]) -> Tree:
+        """y_i − x_g for every name of ``old``, and zero wherever the client owns nothing: what it really sends."""
+        sent = {name: self.params[name] for name in old}
+        return subtract(where(self.ownership(net) or {}, sent, old), old)
 
     def adding(self, extra: Mapping[str, Tree]) -> Upload:
         """The same upload with something more to send."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Download, Upload, Work
+from fedpews.methods.contract import PARAMS, STEPS_TAKEN, Download, Upload, Work
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.optimizers import SGD, Momentum
 from fedpews.methods.options import NotNegative
@@ -23,8 +25,11 @@ class FedNova(FedProx):
     """FedAvg with every client's progress divided by the local work behind it, which removes its bias.
 
     d_i = (x_g − y_i)/a_i and x_g ← x_g − η_g·τ_eff·Σ p_i d_i with τ_eff = Σ p_i a_i. For K plain steps a_i = K;
-    with momentum ρ it is (K − ρ(1−ρᴷ)/(1−ρ))/(1−ρ); with the proximal term μ it is (1−(1−ημ)ᴷ)/(ημ). In a
-    warmup both sums run over the owners of each element. With equal steps it is FedAvg.
+    with momentum ρ it is (K − ρ(1−ρᴷ)/(1−ρ))/(1−ρ); with the proximal term μ it is (1−(1−ημ)ᴷ)/(ημ). With equal
+    steps it is FedAvg.
+
+    In a warmup all of this is per element: K counts the steps in which the element took part, so a client sends a_i
+    for each, and the sums run over its owners. Owners that took no step with it have no d_i; their a_i is 0.
 
     Args:
         mu: strength of FedProx' term; 0 leaves it out.
@@ -32,6 +37,8 @@ class FedNova(FedProx):
     >>> FedNova().work(steps=5, lr=0.1)
     5.0
     """
+
+    counts_steps: ClassVar[bool] = True
 
     mu: NotNegative = 0.0
 
@@ -47,7 +54,7 @@ class FedNova(FedProx):
         if self.mu and not self.is_plain:
             raise ConfigError("fednova knows the work of mu only for plain SGD; set mu to 0.")
 
-    def work(self, steps: int, lr: float) -> float:
+    def work(self, steps: float | Tensor, lr: float) -> float | Tensor:
         """a_i, the sum of the weights with which the local gradients enter x_g − y_i, over η."""
         if self.mu:
             return (1 - (1 - lr * self.mu) ** steps) / (lr * self.mu)
@@ -56,18 +63,38 @@ class FedNova(FedProx):
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = super().finish(net, download, local, work)
-        done = torch.tensor(self.work(work.steps, work.lr), device=net.device)
-        return memory, upload.adding({"work": {"done": done}})
+        done = torch.as_tensor(self.work(float(work.steps), work.lr), dtype=torch.float32, device=net.device)
+        upload = upload.adding({"work": {"done": done}})
+        if STEPS_TAKEN not in local:
+            return memory, upload
+        each = {
+            name: torch.as_tensor(self.work(steps.double(), work.lr)).to(local[PARAMS][name])
+            for name, steps in local[STEPS_TAKEN].items()
+            if name in net.trainable
+        }
+        # of the parameters' shapes, so that only what the client owns is sent
+        return memory, upload.adding(
+            {"work_each": {name: value.expand(net.shapes[name]) for name, value in each.items()}}
+        )
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
-        done = [upload.extra["work"]["done"] for upload in uploads]  # a_i
         model = trees.pick(old, net.trainable)
         nothing = trees.zeros_like(model)
+        done = [_work_of(upload, model) for upload in uploads]  # a_i
         progress = [
-            {name: (value - upload.params[name]) / a for name, value in model.items()}
+            {n: torch.where(a[n] > 0, (value - upload.params[n]) / a[n], 0.0) for n, value in model.items()}
             for a, upload in zip(done, uploads, strict=True)
         ]
-        direction = average(progress, nothing)
-        effective = average([{n: a.expand_as(v) for n, v in model.items()} for a in done], nothing)  # τ_eff
+        direction, effective = average(progress, nothing), average(done, nothing)  # Σ p_i d_i, τ_eff
+        if any("work_each" in upload.extra for upload in uploads):
+            moved = average([{n: (a[n] > 0).to(v) for n, v in model.items()} for a in done], nothing)
+            tiny = torch.finfo(torch.float32).tiny
+            direction = {n: value / moved[n].clamp_min(tiny) for n, value in direction.items()}
         buffers = average([upload.params for upload in uploads], trees.pick(old, net.buffers))
         return {name: value - effective[name] * direction[name] for name, value in model.items()} | buffers
+
+
+def _work_of(upload: Upload, model: Tree) -> Tree:
+    """a_i of every element."""
+    done, each = upload.extra["work"]["done"], upload.extra.get("work_each", {})
+    return {name: each.get(name, done).to(value).expand_as(value) for name, value in model.items()}

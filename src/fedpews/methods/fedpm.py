@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.local_sgd import by_slot
+from fedpews.methods.optimizers import SGD, Adam, Optimizer
 from fedpews.methods.options import Positive
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
@@ -24,22 +27,37 @@ from fedpews.trees import Nest, Tree
 class FedPM(Method, ClientHalf):
     """Weights and biases are frozen at ±e·√(1/fan_in); clients learn with which probability each is used.
 
-    A step draws every weight with probability θ = σ(s) and moves s ← s − η_s·(∂f/∂m)·σ′(s), straight through
-    the draw. A client uploads one draw of its θ: one bit a weight. The server's new θ is the mean of these
-    masks, within [0.01, 0.99] (the mode of a Beta(1, 1) prior, reset every round), sent back as logits. The
-    signs come from a seed that clients get instead of the weights. Scores start at N(0, 1). The scale and
-    shift of norm layers stay as they are; running statistics are averaged.
+    A step draws every weight with probability θ = σ(s) and moves s along (∂f/∂m)·θ·σ′(s) by Adam, whose moments the
+    client keeps from round to round. A client uploads one draw m of its θ: one bit a weight. The server's new θ is
+    0.01 + 0.98·mean(m) (the mode of a Beta(1, 1) prior, reset every round), sent back as logits. The signs come from
+    a seed that clients get instead of the weights. Scores start at N(0, 1). The scale and shift of norm layers stay
+    as they are; running statistics are averaged. All of this is the authors' program but for norm layers, of which
+    its models have none. With ``scores="sgd"`` s ← s − η_s·(∂f/∂m)·σ′(s), and θ is mean(m) within [0.01, 0.99].
 
     Args:
-        score_lr: η_s, used instead of the local learning rate, which is meant for weights.
+        scores: how they are trained: by ``"adam"``, as in the authors' program, or by ``"sgd"``, plain steps straight
+            through the draw.
+        score_lr: η_s, instead of the local learning rate, which is meant for weights; by default 0.1 for Adam and 1
+            for SGD.
         evaluate: ``"sample"`` a network from θ to evaluate, or ``"threshold"`` θ at 1/2.
 
     >>> FedPM(score_lr=1.0).evaluate
     'sample'
     """
 
-    score_lr: Positive = 1.0
+    scores: Literal["adam", "sgd"] = "adam"
+    score_lr: Positive | None = None
     evaluate: Literal["sample", "threshold"] = "sample"
+
+    @cached_property
+    def rule(self) -> Optimizer:
+        """How a client's scores move along a gradient."""
+        return Adam() if self.scores == "adam" else SGD()
+
+    @property
+    def rate(self) -> float:
+        """η_s."""
+        return self.score_lr or (0.1 if self.scores == "adam" else 1.0)
 
     def client(self, phase: str) -> ClientHalf:
         return self
@@ -81,7 +99,13 @@ class FedPM(Method, ClientHalf):
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         weights = _frozen(net, int(download.extra["seed"]["seed"]))
         rest = {name: value for name, value in download.params.items() if name not in weights}
-        return {"scores": trees.pick(download.params, tuple(weights)), "weights": weights, "rest": rest}
+        slots = by_slot({name: self.rule.start(value) for name, value in weights.items()})
+        return {
+            "scores": trees.pick(download.params, tuple(weights)),
+            "weights": weights,
+            "rest": rest,
+            **(memory or slots),
+        }
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
@@ -89,20 +113,27 @@ class FedPM(Method, ClientHalf):
         weights, scores = local["weights"], local["scores"]
         used = {name: weights[name] * mask for name, mask in _draw(scores, noise).items()}
         loss, grads, buffers = net.gradients(used | local["rest"], batch)
-        moved = {}
+        moved, slots = {}, {}
         for name, s in scores.items():
             theta = torch.sigmoid(s)
-            moved[name] = s - self.score_lr * grads[name] * weights[name] * theta * (1 - theta)
-        return local | {"scores": moved, "rest": local["rest"] | buffers}, loss
+            slope = grads[name] * weights[name] * theta * (1 - theta)
+            kept = {key: local[key][name] for key in self.rule.slots}
+            along = slope * theta if self.scores == "adam" else slope
+            moved[name], slots[name] = self.rule.step(s, along, kept, self.rate)
+        return local | {"scores": moved, "rest": local["rest"] | buffers} | by_slot(slots), loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         params = _draw(local["scores"], work.noise) | trees.pick(local["rest"], net.buffers)
-        return {}, Upload(work.client, download.round, work.samples, work.steps, work.loss, params)
+        memory = {key: local[key] for key in self.rule.slots}
+        return memory, Upload(work.client, download.round, work.samples, work.steps, work.loss, params)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         old = state["theta"] | trees.pick(state["rest"], net.buffers)
         mean = average([trees.map_tree(Tensor.float, upload.params) for upload in uploads], old)
-        theta = {name: mean[name].clamp(0.01, 0.99) for name in state["theta"]}
+        theta = {name: mean[name] for name in state["theta"]}
+        # the authors' clients send 0.01 and 0.99 for the two values of a bit
+        inside = (lambda m: 0.01 + 0.98 * m) if self.scores == "adam" else (lambda m: m.clamp(0.01, 0.99))
+        theta = trees.map_tree(inside, theta)
         rest = state["rest"] | trees.pick(mean, net.buffers)
         return state | {"theta": theta, "rest": rest, "round": state["round"] + 1}
 

@@ -74,7 +74,7 @@ class LocalSGD(Method, ClientHalf):
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         slots = {name: self.rule.start(download.params[name]) for name in net.trainable}
-        return {"params": download.params} | _by_slot(slots)
+        return {"params": download.params} | by_slot(slots)
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
@@ -101,7 +101,7 @@ class LocalSGD(Method, ClientHalf):
         for name, grad in grads.items():
             kept = {key: local[key][name] for key in rule.slots}
             moved[name], slots[name] = rule.step(values[name], grad, kept, lr)
-        return dict(local) | {"params": params | moved | buffers} | _by_slot(slots)
+        return dict(local) | {"params": params | moved | buffers} | by_slot(slots)
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         return {}, Upload(
@@ -131,7 +131,7 @@ def clip(net: Network, grads: Tree, most: float) -> Tree:
     return {name: grad * scale for name, grad in grads.items()}
 
 
-def _by_slot(slots: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tree]:
+def by_slot(slots: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tree]:
     """name -> slot -> tensor as slot -> name -> tensor: a tree each, so that masks reach them like any other."""
     keys = dict.fromkeys(key for kept in slots.values() for key in kept)
     return {key: {name: kept[key] for name, kept in slots.items()} for key in keys}

@@ -161,8 +161,7 @@ class PrivateClient(ClientHalf):
         _check_public(download, upload)
         clip = float(download.extra[PRIVACY]["clip"])
         owned = upload.ownership(net) or {}
-        change = trees.subtract(upload.params, download.params)
-        change = {n: torch.where(owned[n].bool(), v, 0.0) if n in owned else v for n, v in change.items()}
+        change = upload.change(net, download.params)
         length = math.sqrt(sum(float(value.double().pow(2).sum()) for value in change.values()))
         scale = min(1.0, clip / length) if length > 0 else 1.0
         if self.privacy.place == "client":

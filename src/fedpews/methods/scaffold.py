@@ -68,7 +68,7 @@ class Scaffold(LocalSGD):
         # known owners, and all clients that have not uploaded yet: each of them may own the element
         owners = state["owners"][name] + (cohort.total - state["heard"])
         # an element that none of all clients owns has a sum of zero
-        return torch.where(owners > 1e-3, total / owners, 0.0)
+        return torch.where(owners > 1e-3, total / owners, 0.0).to(total.dtype)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         control = download.extra["control"]

@@ -67,7 +67,7 @@ def step_subnetwork(
             for key, value in moved.items()
         }
     if STEPS_TAKEN in local:
-        kept[STEPS_TAKEN] = trees.add(local[STEPS_TAKEN], net.graph.expand(mine))
+        kept[STEPS_TAKEN] = trees.map_tree(torch.add, local[STEPS_TAKEN], net.graph.expand(mine))
     return kept, loss
 
 

@@ -70,8 +70,12 @@ class Channels:
         self.makers: dict[int, None] = {}
         # norm layer -> the label of each channel it was given, (channels,)
         self.norms: dict[str, Tensor] = {}
-        # the last layer entered, for the message when a pass fails
-        self.entered = ""
+        # the modules that a pass entered, in their order; the last one is named when a pass fails
+        self.entered: dict[str, None] = {}
+        # parameters that no kernel has been given yet: a branch that the example does not take, say
+        self.unreached = {id(value): name for name, value in model.named_parameters()}
+        # modules in whose code one of those may be used, with the reason: all that they handle is left whole
+        self.suspects: dict[str, str] = {}
         self._starts = torch.tensor([dimension.first for dimension in self.dimensions])
 
     def make(self, labels: Tensor) -> None:
@@ -95,17 +99,28 @@ class Channels:
         follower = Follower(self, rules)
         names = {module: name for name, module in self.modules.items()}
 
-        def enter(module: nn.Module, given: tuple[Any, ...]) -> None:
-            self.entered = names[module]
+        def enter(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+            name = names[module]
+            self.entered.pop(name, None)
+            self.entered[name] = None
+            follower.running.append(name)
+            follower.handle((given, options))
             tag = (
                 follower.tag(given[0]) if is_norm(module) and given and isinstance(given[0], Tensor) else None
             )
             if tag is not None and not tag.weight and given[0].dim() > 1:
                 # (batch, channels, ...): one label for each channel is left
                 others = [dim for dim in range(given[0].dim()) if dim != 1]
-                self.norms[self.entered] = self.sets.mix(tag.label, others, "norm").reshape(-1)
+                self.norms[name] = self.sets.mix(tag.label, others, "norm").reshape(-1)
 
-        hooks = [module.register_forward_pre_hook(enter) for module in self.modules.values()]
+        def leave(module: nn.Module, given: Any, outputs: Any) -> None:
+            # a module that raised what its caller caught never left
+            while follower.running.pop() != names[module]:
+                pass
+            follower.handle(outputs)
+
+        hooks = [m.register_forward_pre_hook(enter, with_kwargs=True) for m in self.modules.values()]
+        hooks += [m.register_forward_hook(leave) for m in self.modules.values()]
         # a fused kernel (attention, LSTM) would hide which channels meet inside it
         with plain_kernels(), torch.no_grad(), follower:
             try:
@@ -121,6 +136,8 @@ class Follower(TorchDispatchMode):
     def __init__(self, channels: Channels, rules: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.channels, self.sets, self._rules = channels, channels.sets, rules
+        # the modules whose code is running, the innermost last
+        self.running: list[str] = []
         # weak keys: a label goes when its tensor does, so a pass needs no more memory than the model itself
         self._tags = WeakTensorKeyDictionary()
         for value, tag in channels.tags:
@@ -143,11 +160,20 @@ class Follower(TorchDispatchMode):
         for axis in tag.axes if tag is not None else ():
             self.sets.bar(axis, reason)
 
+    def handle(self, values: Any) -> None:
+        """The running module gets to see these tensors."""
+        reason = self.channels.suspects.get(self.running[-1]) if self.running else None
+        if reason is not None:
+            for value in tree_leaves(values):
+                self.bar(self.tag(value), reason)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        for value in given:
+            self.channels.unreached.pop(id(value), None)
         if not any(self.tag(value) is not None for value in given):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
@@ -172,6 +198,7 @@ class Follower(TorchDispatchMode):
             for value, tag in zip(results, tags, strict=True):
                 if tag is not None:
                     self._tags[value] = replace(tag, axes=tuple(compact(axis) for axis in tag.axes))
+        self.handle((given, results))
         return outputs
 
     def _rewrite(self, value: Tensor, before: Tag | None, after: Tag | None, name: str) -> None:

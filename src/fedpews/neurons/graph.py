@@ -124,7 +124,7 @@ class NeuronGraph:
             if name in gated:
                 for axis in axes:
                     if axis.reads:
-                        gated[name] = gated[name] * axis.spread(gates)
+                        gated[name] = gated[name] * axis.spread(gates).to(gated[name].dtype)
         return gated
 
     def gate_inputs(self, weight: str, inputs: Tensor, gates: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class NeuronGraph:
             if axis.reads:
                 shape = [1] * inputs.dim()
                 shape[-1 if axis.rank == 2 else 1] = -1  # channels are last for linear layers, else second
-                inputs = inputs * axis.pick(gates).view(shape)
+                inputs = inputs * axis.pick(gates).view(shape).to(inputs.dtype)
         return inputs
 
     def expand(self, neurons: Tensor) -> Tree:
@@ -219,6 +219,18 @@ class NeuronGraph:
         return {
             name: _put(value, sliced[name], self.axes.get(name, ()), neurons) for name, value in full.items()
         }
+
+    def trial_masks(self) -> tuple[Tensor, Tensor]:
+        """Every other neuron of each layer, and its first ones, of each layer another part: (h,) bool each.
+
+        Code that splits a layer at a size of its own (``chunk``) runs on equal halves, but not on the second.
+        """
+        halves, uneven = torch.zeros(2, self.size, dtype=torch.bool)
+        for number, layer in enumerate(self.layers, 1):
+            halves[layer.start : layer.start + layer.size : 2] = True
+            count = round(layer.size * number / (len(self.layers) + 1))
+            uneven[layer.start : layer.start + max(1, min(layer.size - 1, count))] = True
+        return halves, uneven
 
     def without(self, layers: Mapping[str, str]) -> NeuronGraph:
         """The graph in which these layers (by name, with the reason) are whole."""

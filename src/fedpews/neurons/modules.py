@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
-from fedpews.neurons.example import outputs_of
+from fedpews.errors import ConfigError
+from fedpews.neurons.example import outputs_of, run
 
 
 def batch_counters(module: nn.Module) -> set[str]:
@@ -20,7 +22,18 @@ def batch_counters(module: nn.Module) -> set[str]:
     }
 
 
-def materialised(module: nn.Module, example: Tensor) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module itself; refused if a part of it is copied to other devices behind our back."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.DataParallel | DistributedDataParallel):
+            raise ConfigError(
+                f"{name or 'the model'} is wrapped in {type(layer).__name__}; give the module inside it (.module). "
+                "runtime.device and torchrun say where clients train"
+            )
+    return module
+
+
+def materialised(module: nn.Module, example: Any) -> nn.Module:
     """The module with its lazy layers (LazyLinear and the like) initialised, by a pass over the example.
 
     They are drawn by the values of the layers that are there, which come from the run's seed.
@@ -30,7 +43,7 @@ def materialised(module: nn.Module, example: Tensor) -> nn.Module:
         training = module.training
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(1e6 * sum(float(value.double().abs().sum()) for value in known)))
-            module.eval()(example)
+            run(module.eval(), example)
         module.train(training)
     return module
 

@@ -25,6 +25,7 @@ from fedpews.neurons.modules import (
     materialised,
     total,
     trains_channels_last,
+    unwrapped,
 )
 from fedpews.neurons.pure import PureModule
 from fedpews.neurons.slicing import copy_module
@@ -59,7 +60,7 @@ class Network:
         label: Tensor | None = None,
         graph: NeuronGraph | None = None,
     ) -> None:
-        self._template = module = materialised(copy_module(module), example)
+        self._template = module = materialised(copy_module(unwrapped(module)), example)
         # a functional call swaps a module's tensors while it runs, so every thread has a module of its own
         self._own = threading.local()
         self.sample_loss, self.sample_weight = sample_loss, sample_weight
@@ -133,7 +134,7 @@ class Network:
     def is_stochastic(self) -> bool:
         """Whether two training passes over the same input differ (dropout), which ties a run to torch's global seed."""
         params = self.initial()
-        batch = tree_map_only(Tensor, lambda leaf: leaf.expand(2, *leaf.shape[1:]), self.example)
+        batch = self.two_samples()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             first, second = (outputs_of(self._call(params, batch, training=True)[0]) for _ in range(2))
         return not all(map(torch.equal, first, second))
@@ -145,19 +146,12 @@ class Network:
         A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out.
         """
         params = {name: channels_last(value) for name, value in self.initial().items()}
-        # two samples, because BatchNorm cannot train on one
-        twice = tree_map_only(Tensor, lambda leaf: leaf[:1].expand(2, *leaf.shape[1:]), self.example)
-        batch = tree_map_only(Tensor, channels_last, twice)
-
-        def objective(trainable: Tree) -> tuple[Tensor, None]:
-            return total(self._call(params | trainable, batch, training=True)[0]), None
-
+        batch = tree_map_only(Tensor, channels_last, self.two_samples())
         try:
-            with torch.random.fork_rng(devices=[]):
-                if trains_channels_last(self._template):  # a faulty one may write anywhere
-                    differentiate(objective, trees.pick(params, self.trainable))
-                with torch.no_grad():
-                    self.predict(params, batch)
+            if trains_channels_last(self._template):  # a faulty one may write anywhere
+                self.try_step(params, batch)
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self.predict(params, batch)
         except RuntimeError:
             return False
         return True
@@ -229,6 +223,19 @@ class Network:
         _, (loss, buffers), grads = differentiate(objective, trees.pick(params, self.trainable))
         return loss.detach(), grads, buffers
 
+    def two_samples(self) -> Any:
+        """The example twice, because BatchNorm cannot train on one sample."""
+        return tree_map_only(Tensor, lambda leaf: leaf[:1].expand(2, *leaf.shape[1:]), self.example)
+
+    def try_step(self, params: Mapping[str, Tensor], x: Any) -> None:
+        """Forward and backward once in training; raises whatever there is against it."""
+
+        def objective(trainable: Tree) -> tuple[Tensor, None]:
+            return total(self._call({**params, **trainable}, x, training=True)[0]), None
+
+        with torch.random.fork_rng(devices=[]):
+            differentiate(objective, trees.pick(dict(params), self.trainable))
+
     def predict(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
         """Outputs in evaluation mode."""
         return self._call(params, x, training=False)[0]
@@ -272,18 +279,17 @@ class Network:
         if self.graph.uncut:
             return False
         x = made_up(self.example, torch.Generator().manual_seed(0))
-        neurons = torch.zeros(self.graph.size, dtype=torch.bool, device=self.device)
-        # every other neuron, so that no layer is left empty
-        for layer in self.graph.layers:
-            neurons[layer.start : layer.start + layer.size : 2] = True
         params = self.initial()
-        try:
-            with torch.no_grad():
-                cut = self.predict(self.graph.slice(params, neurons), x)
-                gated = self.gated(neurons.to(cut)).predict(params, x)
-        except (RuntimeError, ValueError):
-            return False
-        return cut.shape == gated.shape and torch.allclose(cut, gated, rtol=1e-3, atol=1e-5)
+        for neurons in (mask.to(self.device) for mask in self.graph.trial_masks()):
+            try:
+                with torch.no_grad():
+                    cut = self.predict(self.graph.slice(params, neurons), x)
+                    gated = self.gated(neurons.to(cut)).predict(params, x)
+            except (RuntimeError, ValueError):
+                return False
+            if cut.shape != gated.shape or not torch.allclose(cut, gated, rtol=1e-3, atol=1e-5):
+                return False
+        return True
 
     @cached_property
     def _fed(self) -> dict[str, str]:

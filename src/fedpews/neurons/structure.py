@@ -41,8 +41,7 @@ def structure(net: Network) -> Structure:
     >>> found["shapes"], [step.partition(":")[0] for step in found["steps"]][:3]
     ({'0.weight': [3, 2], '0.bias': [3]}, ['t', 'addmm', 'tanh'])
     """
-    # two samples, because BatchNorm cannot train on one
-    x = tree_map_only(Tensor, lambda leaf: leaf[:1].expand(2, *leaf.shape[1:]), net.example)
+    x = net.two_samples()
     batch, params, kernels = Batch(x, net.blank_labels(2).to(net.device)), net.initial(), _Kernels()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:

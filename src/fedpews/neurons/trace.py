@@ -15,24 +15,29 @@ from fedpews.neurons.example import batches, outputs_of, run
 from fedpews.neurons.follow import Channels, Dimension
 from fedpews.neurons.graph import Axis, NeuronGraph
 from fedpews.neurons.labels import FIRST
+from fedpews.neurons.modules import materialised, unwrapped
 from fedpews.neurons.rules import RULES
 from fedpews.neurons.slicing import copy_module
 from fedpews.neurons.verify import BY_HAND, prove
 
 Item = TypeVar("Item", bound=Hashable)
-AT_OUTPUT, SKIPPED = "reaches the model's output", "is skipped"
+AT_OUTPUT, SKIPPED, FROZEN = "reaches the model's output", "is skipped", "has neurons with frozen weights"
+UNREACHED = "which the example does not reach"
 
 
-def trace(model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: bool = False) -> NeuronGraph:
+def trace(
+    model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: bool = False, frozen: bool = False
+) -> NeuronGraph:
     """The hidden neurons of ``model``, found by running ``example`` (a batch of inputs) through a copy of it.
 
     A neuron is a unit of a linear layer, a channel of a convolution or a unit of a recurrent layer that later
     layers read. What the model computes inseparably is one neuron: channels that residual connections add to each
     other, the two halves of a gated linear unit, the channels of one group of a GroupNorm or of a grouped
     convolution, the queries, keys and values of an attention head. Left whole are the model's inputs and outputs,
-    whatever a LayerNorm (or another norm over all channels) mixes into one, layers of a single neuron, and the
-    layers in ``skip`` (or in the model's own ``unmasked``) with all that is bound to them; a module's name stands
-    for all it contains.
+    whatever a LayerNorm (or another norm over all channels) mixes into one, layers of a single neuron, neurons that
+    a frozen weight computes (a pretrained base under LoRA), what may be read by a layer that the example does not
+    reach (a branch not taken, an expert not chosen), and the layers in ``skip`` (or in the model's own ``unmasked``)
+    with all that is bound to them; a module's name stands for all it contains.
 
     The graph is proved on the example, in evaluation and in training: a closed neuron must leave no trace in what
     the model computes. A layer that fails is left whole too. ``graph.left_whole`` says which layers are and why,
@@ -41,6 +46,7 @@ def trace(model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: b
     Args:
         example: a tensor, or a tuple or dict of the model's arguments.
         strict: raise a ConfigError instead of leaving a layer whole because the proof failed.
+        frozen: mask the neurons of frozen weights, too.
 
     >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
     >>> graph.layers
@@ -49,6 +55,7 @@ def trace(model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: b
     The idea of channels that have to go together is that of Fang et al., DepGraph: Towards Any Structural Pruning,
     CVPR 2023; here they are followed from kernel to kernel, which sees through any Python code.
     """
+    model = materialised(copy_module(unwrapped(model)), example)
     names = [name for name, _ in model.named_modules() if name]
     for name in skip:
         if name not in names:
@@ -56,7 +63,7 @@ def trace(model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: b
     # dropout and the proof draw numbers, which must not move the caller's generator
     with torch.random.fork_rng(devices=[]):
         channels = _follow(model, example)
-        graph = _graph(model, channels, (*skip, *getattr(model, "unmasked", ())))
+        graph = _graph(model, channels, (*skip, *getattr(model, "unmasked", ())), frozen)
         graph = prove(model, graph, example, strict=strict)
     if not graph.layers:
         reasons = ", ".join(f"{name!r} {reason}" for name, reason in graph.left_whole.items())
@@ -71,15 +78,24 @@ def trace(model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: b
 
 def _report(model: nn.Module, graph: NeuronGraph) -> None:
     """One line: how much of the model is masked, and what is not."""
-    left = [f"{name} ({reason})" for name, reason in graph.left_whole.items() if reason != AT_OUTPUT]
-    text = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-    logging.getLogger("fedpews").info(
+    left: dict[str, list[str]] = {}
+    for name, reason in graph.left_whole.items():
+        if reason != AT_OUTPUT:
+            left.setdefault(reason, []).append(name)
+    text = ", ".join(f"{_few(names)} ({reason})" for reason, names in left.items())
+    logging.getLogger("fedpews").log(
+        # shown without setting up logging where a part of the model is not what a user expects to be masked
+        logging.WARNING if left else logging.INFO,
         "%s: %.0f %% of the weights belong to %d neurons%s",
         type(model).__name__,
         100 * graph.masked_share,
         graph.size,
         f"; whole for every client: {text}" if left else "",
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _follow(model: nn.Module, example: Any) -> Channels:
@@ -91,7 +107,12 @@ def _follow(model: nn.Module, example: Any) -> Channels:
     except Exception as error:
         raise ConfigError(_problem(copied, example, error)) from error
     # The first pass only joins: what may be closed shows when all that goes together is known.
-    for training, final in ((False, False), (True, True), (False, True)):
+    # The last two are for parameters that no other pass used, if there are any.
+    for number, training in enumerate((False, True, False, True, False)):
+        if number == 3:
+            if not channels.unreached:
+                break
+            channels.suspects = _suspects(channels)
         copied.train(training)
         try:
             with channels.following(RULES) as follower:
@@ -102,14 +123,30 @@ def _follow(model: nn.Module, example: Any) -> Channels:
                         # outputs belong to the task: no client may close a class
                         follower.bar(follower.tag(output), AT_OUTPUT)
         except Exception as error:
-            where = f" (last layer entered: {channels.entered!r})" if channels.entered else ""
+            entered = next(reversed(channels.entered), "")
+            where = f" (last layer entered: {entered!r})" if entered else ""
             raise ConfigError(
                 f"{type(model).__name__} cannot be traced{where}: {first_line(error)}. "
                 f"Give the graph by hand, {BY_HAND}"
             ) from error
-        if not final:
+        if number == 0:
             channels.sets.barred.clear()
     return channels
+
+
+def _suspects(channels: Channels) -> dict[str, str]:
+    """The modules whose code may use what no pass reached, with the reason to leave whole all that they handle.
+
+    A module that is never entered is called by the module around it, which can read only its own inputs and what it
+    and its other parts compute, not what stays inside these parts.
+    """
+    found: dict[str, str] = {}
+    for name in channels.unreached.values():
+        layer = module = name.rpartition(".")[0]
+        while module and module not in channels.entered:
+            module = module.rpartition(".")[0]
+        found.setdefault(module, f"may be read by {layer or name!r}, {UNREACHED}")
+    return found
 
 
 def _problem(model: nn.Module, example: Any, error: Exception) -> str:
@@ -150,9 +187,10 @@ class _Sets(Generic[Item]):
         self._parent[self.find(other)] = self.find(one)
 
 
-def _graph(model: nn.Module, channels: Channels, skip: Sequence[str]) -> NeuronGraph:
+def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bool) -> NeuronGraph:
     """The sets of channels that nothing bars, that some layer makes and another reads, in forward order."""
     sets, dimensions = channels.sets, channels.dimensions
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for dimension in dimensions:
         numbered = torch.arange(dimension.first, dimension.first + dimension.size)
         # a tied weight (W and Wᵀ): a gate where it reads would also change what it makes
@@ -161,8 +199,11 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str]) -> NeuronG
     for position in channels.makers:
         dimension = dimensions[position]
         module = dimension.name.rpartition(".")[0]
+        numbered = torch.arange(dimension.first, dimension.first + dimension.size)
+        if not frozen and not tensors[dimension.name].requires_grad:
+            sets.bar(numbered, FROZEN)
         if any(module == name or module.startswith(f"{name}.") for name in skip):
-            sets.bar(torch.arange(dimension.first, dimension.first + dimension.size), SKIPPED)
+            sets.bar(numbered, SKIPPED)
     root = sets.find(torch.arange(len(channels.owned)))
     free = torch.zeros(len(root), dtype=torch.bool)
     # gates are applied where a neuron is read, so only what is read can be closed
@@ -173,7 +214,6 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str]) -> NeuronG
     free[:FIRST] = False
     layers, numbers = _number(channels, root, free)
     axes: dict[str, list[Axis]] = {}
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for dimension in dimensions:
         part = slice(dimension.first, dimension.first + dimension.size)
         # (positions of the dimension,): the neuron each belongs to, −1 for none
@@ -235,8 +275,11 @@ def _left_whole(channels: Channels, root: Tensor, numbers: Tensor, barred: dict[
         if bool((numbers[sets] < 0).all()):
             members = list(dict.fromkeys(sets.tolist()))
             # the plainest reason first: what a user expects, then what mixes the layer, then the rest
-            reasons = [barred[member] for member in members if barred.get(member) in (AT_OUTPUT, SKIPPED)]
+            plain = (AT_OUTPUT, SKIPPED, FROZEN)
+            reasons = [barred[member] for member in members if barred.get(member) in plain]
             reasons += [f"is mixed into one by a {mixed[m]}" for m in members if m in mixed]
             reasons += [barred[member] for member in members if member in barred]
             left[_layer(dimension)] = (reasons or ["is read by no later layer"])[0]
+    for name in channels.unreached.values():
+        left[name.rpartition(".")[0] or name] = "is not reached by the example"
     return left

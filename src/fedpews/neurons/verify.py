@@ -99,9 +99,13 @@ class _Trial:
                 neurons[layer.start : layer.start + layer.size] = opened
         # the other halves as well, so that every neuron is closed once
         others = neurons.clone()
+        uneven = torch.ones_like(neurons)
         for layer in layers:
-            others[layer.start : layer.start + layer.size].logical_not_()
-        for chosen in (neurons,) if quick else (neurons, others):
+            part = slice(layer.start, layer.start + layer.size)
+            others[part].logical_not_()
+            uneven[part] = graph.trial_masks()[1][part]
+        tried = (neurons, others, uneven) if way is _cut else (neurons, others)
+        for chosen in tried[:1] if quick else tried:
             gated = _gated(self.model, graph, chosen)
             try:
                 other = way(self.model, graph, chosen)

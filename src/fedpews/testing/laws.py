@@ -66,18 +66,26 @@ def check_laws(ground: Playground, rounds: int = 3) -> None:
     check_same(
         played,
         kept,
-        "a run that is saved and loaded in every round differs: the order of a dict must not matter",
+        "a run that is saved and loaded in every round differs: go by name, not by a dict's order",
     )
     turned = replace(ground, keep=_backwards, reply=_turn_mask).partly(rounds)
     check_same(
-        played, turned, "a run whose dicts come back in another order differs: go by name, not by place"
+        played,
+        turned,
+        "a run whose dicts come back in another order differs: go by name; add numbers of several tensors up in "
+        "sorted(tree)'s order, as trees.norm does",
     )
     sent = replace(
         ground,
         send=lambda d: decode_download(ground.net, encode_download(ground.net, d)),
         reply=lambda u: decode_upload(ground.net, encode_upload(ground.net, u)),
     ).partly(rounds)
-    check_same(played, sent, "a run over the wire differs: something is used that is not sent")
+    check_same(
+        played,
+        sent,
+        "a run over the wire differs: something is used that is not sent. Send it (Download.extra, upload.adding), "
+        "and take upload.change(net, old) for what a client changed",
+    )
     check_order(ground, rounds)
     check_unowned(ground, rounds)
     check_vectorised(ground, rounds)
@@ -112,7 +120,10 @@ def check_alone(method: Method, rounds: int = 3) -> None:
         for round, (a, b) in enumerate(zip(together.params, alone.params, strict=True), 1):
             for name, mask in owned.items():
                 same = torch.allclose(a[name] * mask, b[name] * mask, atol=1e-5)
-                assert same, f"in round {round} others change {name} where client {i} alone owns it"
+                assert same, (
+                    f"in round {round} others change {name} where client {i} alone owns it: average over the owners "
+                    "of an element (average), not over all clients, or set takes_warmup = False"
+                )
 
 
 def check_nests(ground: Playground, rounds: int) -> None:
@@ -157,7 +168,9 @@ def check_purity(ground: Playground, rounds: int) -> None:
 def check_finite(played: Played) -> None:
     for round, params in enumerate(played.params, 1):
         for name, value in params.items():
-            assert bool(torch.isfinite(value).all()), f"{name} is not finite after round {round}"
+            assert bool(torch.isfinite(value).all()), (
+                f"{name} is not finite after round {round}: guard divisions, or try check_method(..., lr=0.01)"
+            )
 
 
 def check_same(a: Played, b: Played, sentence: str, *, deep: bool = True) -> None:
@@ -190,7 +203,7 @@ def check_order(ground: Playground, rounds: int) -> None:
     for a, b in zip(ground.play(1).params, replace(ground, method=backwards).play(1).params, strict=True):
         for name in net.names:
             same = torch.allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
-            assert same, f"{name} depends on the order in which uploads arrive"
+            assert same, f"{name} depends on the order in which uploads arrive: use average, or sums"
 
 
 def check_unowned(ground: Playground, rounds: int) -> None:
@@ -202,7 +215,10 @@ def check_unowned(ground: Playground, rounds: int) -> None:
             covered = ground.average(uploads).covered(before)
             for name, value in after.items():
                 kept = torch.where(covered[name], value, before[name])
-                assert torch.equal(value, kept), f"{name} changes in round {round} where nobody owns it"
+                assert torch.equal(value, kept), (
+                    f"{name} changes in round {round} where nobody owns it: mask the move with average.covered(), "
+                    "or set takes_warmup = False"
+                )
         before = after
 
 
@@ -228,7 +244,8 @@ def check_vectorised(ground: Playground, rounds: int) -> None:
         ]
         flat = [dict(leaves(local)) for local in locals_]
         assert len({str(_signature(local)) for local in locals_}) == 1, (
-            "clients' local states differ in structure"
+            "clients' local states differ in structure: start gives every client the same names and shapes, with "
+            "zeros for what a new one lacks"
         )
         stacked = {name: torch.stack([leaf[name] for leaf in flat]) for name in flat[0]}
 
