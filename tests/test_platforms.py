@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 from pathlib import Path
 
@@ -68,6 +69,18 @@ def test_a_torch_without_the_functions_that_compiled_steps_call_runs_eagerly(
     name, reason = engine_of_small_model()
     assert name == "eager"
     assert "aoti_torch_of_another_version" in reason
+
+
+@pytest.mark.parametrize("name", torch_private.NEEDED_TO_COMPILE)
+def test_a_torch_without_a_private_function_runs_eagerly_and_the_first_line_names_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, attribute = name.rpartition(".")
+    monkeypatch.delattr(importlib.import_module(module), attribute)
+    assert engine_of_small_model("compiled") == (
+        "eager",
+        f"not compiled: torch {torch.__version__} has no {name}",
+    )
 
 
 def test_a_torch_whose_library_is_elsewhere_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

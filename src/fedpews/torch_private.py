@@ -1,7 +1,8 @@
 """Everything that is used of torch and that torch does not promise to keep, each with its reason.
 
-A new release of torch is tried by running the tests of this file's users; nothing else in the package reaches below
-torch's public surface.
+A new release of torch is tried by running the tests of this file's users, and then allowed in pyproject.toml; nothing
+else in the package reaches below torch's public surface. Without a function in ``NEEDED_TO_COMPILE`` the eager engine
+runs, and a run's first line says so; everything else here is needed for any run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ __all__ = [
     "compiler_command",
     "compiling_apart",
     "is_transformed",
+    "lacking_to_compile",
     "library_path",
     "merge_common",
     "plain_kernels",
@@ -42,6 +45,29 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
 ]
+
+NEEDED_TO_COMPILE = (
+    "torch._functorch.compile_utils.fx_graph_cse",
+    "torch._inductor.aot_compile",
+    "torch._inductor.codecache._HEADER_DIR",
+    "torch._inductor.codecache._HEADER_LOCK_DIR",
+    "torch._inductor.cpp_builder._run_compile_cmd",
+    "torch._inductor.exc.CppCompileError",
+    "torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors",
+)
+
+
+def lacking_to_compile() -> list[str]:
+    """What of ``NEEDED_TO_COMPILE`` this version of torch does not have."""
+    return [name for name in NEEDED_TO_COMPILE if not _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return hasattr(import_module(module), attribute)
+    except ImportError:
+        return False
 
 
 def is_transformed() -> bool:

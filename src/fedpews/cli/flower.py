@@ -11,7 +11,8 @@ import typer
 
 from fedpews.cli.console import err, out
 from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
-from fedpews.errors import ConfigError, Interrupted, need_extra
+from fedpews.errors import ConfigError, Interrupted
+from fedpews.flower import check_flwr
 
 flower = typer.Typer(
     name="flower",
@@ -72,7 +73,7 @@ def up(
 
     The run's folder is that of `fedpews run`, and sites.jsonl says who answered in each round.
     """
-    need_extra("flower", "flwr", "fedpews flower up")
+    check_flwr("fedpews flower up")
     from fedpews.cli.pages import write_joint_page
     from fedpews.cli.runs import resolve_runs, show_runs
     from fedpews.flower.deploy.loopback import up as run_up
@@ -119,7 +120,7 @@ def serve(
 
     Sites are let in with `fedpews flower approve`, runs started with `fedpews flower start`, both on this machine only.
     """
-    need_extra("flower", "flwr", "fedpews flower serve")
+    check_flwr("fedpews flower serve")
     from fedpews.flower.deploy.coordinator import Coordinator
     from fedpews.flower.deploy.coordinator import serve as run_coordinator
     from fedpews.flower.deploy.keys import make_server_keys
@@ -158,7 +159,7 @@ def approve(
     ] = None,
 ) -> None:
     """Let a site in: its key and its number belong together from now on (DIR/roster.toml)."""
-    need_extra("flower", "flwr", "fedpews flower approve")
+    check_flwr("fedpews flower approve")
     from fedpews.flower.deploy.coordinator import CONNECTION, flwr
     from fedpews.flower.deploy.keys import fingerprint as fingerprint_of
     from fedpews.flower.known_sites import KnownSite, KnownSites
@@ -189,7 +190,7 @@ def start(
     resume: Resume = False,
 ) -> None:
     """Run an app with the approved sites, from the coordinator's machine, and follow it."""
-    need_extra("flower", "flwr", "fedpews flower start")
+    check_flwr("fedpews flower start")
     import subprocess
 
     from fedpews.flower.deploy.coordinator import run_command
@@ -216,7 +217,7 @@ def start(
 @flower.command("hash")
 def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder.")]) -> None:
     """The hash of an app, which sites and the coordinator compare."""
-    need_extra("flower", "flwr", "fedpews flower hash")
+    check_flwr("fedpews flower hash")
     from fedpews.flower.deploy.pin import app_hash
 
     out.print(app_hash(app), soft_wrap=True)
@@ -242,7 +243,7 @@ def run_site(
     unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")] = False,
 ) -> None:
     """Take part as a site: a SuperNode and a warm executor that run one app only, started again when they end."""
-    need_extra("flower", "flwr", "fedpews site")
+    check_flwr("fedpews site")
     from fedpews.flower.deploy.pin import Pin
     from fedpews.flower.deploy.site_process import SiteOptions
     from fedpews.flower.deploy.site_process import run_site as run

@@ -71,8 +71,8 @@ def choose_engine(
     try:
         if data.device.type == "cpu":
             # asked first: without a compiler or the functions of torch it needs, nothing has to be traced
-            compiler_path()
             torch_library()
+            compiler_path()
         lanes = lanes_for(jobs) if data.device.type == "cpu" else min(jobs, DEVICE_LANES)
         engine = CompiledEngine(net, data, schedule, workers, lanes, instead=eager)
     except CannotCompile as refusal:

@@ -107,7 +107,7 @@ def unpack(content: RecordDict, key: str) -> bytes:
 
 def size_on_wire(message: Message) -> int:
     """The bytes of all objects a message is made of, as Flower sends them (without HTTP and TLS)."""
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from fedpews.flower.flwr_private import get_all_nested_objects
 
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
 
@@ -168,7 +168,9 @@ def _metered(grid: Grid, most_bytes: int | None) -> Iterator[None]:
 
     Flower fetches a reply piece by piece (5 MB each) and knows no limit; its client is the only place to count at.
     """
-    client = getattr(grid, "_runtime_client", None)
+    from fedpews.flower.flwr_private import client_of
+
+    client = client_of(grid)
     if client is None or most_bytes is None:
         yield
         return

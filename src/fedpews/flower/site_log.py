@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from logging import INFO
 from pathlib import Path
-
-from flwr.supercore import log
 
 from fedpews.flower.notices import one_line
 
@@ -76,4 +74,4 @@ class SiteLog:
 
 def log_line(text: str) -> None:
     """A line in Flower's log, which ``flwr run --stream`` shows."""
-    log(INFO, "%s", one_line(text))
+    logging.getLogger("flwr").info(one_line(text))

@@ -26,6 +26,7 @@ from fedpews.torch_private import (
     compile_step,
     compiler_command,
     compiling_apart,
+    lacking_to_compile,
     library_path,
     tensor_handles,
     tree_leaves,
@@ -165,7 +166,7 @@ NEEDED = (
     "aoti_torch__reinterpret_tensor",
     "aoti_torch_delete_tensor_object",
 )
-"""Functions of torch's C interface that the loop over steps calls. Older versions lack some."""
+"""Functions of torch's C interface that the loop over steps calls. A version may lack some."""
 
 
 def torch_library() -> ctypes.CDLL:
@@ -174,7 +175,7 @@ def torch_library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(library_path()))
     except OSError as error:
         raise CannotCompile(f"torch's library cannot be opened: {first_line(error)}") from error
-    missing = [name for name in NEEDED if not hasattr(library, name)]
+    missing = [name for name in NEEDED if not hasattr(library, name)] or lacking_to_compile()
     if missing:
         raise CannotCompile(f"torch {torch.__version__} has no {missing[0]}")
     return library

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
-from logging import INFO, WARNING
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from fedpews.errors import ConfigError
@@ -20,6 +19,7 @@ from fedpews.methods.wire import BadMessage
 from fedpews.warmup.auto import Auto
 
 ABOUT, OTHERS, OWNED, NEURONS, THETA, HIDDEN = "fedpews", "others", "owned", "neurons", "theta", "hidden"
+LOG = logging.getLogger("flwr")
 
 
 class WithWarmup(Strategy):  # type: ignore[misc]
@@ -156,7 +156,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         self._losses.append(float(metrics[self.loss_key]))
         if Auto().is_flat(self._losses):
             self._over = True
-            log(INFO, "the warmup is over after round %d", server_round + self.first_round - 1)
+            LOG.info("the warmup is over after round %d", server_round + self.first_round - 1)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -169,7 +169,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        log(INFO, "\t├──> Warmup: %d rounds, diversity %g", self.rounds, self.diversity)
+        LOG.info("\t├──> Warmup: %d rounds, diversity %g", self.rounds, self.diversity)
         self.strategy.summary()
 
     def _others(self, node: int, nodes: set[int]) -> NDArray[Any] | None:
@@ -193,7 +193,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
                 value, mask, theta, weight = self._read(message.content)
             except BadMessage as error:
                 self.refused[node] = self.refused.get(node, 0) + 1
-                log(WARNING, "upload of node %d refused: %s", node, error)
+                LOG.warning("upload of node %d refused: %s", node, error)
                 continue
             self._theta[node] = theta
             good.append(message)

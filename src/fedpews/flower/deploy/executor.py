@@ -21,24 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 from flwr.app import Context, Error, Message, MessageType
-from flwr.clientapp.utils import get_load_client_app_fn
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.runtime.tracing import RuntimeTracingInterceptor
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedpews.flower.deploy.pin import ForeignApp, Pin
 from fedpews.flower.deploy.processes import die_with_parent, leave_with_parent
 from fedpews.flower.failure import keep_failure
+from fedpews.flower.flwr_private import (
+    ErrorCode,
+    SubStatus,
+    acquire_task,
+    executor_client,
+    load_app,
+    pull_task_input,
+    push_message,
+    push_task_output,
+    start_heartbeat,
+    task_client,
+)
 from fedpews.flower.handlers import site_folder
 from fedpews.flower.hello import unfit_content
 from fedpews.flower.notices import add_notice
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
 """How long the SuperNode may be out of reach before the executor ends, to be started again with it."""
-ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 
 @dataclass(frozen=True)
@@ -67,23 +64,21 @@ def run_executor(work: Work) -> None:
     """Take tasks until the SuperNode is gone."""
     leave_with_parent()
     _warm_up(work)
-    client = _client(
-        work.address, SuperExecAuthHttpInterceptor(master_secret=work.secret, protected_methods=ACQUIRE)
-    )
+    client = executor_client(work.address, work.secret)
     heard = time.monotonic()
     while time.monotonic() - heard < PATIENCE_SECONDS:
         _reap()
         try:
-            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types={TaskType.CLIENT_APP}))
+            token = acquire_task(client)
             heard = time.monotonic()
         except httpx.HTTPError as error:
             print(f"the SuperNode does not answer: {error}", flush=True)
             time.sleep(1.0)
             continue
-        if answer.HasField("task") and answer.token:
-            _fork(work, answer.token)
-        else:
+        if token is None:
             time.sleep(POLL_SECONDS)
+        else:
+            _fork(work, token)
 
 
 def _warm_up(work: Work) -> None:
@@ -160,17 +155,15 @@ def _fork(work: Work, token: str) -> None:
 
 def _run_task(work: Work, token: str) -> int:
     """One message: pull it, check that it belongs to the app this site has read, run it, and push the reply."""
-    client = _client(work.address, RuntimeTokenHttpInterceptor(token))
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heartbeat.start()
+    client = task_client(work.address, token)
+    heartbeat = start_heartbeat(client)
     message: Message | None = None
     context: Context | None = None
     status, details, reply = SubStatus.FAILED, "", None
     try:
         message, context, run, fab = pull_task_input(client)
         work.pin.check(fab.content)
-        load = get_load_client_app_fn(default_app_ref="", app_path=str(work.pin.folder), multi_app=True)
-        reply = load(run.fab_id, run.fab_version, work.pin.hash)(message=message, context=context)
+        reply = load_app(work.pin.folder, run, work.pin.hash)(message=message, context=context)
         status = SubStatus.COMPLETED
     except Exception as error:  # noqa: BLE001 - whatever an app raises is the reply
         details = f"{type(error)}:<'{error}'>"
@@ -194,20 +187,6 @@ def _run_task(work: Work, token: str) -> int:
         heartbeat.stop()
     client.close()
     return 0 if status == SubStatus.COMPLETED else 1
-
-
-def _client(address: str, auth: Any) -> RuntimeHttpClient:
-    return RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=True,  # on loopback, within one machine
-        root_certificates=None,
-        interceptors=[
-            RuntimeTracingInterceptor(),
-            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-            auth,
-        ],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
 
 
 def _reap() -> None:

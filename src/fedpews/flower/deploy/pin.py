@@ -51,7 +51,7 @@ def app_hash(folder: Path) -> str:
 
 def pack_app(folder: Path) -> bytes:
     """An app as Flower sends it."""
-    from flwr.cli.build import build_fab_from_disk
+    from fedpews.flower.flwr_private import build_fab_from_disk
 
     if not (folder / "pyproject.toml").exists():
         raise ConfigError(

@@ -26,7 +26,7 @@ FLEET_PATHS = (
     "push-object",
     "send-node-heartbeat",
 )
-"""What a registered site calls (flwr 1.41). Registering is not among it: the operator does that, locally."""
+"""What a registered site calls (flwr 1.41 and 1.42). Registering is not among it: the operator does that, locally."""
 
 TEMPLATE = """# written by fedpews; the SuperLink itself listens on 127.0.0.1 only
 daemon off;
