@@ -18,6 +18,7 @@ from fedpews.neurons.labels import FIRST
 from fedpews.neurons.rules import RULES
 from fedpews.neurons.slicing import copy_module
 from fedpews.neurons.verify import BY_HAND, prove
+from fedpews.seeds import global_generator
 
 Item = TypeVar("Item", bound=Hashable)
 AT_OUTPUT, SKIPPED = "reaches the model's output", "is skipped"
@@ -54,7 +55,7 @@ def trace(model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: b
         if name not in names:
             raise ConfigError(f"skip: the model has no layer {name!r}; it has {', '.join(map(repr, names))}.")
     # dropout and the proof draw numbers, which must not move the caller's generator
-    with torch.random.fork_rng(devices=[]):
+    with global_generator():
         channels = _follow(model, example)
         graph = _graph(model, channels, (*skip, *getattr(model, "unmasked", ())))
         graph = prove(model, graph, example, strict=strict)
