@@ -21,7 +21,9 @@ from fedpews.flower.deploy.proxy import FLEET_PATHS, Door, find_nginx, nginx_con
 from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
 from fedpews.flower.deploy.template import new_app, starter
 
-needs_nginx = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+needs_nginx = pytest.mark.skipif(
+    find_nginx() is None, reason="nginx is not installed (apt-get install nginx)"
+)
 
 
 @pytest.fixture
