@@ -28,7 +28,7 @@ from fedpews.engines.compiled.looped import Looped
 from fedpews.engines.compiled.program import CannotCompile, Step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job, Schedule
-from fedpews.errors import CheckpointError, ConfigError, RunFailed
+from fedpews.errors import CheckpointError, RunFailed
 from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
