@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ import pytest
 
 from fedpews.flower.deploy.processes import descendants
 from fedpews.results.records import read_rounds
+from waiting import when
 
 CONFIG = """
-rounds = 2
+rounds = 3
 seeds = [0, 1]
 [data]
 name = "synthetic-3.2k"
@@ -44,11 +44,13 @@ def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONGEST
-    while not condition():
+    def met() -> bool:
+        if condition():
+            return True
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until, "it takes too long"
-        time.sleep(0.2)
+        return False
+
+    when(met)
 
 
 def rounds_done(out: Path) -> int:
@@ -91,7 +93,7 @@ def test_a_deployment_whose_superlink_is_killed_resumes_to_the_numbers_of_one_pr
     text, _ = first.communicate(timeout=LONGEST)
     assert first.returncode == 5
     assert "--resume" in text
-    assert rounds_done(out) == 1
+    assert rounds_done(out) in (1, 2)
 
     again = start(config, out, "--resume")
     text, _ = again.communicate(timeout=LONGEST)
@@ -119,15 +121,11 @@ def test_a_site_killed_in_a_round_is_asked_again_and_the_numbers_stay(config: Pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_running_however_it_is_stopped(number: int, config: Path, tmp_path: Path) -> None:
     process = start(config, tmp_path / "sites")
-    wait_for(process, (tmp_path / "sites" / "flower" / "pids.json").exists)
-    time.sleep(5)
+    wait_for(process, lambda: rounds_done(tmp_path / "sites") >= 1)
     family = descendants(process.pid)
     assert len(family) >= 3
     process.send_signal(number)
-    process.communicate(timeout=60)
-    until = time.monotonic() + 30
-    while any(map(alive, family)) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert not [pid for pid in family if alive(pid)]
+    process.communicate(timeout=LONGEST)
+    when(lambda: not any(map(alive, family)))
     if number != signal.SIGKILL:
         assert process.returncode == 130
