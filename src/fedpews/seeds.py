@@ -37,5 +37,9 @@ def global_generator(seed: int | None = None) -> Iterator[None]:
     """
     with _GENERATOR, torch.random.fork_rng(devices=[]):
         if seed is not None:
-            torch.manual_seed(seed)
+            # torch.manual_seed takes milliseconds where there is no GPU: it keeps a traceback of each call
+            seed_all = (
+                torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+            )
+            seed_all(seed)
         yield
