@@ -23,11 +23,12 @@ demo: setup
 	$(BIN)/fedpews run synthetic-four --method fedavg --method fedavg+pews --out runs/demo --resume
 	$(BIN)/fedpews compare runs/demo --plot runs/demo/curves.png
 
+# the tests of a file stay together, so that they share what they set up
 test: setup
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope
 
 # kill -9 at random moments, KILLS of each method, resumed until done and compared byte for byte with an undisturbed run
 KILLS ?= 100

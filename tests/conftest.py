@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +17,30 @@ import torch
 def _one_core_each() -> None:
     """Tests run side by side already."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Searches for reference cycles leave out the million objects of imported modules."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_search_for_cycles_before_every_run() -> Iterator[None]:
+    """It takes as long as the rest of a tiny run; `settled` has a test of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedpews.running.settled", nullcontext)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of compiled programs for all test processes of a session; a person's own is left alone."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ["FEDPEWS_CACHE"] = str(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")

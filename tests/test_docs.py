@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
@@ -121,17 +122,17 @@ class Links(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site() -> dict[Path, Links]:
+def site() -> Iterator[dict[Path, Links]]:
     """The built site, page by page."""
     pytest.importorskip("zensical", reason="the site needs pip install -e '.[docs]'")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     folder = ROOT / "build" / "site"
     folder.parent.mkdir(exist_ok=True)
-    # test processes side by side build into the same folder
+    # test processes side by side build into the same folder, and read it until their tests are done
     with FileLock(folder.parent / "site.lock"):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        return {path: Links(path.read_text()) for path in folder.rglob("*.html")}
+        yield {path: Links(path.read_text()) for path in folder.rglob("*.html")}
 
 
 def test_no_link_of_the_site_is_broken(site: dict[Path, Links]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -24,7 +25,7 @@ ROOMS = {
     "user_code": set(),
     "torch_private": set(),
     "tasks": {"user_code"},
-    "neurons": {"torch_private", "trees"},
+    "neurons": {"seeds", "torch_private", "trees"},
     "methods": {"neurons", "seeds", "torch_private", "trees"},
     "warmup": {"methods", "neurons", "seeds", "trees"},
     "models": {"user_code"},
@@ -179,7 +180,7 @@ ROOMS = {
 LIGHT = {
     "errors": {"pydantic"},
     "outside": {"fedpews", "pydantic"},
-    "seeds": set(),
+    "seeds": {"torch"},
     "user_code": set(),
     "trees": {"torch"},
 }
@@ -263,3 +264,9 @@ def test_no_file_is_longer_than_four_hundred_lines() -> None:
 def test_flower_is_imported_only_by_its_room() -> None:
     users = {path for path in files() if any(name.split(".")[0] == "flwr" for name in imports(path))}
     assert all(path.is_relative_to(PACKAGE / "flower") for path in users)
+
+
+def test_only_one_function_uses_torchs_global_generator() -> None:
+    """Which all threads share: that function has the lock."""
+    used = re.compile(r"fork_rng|rng_state|torch\.(manual_)?seed\(")
+    assert [path.name for path in files() if used.search(path.read_text())] == ["seeds.py"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedpews
+from command_line import fedpews as fedpews_command
 from fedpews.errors import CheckpointError, ConfigError, RunFailed
+from waiting import deadly
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long() + 2 * (X[:, 1] > 0).long()
@@ -101,10 +101,13 @@ def test_a_given_module_is_not_changed() -> None:
 
 
 def test_a_run_leaves_torchs_global_generator_alone() -> None:
+    def dropping() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.Dropout(), nn.Linear(8, 4))
+
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    fedpews.run(model=small, clients=CLIENTS, test=(X, Y), method="fedavg+pews", **FAST)
+    fedpews.run(model=dropping, clients=CLIENTS, test=(X, Y), method="fedavg+pews", **FAST)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -211,68 +214,49 @@ def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> 
         assert record | {"seconds": 0} == other | {"seconds": 0}
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    command = [
-        *(sys.executable, "-c", "from fedpews.cli import main; main()", "run", "synthetic-3.2k"),
-        *("--rounds", "8", "--seeds", "0,1", "--out", str(folder), "--set", "warmup.rounds=4"),
-        *(
-            "--set",
-            "runtime.checkpoint_every=2",
-            "--set",
-            "runtime.engine=eager",
-            "--set",
-            "train.batch_size=100",
-        ),
-    ]
-    return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+# eight batches a round: of two seeds, two clients and two steps
+SETTINGS = (
+    *("run", "synthetic-3.2k", "--rounds", "8", "--seeds", "0,1", "--set", "warmup.rounds=4"),
+    *("--set", "train.batch_size=100", "--set", "train.steps=2", "--set", "runtime.engine=eager"),
+    *("--set", "runtime.workers=1", "--set", "runtime.checkpoint_every=2"),
+)
 
 
-def wait_for_lines(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
-    rounds = folder / "rounds.jsonl"
-    for _ in range(1200):
-        if rounds.exists() and len(rounds.read_bytes().splitlines()) >= count:
-            return
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
-    raise AssertionError("the run did not get so far in a minute")
+def killed(folder: Path, round: int, number: signal.Signals) -> tuple[str, subprocess.CompletedProcess[str]]:
+    """A process whose run gets a signal in the middle of a round; and what else its configuration has."""
+    augment = f'data.augment=["{deadly(folder, 8 * round - 3, number)}"]'
+    command = [sys.executable, "-m", "fedpews", *SETTINGS, "--out", str(folder / "run"), "--set", augment]
+    return augment, subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    process = start(folder)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+    assert fedpews_command(*SETTINGS, "--out", str(folder)).code == 0
     return folder
 
 
-@pytest.mark.parametrize("lines", [2, 6, 10])
-def test_a_killed_run_goes_on_to_the_same_numbers(lines: int, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("round", [2, 4, 6])
+def test_a_killed_run_goes_on_to_the_same_numbers(round: int, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start(folder)
-    wait_for_lines(folder, lines, process)
-    process.kill()
-    process.communicate()
-    again = start(folder, "--resume")
-    _, errors = again.communicate(timeout=300)
-    assert again.returncode == 0, errors
+    augment, ended = killed(tmp_path, round, signal.SIGKILL)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert len(rounds_of(folder)) == 2 * (round - 1)
+    again = fedpews_command(*SETTINGS, "--out", str(folder), "--set", augment, "--resume")
+    assert again.code == 0, again.stderr
     assert rounds_of(folder) == rounds_of(whole)
     assert (folder / "model-1.safetensors").read_bytes() == (whole / "model-1.safetensors").read_bytes()
 
 
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start(folder)
-    wait_for_lines(folder, 2, process)
-    os.kill(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
-    assert "--resume" in errors
-    done = len(rounds_of(folder))
-    again = start(folder, "--resume")
-    _, errors = again.communicate(timeout=300)
-    assert again.returncode == 0, errors
-    assert f"from round {done // 2 + 1}" in errors
+    augment, ended = killed(tmp_path, 3, signal.SIGINT)
+    assert ended.returncode == 130, ended.stderr
+    assert "--resume" in ended.stderr
+    assert len(rounds_of(folder)) == 2 * 3
+    again = fedpews_command(*SETTINGS, "--out", str(folder), "--set", augment, "--resume")
+    assert again.code == 0, again.stderr
+    assert "from round 4" in again.stderr
     assert rounds_of(folder) == rounds_of(whole)
 
 

@@ -34,7 +34,7 @@ from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
 from fedpews.results.schema import GIVEN
 from fedpews.results.tensors import read_tensors
-from fedpews.seeds import fold
+from fedpews.seeds import fold, global_generator
 from fedpews.server import Rules, cohort_size
 from fedpews.tasks import Classification, Task, make
 from fedpews.tasks.names import TASKS, short
@@ -220,8 +220,7 @@ def build_network(
     # before seeding: to read a sample may run code that draws numbers itself
     shape = held.shape
     for seed in experiment.seeds:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fold(seed, "model"))
+        with global_generator(fold(seed, "model")):
             if isinstance(model, nn.Module):
                 made[seed] = model
             elif model is not None:

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_GENERATOR = threading.RLock()
 
 
 def fold(seed: int, *names: int | str) -> int:
@@ -19,3 +26,20 @@ def fold(seed: int, *names: int | str) -> int:
     """
     text = "/".join(f"{type(name).__name__}:{name}" for name in (seed, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@contextmanager
+def global_generator(seed: int | None = None) -> Iterator[None]:
+    """torch's global generator for this thread alone: seeded, if asked, and afterwards as it was before.
+
+    Layers and dropout draw from it, and all threads of a process share it: without a lock, what one thread draws
+    would depend on what the others seed and draw meanwhile.
+    """
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            # torch.manual_seed takes milliseconds where there is no GPU: it keeps a traceback of each call
+            seed_all = (
+                torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+            )
+            seed_all(seed)
+        yield

@@ -6,9 +6,8 @@ interpreter; machine code itself is held to the eager engine for a few, and for 
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from fedpews.engines.compiled.looped import Looped
 from fedpews.engines.compiled.program import CannotCompile, Step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job, Schedule
-from fedpews.errors import CheckpointError, ConfigError, RunFailed
+from fedpews.errors import CheckpointError, RunFailed
 from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
@@ -49,16 +48,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         compiled, "load", lambda program, *given: Looped(Step(program), 1, len(program.changes))
     )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for all tests of a session; a person's own is left alone."""
-    before = os.environ.get("FEDPEWS_CACHE")
-    folder = tmp_path_factory.mktemp("cache")
-    os.environ["FEDPEWS_CACHE"] = str(folder)
-    yield folder
-    os.environ.pop("FEDPEWS_CACHE") if before is None else os.environ.update(FEDPEWS_CACHE=before)
 
 
 class Memories(dict[tuple[int, int], Nest]):
@@ -119,12 +108,7 @@ def assert_agree(method: Method, data: Federation, schedule: Schedule, net: Netw
             assert ours[key] == theirs[key]
 
 
-def _available(name: str) -> Method:
-    try:
-        return make(name)
-    except ConfigError as error:
-        pytest.skip(str(error))
-
+WITH_WARMUP = [name for name in METHODS if method_class(name).takes_warmup]
 
 RAGGED = (16, 9, 5)
 """Client sizes: with batches of 4, one client has only full batches, two end on a batch of one sample."""
@@ -133,7 +117,7 @@ RAGGED = (16, 9, 5)
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_the_eager_engines_numbers(name: str) -> None:
-    assert_agree(_available(name), federation(*RAGGED), Schedule(4))
+    assert_agree(make(name), federation(*RAGGED), Schedule(4))
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -146,14 +130,11 @@ def test_every_method_gives_the_eager_engines_numbers(name: str) -> None:
     ],
     ids=["learned", "other readings", "fixed"],
 )
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_WARMUP)
 def test_every_warmup_and_the_round_after_it_give_the_eager_engines_numbers(
     name: str, masks: Learned | Fixed
 ) -> None:
-    method = _available(name)
-    if not method_class(name).takes_warmup:
-        pytest.skip(f"{name} has masks of its own")
-    assert_agree(with_warmup(method, 1, masks), federation(*RAGGED), Schedule(4))
+    assert_agree(with_warmup(make(name), 1, masks), federation(*RAGGED), Schedule(4))
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -172,14 +153,19 @@ def test_machine_code_gives_the_eager_engines_numbers(method: Method) -> None:
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("kind", ["bare", "learned", "fixed"])
 @pytest.mark.parametrize("name", METHODS)
-def test_machine_code_of_every_method_gives_the_eager_engines_numbers(name: str, kind: str) -> None:
-    method = _available(name)
-    if kind != "bare" and not method_class(name).takes_warmup:
-        pytest.skip(f"{name} has masks of its own")
-    masks = {"learned": Learned(), "fixed": Fixed()}.get(kind)
-    assert_agree(method if masks is None else with_warmup(method, 1, masks), federation(*RAGGED), Schedule(4))
+def test_machine_code_of_every_method_gives_the_eager_engines_numbers(name: str) -> None:
+    assert_agree(make(name), federation(*RAGGED), Schedule(4))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("masks", [Learned(), Fixed()], ids=["learned", "fixed"])
+@pytest.mark.parametrize("name", WITH_WARMUP)
+def test_machine_code_of_every_warmup_gives_the_eager_engines_numbers(
+    name: str, masks: Learned | Fixed
+) -> None:
+    assert_agree(with_warmup(make(name), 1, masks), federation(*RAGGED), Schedule(4))
 
 
 @needs_compiler

@@ -23,6 +23,7 @@ from fedpews.flower.deploy.template import new_app, starter
 from fedpews.flower.handlers import site_number
 from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.memory import MemoryLost, SiteMemory
+from waiting import when
 
 RUN = "0123456789abcdef" * 2
 
@@ -164,8 +165,7 @@ def test_processes_end_with_everything_they_started(tmp_path: Path) -> None:
     )
     children.start("one", [sys.executable, "-c", script], {}, tmp_path / "log")
     pid = children.pid("one")
-    while len(descendants(pid)) < 1:
-        assert children.ended("one") is None
+    when(lambda: descendants(pid))
     family = {pid, *descendants(pid)}
     children.stop_all()
     assert not [p for p in family if Path(f"/proc/{p}").exists()]

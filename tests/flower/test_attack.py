@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +19,11 @@ from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports
 from fedpews.flower.deploy.proxy import FLEET_PATHS, Door, find_nginx, nginx_config
 from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
 from fedpews.flower.deploy.template import new_app, starter
+from waiting import when
 
-needs_nginx = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+needs_nginx = pytest.mark.skipif(
+    find_nginx() is None, reason="nginx is not installed (apt-get install nginx)"
+)
 
 
 @pytest.fixture
@@ -67,10 +69,8 @@ def test_a_site_whose_key_is_not_registered_does_not_get_in(
     processes = Processes()
     try:
         processes.start("stranger", command, environment(tmp_path / "home"), tmp_path / "log")
-        until = time.monotonic() + 120
-        while processes.ended("stranger") is None and time.monotonic() < until:
-            time.sleep(0.2)
-        assert processes.ended("stranger") not in (None, 0), (tmp_path / "log").read_text()
+        when(lambda: processes.ended("stranger") is not None)
+        assert processes.ended("stranger"), (tmp_path / "log").read_text()
     finally:
         processes.stop_all()
 
@@ -97,10 +97,12 @@ def test_a_site_never_runs_an_app_that_it_has_not_read(
         home = strangers_home(running.folder / "home", f"{LOOPBACK}:{running.port}", running.inner.authority)
         code, text = flwr(home, "run", str(forged), "victim")
         assert code == 0, text
-        until = time.monotonic() + 240
-        while time.monotonic() < until and (not loot.exists() or "\n" not in loot.read_text()):
+
+        def answered() -> bool:
             running.check()
-            time.sleep(0.5)
+            return loot.exists() and "\n" in loot.read_text()
+
+        when(answered)
     finally:
         site.processes.stop_all()
     said = loot.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import threading
 import time
@@ -51,13 +52,13 @@ def coordinator(keys: ServerKeys, ahead: float = 0, date: str | None = None) -> 
 
 
 @pytest.mark.parametrize(
-    ("ahead", "said"), [(0, None), (200, None), (400, "s behind"), (-30, "30 s ahead of")]
+    ("ahead", "said"), [(0, None), (200, None), (400, "s behind"), (-30, r"3\d s ahead of")]
 )
 def test_a_clock_that_flower_will_not_take_is_said(keys: ServerKeys, ahead: float, said: str | None) -> None:
     with coordinator(keys, ahead) as address:
         found = explain_contact(address, keys.authority)
 
-    assert found is None if said is None else said in str(found)
+    assert found is None if said is None else re.search(said, str(found))
 
 
 def test_the_bounds_are_flowers() -> None:

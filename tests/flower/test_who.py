@@ -46,7 +46,7 @@ def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
     _, public = make_site_key(tmp_path, 0)
     shown = subprocess.run(["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=False)
     if shown.returncode:
-        pytest.skip("there is no ssh-keygen here")
+        pytest.skip("there is no ssh-keygen here (apt-get install openssh-client)")
     assert shown.stdout.split()[1] == fingerprint(public.read_bytes())
 
 

@@ -21,7 +21,7 @@ from fedpews.errors import FedpewsError
 
 FACTOR = int(os.environ.get("FEDPEWS_FUZZ", "1"))
 SECONDS = 30
-"""For one case, on a machine that is busy with other things."""
+"""Of the processor's time, for one case."""
 MEMORY = 2 * 2**30
 """What one case may take beyond what the process has."""
 
@@ -54,14 +54,14 @@ def _bounded() -> Iterator[None]:
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGPROF, stop)
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, limits[1]))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 

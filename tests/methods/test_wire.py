@@ -11,7 +11,7 @@ from torch import nn
 
 from fedpews.compose import METHODS
 from fedpews.compose import method as make
-from fedpews.methods.contract import Download, Upload
+from fedpews.methods.contract import Download, Method, Upload
 from fedpews.methods.wire import (
     BadMessage,
     decode_download,
@@ -108,18 +108,21 @@ def test_every_message_of_every_method_comes_back(name: str) -> None:
             assert equal(decode_download(net, encode_download(net, once)), once)
 
 
-@pytest.mark.parametrize("masks", [None, Learned(), Learned(upload="masks"), Fixed()], ids=str)
-@pytest.mark.parametrize("name", METHODS)
-def test_a_size_is_the_length_of_the_bytes_that_are_not_built(
-    name: str, masks: Learned | Fixed | None
-) -> None:
-    method = make(name)
-    if masks is not None and not method.takes_warmup:
-        pytest.skip(f"{name} has masks of its own")
+MASKS = [Learned(), Learned(upload="masks"), Fixed()]
+BARE = {name: make(name) for name in METHODS}
+WARMED = {
+    f"{name} {masks}": with_warmup(method, 1, masks)
+    for name, method in BARE.items()
+    if method.takes_warmup
+    for masks in MASKS
+}
+
+
+@pytest.mark.parametrize("method", [pytest.param(value, id=name) for name, value in (BARE | WARMED).items()])
+def test_a_size_is_the_length_of_the_bytes_that_are_not_built(method: Method) -> None:
     net = small_network()
     # a round of the warmup (if there is one), and two after it
-    played = Playground(method if masks is None else with_warmup(method, 1, masks), net, small_clients())
-    played = played.partly(3)
+    played = Playground(method, net, small_clients()).partly(3)
     for uploads, downloads in zip(played.uploads, played.downloads, strict=True):
         lengths = [len(encode_upload(net, sent)) for sent in uploads]
         assert [message_size(net, sent) for sent in uploads] == lengths

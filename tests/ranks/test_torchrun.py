@@ -39,7 +39,7 @@ def torchrun(ranks: int, *arguments: str, restarts: int = 0) -> subprocess.Compl
         *("--max-restarts", str(restarts), "-m", "fedpews", *SETTINGS, *arguments),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
 
 
 def rounds_of(folder: Path) -> list[str]:

@@ -8,14 +8,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from fedpews.build import Setup, build
 from fedpews.errors import RankLost
 from fedpews.experiment import Experiment
-from fedpews.ranks import running
 from fedpews.ranks.group import Group
 from fedpews.ranks.packing import Message, pack, unpack
 from fedpews.ranks.place import Place
@@ -23,15 +20,6 @@ from fedpews.ranks.running import lead, serve
 from fedpews.result import Result
 
 GONE = torch.zeros(0, dtype=torch.uint8)
-
-
-_ONE_AT_A_TIME = threading.Lock()
-
-
-def build_alone(*args: Any, **kwargs: Any) -> Setup:
-    """Models are drawn from torch's one generator, which processes do not share, but threads do."""
-    with _ONE_AT_A_TIME:
-        return build(*args, **kwargs)
 
 
 class Cables:
@@ -99,15 +87,13 @@ def run_over(
 
     threads = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, world)]
     group = ThreadGroup(Place(0, world, 0, world), cables)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "build", build_alone)
+    for thread in threads:
+        thread.start()
+    try:
+        result = lead(group, one(0), out=out, resume=resume, **more)
+    finally:
+        for rank in group.others:
+            cables.queues[0, rank].put(GONE)
         for thread in threads:
-            thread.start()
-        try:
-            result = lead(group, one(0), out=out, resume=resume, **more)
-        finally:
-            for rank in group.others:
-                cables.queues[0, rank].put(GONE)
-            for thread in threads:
-                thread.join()
+            thread.join()
     return result, cables

@@ -37,7 +37,8 @@ def hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+# not for the session: tests of deployments in the same process end all processes below it
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Debian's chromium through Playwright; the tests say why they are skipped where there is none."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -206,7 +206,7 @@ def watched(runs_folder: Path) -> Iterator[int]:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, Any]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=20)
+    connection = http.client.HTTPConnection(HOST, port, timeout=120)
     connection.request(
         method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
     )

@@ -30,6 +30,7 @@ def look(browser: Any) -> Iterator[Open]:
         page = browser.new_page(
             viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
         )
+        page.set_default_timeout(120_000)
         own = address.as_uri() if isinstance(address, Path) else address
         page.on("console", lambda message: wrong.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
@@ -57,7 +58,7 @@ def report(runs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wait_for(place: Any, text: str) -> None:
     from playwright.sync_api import expect
 
-    expect(place).to_contain_text(text, timeout=10_000)
+    expect(place).to_contain_text(text, timeout=120_000)
 
 
 def plot_of(page: Any, title: str) -> Any:

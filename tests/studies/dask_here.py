@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from waiting import when
 
 
 class Dask:
@@ -20,7 +19,14 @@ class Dask:
         self._processes: list[subprocess.Popen[bytes]] = []
         file = folder / "scheduler.json"
         self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        self.address = str(json.loads(when(lambda: file.read_text() if file.exists() else ""))["address"])
+
+        def address() -> str:
+            # not there yet, or not written to its end
+            with suppress(FileNotFoundError, ValueError):
+                return str(json.loads(file.read_text())["address"])
+            return ""
+
+        self.address = when(address)
 
     def add_worker(self) -> None:
         place = str(self._folder)
@@ -31,28 +37,7 @@ class Dask:
         quiet = subprocess.DEVNULL
         self._processes.append(subprocess.Popen(command, stdout=quiet, stderr=quiet))
 
-    def kill_the_worker_at_work(self) -> str:
-        """End the worker that runs a task, as when its machine fails; its address."""
-        import distributed
-
-        with distributed.Client(self.address, set_as_default=False) as client:
-            pids = client.run(os.getpid)
-            address = next(worker for worker, tasks in client.processing().items() if tasks)
-            os.kill(pids[address], signal.SIGKILL)
-            return str(address)
-
     def close(self) -> None:
         for process in reversed(self._processes):
             process.kill()
             process.wait()
-
-
-def when(look: Any, seconds: float = 300.0) -> Any:
-    """What ``look`` finds, as soon as it finds something."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise TimeoutError("it did not happen")

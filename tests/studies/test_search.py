@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dask_here import Dask, when
+from dask_here import Dask
 from toy import TINY
 from typer.testing import CliRunner
 
@@ -32,6 +32,7 @@ from fedpews.studies.search.space import Search, plan_search
 from fedpews.studies.search.trials import open_trials
 from fedpews.studies.sweep import Range, make_sweep, parse_grid
 from fedpews.studies.validation import Values
+from waiting import deadly
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'fedpews[search]'")
 
@@ -224,14 +225,15 @@ def test_finished_trials_are_not_run_again_and_more_can_be_asked_for(config: str
 
 
 def test_a_killed_search_goes_on_with_the_trial_it_was_at(tmp_path: Path) -> None:
-    config = write_config(tmp_path, rounds=60, warmup={"rounds": 5})
+    # in the middle of the first trial's rounds
+    augment = [deadly(tmp_path, 30)]
+    config = write_config(
+        tmp_path, rounds=12, warmup={"rounds": 2}, seeds=[0], data=DATA | {"augment": augment}
+    )
     out = tmp_path / "out"
     arguments = [config, "--grid", "train.lr=0.01..0.5:log", "--trials", "2", "--out", str(out), "--quiet"]
     command = [sys.executable, "-m", "fedpews", "sweep", *arguments, "--search", "optuna"]
-    process = subprocess.Popen(command)
-    when(lambda: any(f.read_text().count("\n") > 10 for f in out.glob("runs/*/*/rounds.jsonl")))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     (begun,) = out.glob(f"runs/*/*/{layout.CONFIG}")
     assert not layout.is_finished(begun.parent)
 

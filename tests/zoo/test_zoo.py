@@ -70,7 +70,7 @@ def marked(animal: Animal) -> object:
 
 @pytest.mark.parametrize("animal", [marked(animal) for animal in ANIMALS])
 def test_closing_neurons_leaves_no_trace_of_them_and_the_open_ones_learn(animal: Animal) -> None:
-    reason = "a library of the extra [zoo], which is not installed"
+    reason = f"{animal.library} is not installed (make zoo)"
     if animal.library in {"torchvision", "timm", "vit_pytorch", "transformers"}:
         pytest.importorskip("PIL", reason=reason)
         if find_spec("torchvision") is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedpews.engines.streams import Streams
 from fedpews.errors import Interrupted
 from fedpews.neurons.modules import channels_last, trains_channels_last
 from fedpews.neurons.network import Batch, Network
-from fedpews.seeds import fold
+from fedpews.seeds import fold, global_generator
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import map_leaves
 
@@ -60,14 +61,14 @@ class EagerEngine(LocalEngine):
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, servers_stream: Any, job: Job) -> Done | Diverged:
-        with self._streams.behind(servers_stream):
+        seed = fold(job.seed, job.download.round, job.client, "torch")
+        drawing = global_generator(seed) if self.net.is_stochastic else nullcontext()
+        with self._streams.behind(servers_stream), drawing:
             return self._train_client(job)
 
     def _train_client(self, job: Job) -> Done | Diverged:
         net = self.net.at(job.seed)
         started = start(net, self.data, self.schedule, job)
-        if self.net.is_stochastic:
-            torch.manual_seed(fold(job.seed, job.download.round, job.client, "torch"))
         local, losses = started.local, []
         if self._channels_last:  # the kernels' own order, so they copy nothing
             local = map_leaves(channels_last, local)

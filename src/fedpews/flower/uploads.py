@@ -15,6 +15,7 @@ from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, message_size
 from fedpews.neurons.network import Batch, Network
+from fedpews.seeds import global_generator
 from fedpews.tables import FlowerTable
 from fedpews.torch_private import tree_map_only
 
@@ -144,7 +145,7 @@ def sample_upload(net: Network, job: Job) -> Upload:
     )
     batch = Batch(empty, net.blank_labels(2))
     half, noise = job.half, torch.full((job.half.noise_size(net),), 0.5)
-    with torch.random.fork_rng(devices=[]):
+    with global_generator():
         wanted = half.probe(net, job.download, None)
         memory = None if wanted is None else half.probed(net, job.download, None, 0.0)
         local = half.start(net, job.download, memory)

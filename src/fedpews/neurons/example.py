@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
 
 
@@ -71,7 +72,7 @@ def batches(model: nn.Module, example: Any) -> Batches:
 
     def runs(batch: Any) -> bool:
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), global_generator():
                 run(model, batch)
         except Exception:  # noqa: BLE001  whatever keeps a foreign model from running on this batch
             return False

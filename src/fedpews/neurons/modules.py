@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +14,21 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedpews.errors import ConfigError
 from fedpews.neurons.example import outputs_of, run
+from fedpews.seeds import global_generator
+
+T = TypeVar("T")
+
+
+class cached(cached_property[T]):  # noqa: N801  used as the function that it extends
+    """A cached property without the lock that Python 3.11 computes it under.
+
+    A thread that uses torch's generator and waits for this lock would never get it from a thread that computes the
+    property and waits for the generator.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        super().__init__(compute)
+        self.lock = nullcontext()
 
 
 def batch_counters(module: nn.Module) -> set[str]:
@@ -41,8 +59,8 @@ def materialised(module: nn.Module, example: Any) -> nn.Module:
     known = [value for value in module.parameters() if not isinstance(value, UninitializedParameter)]
     if len(known) < len(list(module.parameters())):
         training = module.training
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(1e6 * sum(float(value.double().abs().sum()) for value in known)))
+        seed = int(1e6 * sum(float(value.detach().double().abs().sum()) for value in known))
+        with torch.no_grad(), global_generator(seed):
             run(module.eval(), example)
         module.train(training)
     return module

@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from fedpews.neurons.differentiate import differentiate
 from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
 from fedpews.neurons.modules import (
     batch_counters,
+    cached,
     channels_last,
     materialised,
     total,
@@ -29,6 +30,7 @@ from fedpews.neurons.modules import (
 )
 from fedpews.neurons.pure import PureModule
 from fedpews.neurons.slicing import copy_module
+from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree
 
@@ -97,7 +99,7 @@ class Network:
         """The same network as this seed's run began with it: its own start and its own frozen parameters."""
         return self._seeds.get(seed, self)
 
-    @cached_property
+    @cached
     def graph(self) -> NeuronGraph:
         """The hidden neurons, found on first use: a method without masks never needs them."""
         if self._given_graph is not None:
@@ -112,7 +114,7 @@ class Network:
             module = copy.deepcopy(module).to("cpu")
         return trace(module, tree_map_only(Tensor, Tensor.cpu, self.example))
 
-    @cached_property
+    @cached
     def classifier(self) -> str:
         """The name of the layer that makes the outputs: the last one with parameters to run."""
         module, last = copy_module(self._template).eval(), [""]
@@ -123,23 +125,23 @@ class Network:
             run(module, self.example)
         return last[-1]
 
-    @cached_property
+    @cached
     def norms(self) -> tuple[str, ...]:
         """The names of everything that belongs to a norm layer: scale, shift and running statistics."""
         modules = self._template.named_modules()
         layers = {name for name, layer in modules if is_norm(layer) or isinstance(layer, nn.LayerNorm)}
         return tuple(name for name in self.names if name.rpartition(".")[0] in layers)
 
-    @cached_property
+    @cached
     def is_stochastic(self) -> bool:
         """Whether two training passes over the same input differ (dropout), which ties a run to torch's global seed."""
         params = self.initial()
         batch = self.two_samples()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), global_generator():
             first, second = (outputs_of(self._call(params, batch, training=True)[0]) for _ in range(2))
         return not all(map(torch.equal, first, second))
 
-    @cached_property
+    @cached
     def survives_channels_last(self) -> bool:
         """Whether the model runs on images laid out channels last, and backward too if it may be trained so.
 
@@ -150,7 +152,7 @@ class Network:
         try:
             if trains_channels_last(self._template):  # a faulty one may write anywhere
                 self.try_step(params, batch)
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), global_generator():
                 self.predict(params, batch)
         except RuntimeError:
             return False
@@ -233,7 +235,7 @@ class Network:
         def objective(trainable: Tree) -> tuple[Tensor, None]:
             return total(self._call({**params, **trainable}, x, training=True)[0]), None
 
-        with torch.random.fork_rng(devices=[]):
+        with global_generator():
             differentiate(objective, trees.pick(dict(params), self.trainable))
 
     def predict(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
@@ -259,7 +261,7 @@ class Network:
             features = self.graph.gate_inputs(f"{self.classifier}.weight", features, self._gates)
         return features.flatten(1), outputs, buffers
 
-    @cached_property
+    @cached
     def flops(self) -> int:
         """Floating-point operations of one sample's forward pass."""
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -270,7 +272,7 @@ class Network:
         """Labels of the form the loss takes, all zero."""
         return torch.zeros_like(self.label).expand(samples, *self.label.shape[1:])
 
-    @cached_property
+    @cached
     def can_be_cut(self) -> bool:
         """Whether the module runs with the tensors of a smaller network, and computes what gates would.
 
@@ -291,7 +293,7 @@ class Network:
                 return False
         return True
 
-    @cached_property
+    @cached
     def _fed(self) -> dict[str, str]:
         """The layers that are gated at their inputs, and the names of their weights.
 
@@ -316,8 +318,7 @@ class Network:
             # in training a norm over two samples would blow up the rounding of single precision
             params = {name: value.double() if training else value for name, value in self.initial().items()}
             batch = tree_map_only(Tensor, doubled, x) if training else x
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+            with torch.no_grad(), global_generator(0):
                 return outputs_of(trial._call(params, batch, training=training)[0])
 
         for training in (False, True):
@@ -334,7 +335,7 @@ class Network:
                 return {}
         return fed
 
-    @cached_property
+    @cached
     def _frozen_readers(self) -> tuple[str, ...]:
         """The parameters that read neurons without being trained."""
         axes = self.graph.axes
@@ -376,12 +377,12 @@ class Network:
             outputs = pure(values | buffers | counters, args, kwargs)
         return main_output(outputs), buffers
 
-    @cached_property
+    @cached
     def least_batch(self) -> int:
         """How many samples a training pass needs: two where BatchNorm sees one value of each channel a sample."""
         params = self.initial()
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), global_generator():
                 self._call(params, tree_map_only(Tensor, lambda leaf: leaf[:1], self.example), training=True)
         except ValueError:
             return 2

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpews.neurons.network import Batch, Network
+from fedpews.seeds import global_generator
 from fedpews.torch_private import TorchDispatchMode, tree_leaves, tree_map_only
 
 Structure = dict[str, Any]
@@ -43,7 +44,7 @@ def structure(net: Network) -> Structure:
     """
     x = net.two_samples()
     batch, params, kernels = Batch(x, net.blank_labels(2).to(net.device)), net.initial(), _Kernels()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), global_generator():
         try:
             # once before: the first pass of a network also copies its module
             for watching in (nullcontext(), kernels):

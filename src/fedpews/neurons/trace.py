@@ -19,6 +19,7 @@ from fedpews.neurons.modules import materialised, unwrapped
 from fedpews.neurons.rules import RULES
 from fedpews.neurons.slicing import copy_module
 from fedpews.neurons.verify import BY_HAND, prove
+from fedpews.seeds import global_generator
 
 Item = TypeVar("Item", bound=Hashable)
 AT_OUTPUT, SKIPPED, FROZEN = "reaches the model's output", "is skipped", "has neurons with frozen weights"
@@ -61,7 +62,7 @@ def trace(
         if name not in names:
             raise ConfigError(f"skip: the model has no layer {name!r}; it has {', '.join(map(repr, names))}.")
     # dropout and the proof draw numbers, which must not move the caller's generator
-    with torch.random.fork_rng(devices=[]):
+    with global_generator():
         channels = _follow(model, example)
         graph = _graph(model, channels, (*skip, *getattr(model, "unmasked", ())), frozen)
         graph = prove(model, graph, example, strict=strict)

@@ -15,6 +15,7 @@ from fedpews.neurons.channels import Layer
 from fedpews.neurons.example import arguments, batches, outputs_of, run
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.slicing import copy_module, slice_module
+from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
 
@@ -29,7 +30,7 @@ def verify(model: nn.Module, graph: NeuronGraph, example: Any) -> None:
     Compared on a few samples, in double precision, with all parameters jittered, because a layer that starts at
     zero would prove nothing.
     """
-    with torch.random.fork_rng(devices=[]):
+    with global_generator():
         prove(model, graph, example, strict=True)
 
 
@@ -131,12 +132,11 @@ def _with(model: nn.Module, tensors: Mapping[str, Tensor], seed: int = 0) -> Pas
     buffers = {name for name, _ in model.named_buffers()}
 
     def forward(batch: Any) -> list[Tensor]:
-        # both passes of a comparison drop out the same units
-        torch.manual_seed(seed)
         args, kwargs = arguments(batch)
         # a norm writes its statistics in place
         values = {name: value.clone() if name in buffers else value for name, value in tensors.items()}
-        with torch.no_grad():
+        # both passes of a comparison drop out the same units
+        with torch.no_grad(), global_generator(seed):
             return outputs_of(functional_call(model, values, args, kwargs))
 
     return forward
@@ -171,8 +171,7 @@ def _cut(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
     small = slice_module(model, replace(graph, uncut=frozenset()), neurons)
 
     def forward(batch: Any) -> list[Tensor]:
-        torch.manual_seed(0)
-        with torch.no_grad():
+        with torch.no_grad(), global_generator(0):
             return outputs_of(run(small.train(model.training), batch))
 
     return forward

@@ -18,6 +18,7 @@ from fedpews.methods.subnetwork import AssignedClient
 from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.results.nests import leaves, read_nest, write_nest
+from fedpews.seeds import global_generator
 from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
 from fedpews.trees import Nest, Tree, pick
 from fedpews.warmup import Fixed, Learned, with_warmup
@@ -108,8 +109,7 @@ def check_alone(method: Method, rounds: int = 3) -> None:
 
     It takes a network in which every parameter belongs to a neuron, so that fixed masks share nothing.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with global_generator(0):
         layers = [nn.Linear(3, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)]
     net, clients = Network(nn.Sequential(*layers), torch.zeros(1, 3)), small_clients()
     together = Playground(with_warmup(method, rounds, Fixed()), net, clients).play(rounds)

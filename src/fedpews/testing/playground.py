@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
 from fedpews.neurons.network import Batch, Network
-from fedpews.seeds import fold
+from fedpews.seeds import fold, global_generator
 from fedpews.trees import Nest, Tree
 
 Samples = tuple[Tensor, Tensor]
@@ -19,8 +19,7 @@ Samples = tuple[Tensor, Tensor]
 
 def small_network() -> Network:
     """Three inputs, two hidden layers of four, three classes; always the same weights, and no neuron is dead."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with global_generator(0):
         layers = [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)]
     return Network(nn.Sequential(*layers), torch.zeros(1, 3))
 
