@@ -440,3 +440,10 @@ def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None
     assert outcome.table["fedavg", "b"].status == "not run"
     with pytest.raises(ConfigError, match="has no such cell; it has fedavg:a, pews:a"):
         run_study(study(), tmp_path, only="fedavg:z")
+
+
+def test_fixed_masks_that_zero_what_is_unowned_or_are_evaluated_whole_are_cells_of_their_own() -> None:
+    study = load_study("calibration-images")
+    names = {(cell.row, cell.column): cell.name for cell in cells(study)}
+    assert names["fixed", "s128"] != names["fixed-all", "s128"]
+    assert names["fixed", "long-s128"] != names["fixed-zero", "long-s128"]

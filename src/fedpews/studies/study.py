@@ -276,7 +276,7 @@ def canonical(experiment: Experiment) -> Experiment:
     everything = set(WarmupTable.model_fields)
     read = {
         "none": set(),
-        "fixed": {"kind", "rounds", "fraction", "shares"},
+        "fixed": {"kind", "rounds", "fraction", "shares", "evaluate", "unowned"},
     }.get(experiment.warmup_kind, everything - {"shares"})
     values = experiment.to_dict()
     values["warmup"] = {key: value for key, value in values["warmup"].items() if key in read}
