@@ -133,8 +133,8 @@ def test_a_site_with_another_app_says_so_at_both_ends(
     answered: list[Message] = []
     question = Message(RecordDict(), 1, MessageType.QUERY)
     given = question, object(), object(), SimpleNamespace(content=b"another app")
-    monkeypatch.setattr(executor, "_client", lambda *_: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(executor, "HeartbeatSender", lambda _: Mock(is_running=False))
+    monkeypatch.setattr(executor, "task_client", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(executor, "start_heartbeat", lambda _: Mock(is_running=False))
     monkeypatch.setattr(executor, "pull_task_input", lambda _: given)
     monkeypatch.setattr(executor, "push_message", lambda _, reply, context: answered.append(reply))
     monkeypatch.setattr(executor, "push_task_output", lambda **_: None)
