@@ -11,13 +11,14 @@ import torch
 
 import fedpews
 from fedpews.data import Federation, load
+from fedpews.measure import measure_ownership
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Upload
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.report.compare import find_runs, table, verdicts
 from fedpews.report.curves import curve
-from fedpews.server import average_of, measure_ownership
+from fedpews.server import average_of
 from fedpews.tasks.names import Goal
 from fedpews.testing import small_network
 from fedpews.warmup import with_warmup

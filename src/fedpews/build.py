@@ -71,11 +71,6 @@ class Setup:
         return structure(self.net)
 
     @property
-    def has_validation(self) -> bool:
-        """Whether records will say how the model does on validation data."""
-        return bool(self.data.validation)
-
-    @property
     def rules(self) -> Rules:
         """What holds in every round."""
         train = self.experiment.train
@@ -131,27 +126,6 @@ def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, A
     if isinstance(experiment, Experiment):
         return Experiment(**override(experiment.to_dict(), changes)) if changes else experiment
     return Experiment(**override({}, changes)) if experiment is None else Experiment.load(experiment, changes)
-
-
-def describe_object(method: Method) -> dict[str, str]:
-    """A method's object as a configuration's table: enough to tell it from another, not to make it again.
-
-    >>> from fedpews.methods.fedprox import FedProx
-    >>> describe_object(FedProx(mu=0.5))["name"]
-    'FedProx'
-    """
-    text = repr(method)
-    if " object at 0x" in text:
-        raise ConfigError(
-            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
-            "make it a frozen dataclass"
-        )
-    return {"name": "+".join(_class_names(method)), "object": text}
-
-
-def _class_names(method: Method) -> list[str]:
-    inner = getattr(method, "inner", None)
-    return [*(_class_names(inner) if isinstance(inner, Method) else []), type(method).__name__]
 
 
 def load_data(

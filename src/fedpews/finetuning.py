@@ -15,9 +15,9 @@ from fedpews.engines.diverging import sort_out
 from fedpews.engines.engine import Engine, Job, Schedule
 from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, RunFailed
+from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Download
 from fedpews.methods.ditto import own_solver
-from fedpews.server import personal_metric, score_personal
 from fedpews.trees import Tree
 
 Models = dict[int, dict[int, Tree]]

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
+from fedpews.methods.contract import Method, Wrapper
 from fedpews.results.schema import GIVEN
 
 _STILL_USED = ("seed", "validation", "augment", "lazy")
@@ -67,3 +68,23 @@ def _code(model: Any) -> str:
         return ""
     path, here = Path(file), Path.cwd()
     return f"{made.__qualname__}, {path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+
+
+def describe_object(method: Method) -> dict[str, str]:
+    """A method's object as a configuration's table: enough to tell it from another, not to make it again.
+
+    >>> from fedpews.methods.fedprox import FedProx
+    >>> describe_object(FedProx(mu=0.5))["name"]
+    'FedProx'
+    """
+    text = repr(method)
+    if " object at 0x" in text:
+        raise ConfigError(
+            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
+            "make it a frozen dataclass"
+        )
+    names = [type(method).__name__]
+    while isinstance(method, Wrapper):
+        method = method.inner
+        names.append(type(method).__name__)
+    return {"name": "+".join(reversed(names)), "object": text}

@@ -14,7 +14,6 @@ from fedpews.build import (
     build,
     build_engine,
     build_task,
-    describe_object,
     resolve,
     settings_of,
 )
@@ -24,7 +23,7 @@ from fedpews.engines.engine import Engine
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
-from fedpews.given import record_given
+from fedpews.given import describe_object, record_given
 from fedpews.methods.contract import Method
 from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
@@ -134,7 +133,7 @@ def train(
     setup = setup if out is None else fingerprinted(setup)
     check_finetuning(setup)
     notices = Notices(setup)
-    if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.has_validation:
+    if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.data.validation:
         raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
         reopened = Reopened() if folder is None else reopen(folder, setup, resume, make_engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,23 +17,17 @@ from fedpews.engines.engine import Engine, Job
 from fedpews.engines.evaluate import Part as EvaluatedPart
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
+from fedpews.measure import Measurer
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.robust import Aggregate
-from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
 from fedpews.observe import observe_neurons, update_cosine
 from fedpews.results.memories import Store
 from fedpews.results.nests import leaves
 from fedpews.results.neurons import Ownership
 from fedpews.seeds import fold
-from fedpews.tasks.contract import Task
-from fedpews.tasks.names import short
-from fedpews.tasks.sums import accuracy
 from fedpews.trees import Nest, Tree, norm, stack
-
-SHOWN_CLIENTS = 100
-"""Up to so many clients, a record lists every client's accuracy."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +157,7 @@ class Server:
         # of the last round, where clients own neurons
         self.observed: list[Ownership] = []
         self.total = len(data)
-        # a server among real sites has nobody's samples
-        mixes = len(data.y) > 0 and len(data) <= SHOWN_CLIENTS and data.test_owner is None
-        self._counts = data.counts() if mixes and data.task.classes_of(data.y) is not None else None
+        self._measurer = Measurer(net, data)
 
     def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[dict[str, Any]]:
         """One round of all seeds, or of those given; a record for each.
@@ -227,11 +219,14 @@ class Server:
                 held = self._evaluate([*parts], "validation")
         records = []
         for (seed, part), score, validation in zip(parts.items(), scores, held, strict=True):
-            record = {"seed": seed, "round": round, "phase": part.phase} | self._measure(part, score)
-            record |= self.method.measure(self.net, self.states[seed])
-            record |= self._validate(validation) | ({"left_out": part.left_out} if part.left_out else {})
+            state, measurer = self.states[seed], self._measurer
+            record = {"seed": seed, "round": round, "phase": part.phase}
+            record |= {} if score is None else measurer.test(score)
+            record |= measurer.messages(part.uploads, part.downloads) | self.method.measure(self.net, state)
+            record |= {} if validation is None else measurer.validation(validation)
+            record |= {"left_out": part.left_out} if part.left_out else {}
             if is_evaluated and self.method.personalised:
-                record |= self._evaluate_personal(seed, part.cohort)
+                record |= measurer.personal(self.engine, self.method, self.memories, seed, state, part.cohort)
             records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))
         # seeds share the work, so each gets an equal part of the time
         seconds = (time.perf_counter() - began) / len(records)
@@ -250,7 +245,7 @@ class Server:
         if not waiting:
             return []
         scores = evaluate([record["seed"] for record in waiting])
-        return [record | self._measure_score(score) for record, score in zip(waiting, scores, strict=True)]
+        return [record | self._measurer.test(score) for record, score in zip(waiting, scores, strict=True)]
 
     def _evaluate(self, seeds: Sequence[int], part: EvaluatedPart = "test") -> Sequence[Score]:
         models = [self.method.evaluated_params(self.net, self.states[seed]) for seed in seeds]
@@ -266,143 +261,3 @@ class Server:
     def models(self) -> dict[int, Tree]:
         """Each seed's global model."""
         return {seed: self.method.params(state) for seed, state in self.states.items()}
-
-    def _measure(self, part: Part, score: Score | None) -> dict[str, Any]:
-        """How good the global model is (if it was evaluated), what travelled, and who owned what."""
-        uploads, downloads = part.uploads, part.downloads
-        record = {} if score is None else self._measure_score(score)
-        record["train_loss"] = sum(upload.loss for upload in uploads) / len(uploads)
-        # most methods send one download to everybody
-        shared = {id(download): download for download in downloads}
-        sizes = dict(zip(shared, message_sizes(self.net, [*shared.values()]), strict=True))
-        record["bytes_up"] = sum(message_sizes(self.net, uploads))
-        record["bytes_down"] = sum(sizes[id(download)] for download in downloads)
-        return record | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
-
-    def _metrics(self, score: Score) -> dict[str, Any]:
-        """The global model's metrics on all test data, and on each client's own."""
-        # stop here: a model with nan never recovers, and would fill the record with it
-        if not math.isfinite(score.loss):
-            raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
-        task = self.data.task
-        metrics = task.measure(score.sums)
-        counted = "correct" in score.sums and "seen" in score.sums
-        record: dict[str, Any] = {"accuracy": score.accuracy} if counted else {}
-        if "accuracy" in metrics:
-            record["accuracy"] = metrics["accuracy"]
-        record |= {"loss": score.mean_loss, "metrics": metrics}
-        if score.clients:
-            own = [score.clients.get(client) for client in range(self.total)]
-            found = [{} if sums is None else task.measure(sums) for sums in own]
-            record["client_metrics"] = {
-                metric: [values.get(metric) for values in found] for metric in metrics
-            }
-            if counted:
-                record["client_accuracy"] = [
-                    None if sums is None else accuracy(sums["correct"], sums["seen"]) for sums in own
-                ]
-        return record
-
-    def _measure_score(self, score: Score) -> dict[str, Any]:
-        """The metrics, with what each client or site finds."""
-        record = self._metrics(score)
-        if not score.clients and self._counts is not None:
-            record["client_accuracy"] = score.client_accuracy(self._counts)
-        if score.sites:
-            record["sites"] = {
-                name: {**self.data.task.measure(sums), "loss": Score(sums).mean_loss, "samples": samples}
-                for name, (samples, sums) in score.sites.items()
-            }
-        return record
-
-    def _validate(self, score: Score | None) -> dict[str, Any]:
-        """The metrics on held-out samples, for everything that makes a choice."""
-        if score is None:
-            return {}
-        return {"validation": self.data.task.measure(score.sums) | {"loss": score.mean_loss}}
-
-    def _evaluate_personal(self, seed: int, cohort: Cohort) -> dict[str, Any]:
-        """How good each client's own model is, for a method that gives clients their own.
-
-        It is evaluated on the client's own test samples, or else on the classes it has. The model is
-        made of the client's memory and what the server would send it next.
-        """
-        clients = range(self.total) if self.total <= SHOWN_CLIENTS else cohort.clients
-        kept = {client: self.memories.get(seed, client) for client in clients}
-        known = {client: memory for client, memory in kept.items() if memory is not None}
-        # among real sites, memories are there
-        chosen = tuple(known) or self.engine.remembering(seed, clients)
-        state = self.states[seed]
-        # a client's own model is the one it would use next, made of the download of the next round
-        after = replace(cohort, round=cohort.round + 1, clients=chosen)
-        downloads = dict(zip(chosen, self.method.downloads(self.net, state, after), strict=True))
-        if known:
-            half = self.method.client(self.method.phase(state, after.round))
-            net = self.net.at(seed)
-            models = {i: half.personal(net, downloads[i], memory) for i, memory in known.items()}
-            found = score_personal(self.engine, self.data, seed, models)
-        else:
-            found = self.engine.evaluate_personal(seed, downloads)
-        if not found:
-            return {}
-        name = personal_metric(self.data.task)
-        record: dict[str, Any] = {f"personal_{name}": sum(found.values()) / len(found)}
-        if self.total <= SHOWN_CLIENTS:
-            record[f"client_personal_{name}"] = [found.get(client) for client in clients]
-        return record
-
-
-def personal_metric(task: Task) -> str:
-    """By what clients' own models are judged: accuracy where it is measured, else the metric that counts."""
-    is_measured = "correct" in task.ALWAYS or "accuracy" in task.metrics
-    return "accuracy" if is_measured else short(task.metrics[0])
-
-
-def score_personal(
-    engine: Engine, data: Federation, seed: int, models: Mapping[int, Tree]
-) -> dict[int, float]:
-    """Each client's own model, by ``personal_metric``: on its own test samples, or else on the classes it has."""
-    seeds, clients = [seed] * len(models), [*models]
-    if data.task.classes_of(data.y) is not None:
-        counts = data.counts()
-        scores = engine.evaluate([*models.values()], seeds)
-        return {i: score.client_accuracy(counts)[i] for i, score in zip(clients, scores, strict=True)}
-    owners = clients if data.test_owner is not None else None
-    scores = engine.evaluate([*models.values()], seeds, "test", owners)
-    name = personal_metric(data.task)
-    found = {i: data.task.measure(score.sums).get(name) for i, score in zip(clients, scores, strict=True)}
-    return {client: value for client, value in found.items() if value is not None}
-
-
-def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str, Any]:
-    """How much of the network a client owns, how much somebody owns, and how alike two clients' parts are.
-
-    In hidden neurons, or in single weights for a method that owns those. Overlap is the mean over pairs of
-    |both| / |either|. With ``each``, also how much every client of the cohort owns.
-    """
-    owned = []
-    for upload in uploads:
-        if upload.mask is not None:
-            # by name: a mask that was read back from disk, or came over the wire, has another order
-            owned.append(torch.cat([mask.flatten() for _, mask in sorted(upload.mask.items())]))
-        elif upload.neurons is not None:
-            owned.append(upload.neurons)
-        else:
-            return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
-    masks = torch.stack(owned).cpu()  # (clients, neurons)
-    # whole numbers, exact in single precision as long as nobody owns 2²⁴ elements
-    numbers = masks.to(torch.float32 if masks.shape[1] < 2**24 else torch.float64)
-    # (clients, clients): how many elements each two own both; on the diagonal, how many each owns
-    both = (numbers @ numbers.T).double()
-    sizes = both.diagonal()
-    either = sizes[:, None] + sizes[None] - both
-    first, second = torch.triu_indices(len(owned), len(owned), 1)
-    # two that own nothing have nothing in common
-    alike = (both / either.clamp_min(1))[first, second].tolist()
-    shares = sizes / masks.shape[1]
-    record = {"client_density": shares.tolist()} if each else {}
-    return record | {
-        "density": float(shares.mean()),
-        "coverage": float(masks.any(0).double().mean()),
-        "overlap": sum(alike) / len(alike) if alike else 1.0,
-    }

@@ -22,10 +22,10 @@ from fedpews.flower.memory import MemoryLost, SiteMemory
 from fedpews.flower.messages import Part, Task
 from fedpews.flower.scores import least
 from fedpews.flower.uploads import sample_upload
+from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
-from fedpews.server import personal_metric, score_personal
 from fedpews.tasks.contract import Sums
 from fedpews.tasks.names import show
 from fedpews.trees import Nest

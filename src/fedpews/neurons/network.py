@@ -136,9 +136,9 @@ class Network:
     def is_stochastic(self) -> bool:
         """Whether two training passes over the same input differ (dropout), which ties a run to torch's global seed."""
         params = self.initial()
-        batch = self.two_samples()
         with torch.no_grad(), global_generator():
-            first, second = (outputs_of(self._call(params, batch, training=True)[0]) for _ in range(2))
+            calls = (self._call(params, self.two_samples(), training=True) for _ in range(2))
+            first, second = (outputs_of(outputs) for outputs, _ in calls)
         return not all(map(torch.equal, first, second))
 
     @cached
@@ -169,8 +169,7 @@ class Network:
 
     def constants(self) -> Tree:
         """A copy of the frozen parameters, which no method trains or sends."""
-        values = dict(self._template.named_parameters())
-        return {name: values[name].detach().clone() for name in self.frozen}
+        return {name: self._template.get_parameter(name).detach().clone() for name in self.frozen}
 
     def module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """An ordinary module in evaluation mode that holds these values."""
@@ -380,10 +379,11 @@ class Network:
     @cached
     def least_batch(self) -> int:
         """How many samples a training pass needs: two where BatchNorm sees one value of each channel a sample."""
-        params = self.initial()
         try:
             with torch.no_grad(), global_generator():
-                self._call(params, tree_map_only(Tensor, lambda leaf: leaf[:1], self.example), training=True)
+                self._call(
+                    self.initial(), tree_map_only(Tensor, lambda leaf: leaf[:1], self.example), training=True
+                )
         except ValueError:
             return 2
         return 1

@@ -9,11 +9,11 @@ from typing import Any
 from fedpews.build import Setup
 from fedpews.engines.diverging import sort_out
 from fedpews.engines.engine import Engine, Job
+from fedpews.measure import score_personal
 from fedpews.methods.contract import Download
 from fedpews.ranks.packing import Message, download_parts, join_download, upload_parts
 from fedpews.results.memories import MemoryStore
 from fedpews.results.nests import nest_bytes
-from fedpews.server import score_personal
 from fedpews.trees import Nest
 
 Key = tuple[int, int]

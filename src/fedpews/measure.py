@@ -1,0 +1,164 @@
+"""What a round's record holds besides seed, round, phase and seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedpews.data.federation import Federation
+from fedpews.engines.engine import Engine
+from fedpews.engines.evaluate import Score
+from fedpews.errors import RunFailed
+from fedpews.methods.contract import Cohort, Download, Method, Upload
+from fedpews.methods.wire import message_sizes
+from fedpews.neurons.network import Network
+from fedpews.results.memories import Store
+from fedpews.tasks.contract import Task
+from fedpews.tasks.names import short
+from fedpews.tasks.sums import accuracy
+from fedpews.trees import Nest, Tree
+
+SHOWN_CLIENTS = 100
+"""Up to this many clients, a record lists the metrics of each."""
+
+
+class Measurer:
+    """Turns scores and messages into the columns of a record."""
+
+    def __init__(self, net: Network, data: Federation) -> None:
+        self.net, self.data, self.total = net, data, len(data)
+        # the server of real sites has no samples
+        mixes = len(data.y) > 0 and len(data) <= SHOWN_CLIENTS and data.test_owner is None
+        self._counts = data.counts() if mixes and data.task.classes_of(data.y) is not None else None
+
+    def messages(self, uploads: Sequence[Upload], downloads: Sequence[Download]) -> dict[str, Any]:
+        """The training loss, the bytes that travelled, and who owned what."""
+        # most methods send one download to all clients
+        shared = {id(download): download for download in downloads}
+        sizes = dict(zip(shared, message_sizes(self.net, [*shared.values()]), strict=True))
+        return {
+            "train_loss": sum(upload.loss for upload in uploads) / len(uploads),
+            "bytes_up": sum(message_sizes(self.net, uploads)),
+            "bytes_down": sum(sizes[id(download)] for download in downloads),
+        } | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
+
+    def test(self, score: Score) -> dict[str, Any]:
+        """The metrics on all test data, and on those of each client or site."""
+        # stop here: a model with nan never recovers, and would fill the record with it
+        if not math.isfinite(score.loss):
+            raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
+        task = self.data.task
+        metrics = task.measure(score.sums)
+        counted = "correct" in score.sums and "seen" in score.sums
+        record: dict[str, Any] = {"accuracy": score.accuracy} if counted else {}
+        if "accuracy" in metrics:
+            record["accuracy"] = metrics["accuracy"]
+        record |= {"loss": score.mean_loss, "metrics": metrics}
+        if score.clients:
+            sums = [score.clients.get(client) for client in range(self.total)]
+            values = [{} if client is None else task.measure(client) for client in sums]
+            record["client_metrics"] = {name: [value.get(name) for value in values] for name in metrics}
+            if counted:
+                record["client_accuracy"] = [
+                    None if client is None else accuracy(client["correct"], client["seen"]) for client in sums
+                ]
+        elif self._counts is not None:
+            record["client_accuracy"] = score.client_accuracy(self._counts)
+        if score.sites:
+            record["sites"] = {
+                name: {**task.measure(sums), "loss": Score(sums).mean_loss, "samples": samples}
+                for name, (samples, sums) in score.sites.items()
+            }
+        return record
+
+    def validation(self, score: Score) -> dict[str, Any]:
+        """The metrics on validation data, by which choices are made."""
+        return {"validation": self.data.task.measure(score.sums) | {"loss": score.mean_loss}}
+
+    def personal(
+        self, engine: Engine, method: Method, memories: Store, seed: int, state: Nest, cohort: Cohort
+    ) -> dict[str, Any]:
+        """The metric of each client's personalised model, made of its memory and the next round's download.
+
+        It is evaluated on the client's own test samples, or else on the classes it has.
+        """
+        clients = range(self.total) if self.total <= SHOWN_CLIENTS else cohort.clients
+        kept = {client: memories.get(seed, client) for client in clients}
+        known = {client: memory for client, memory in kept.items() if memory is not None}
+        # real sites keep their memories themselves
+        chosen = tuple(known) or engine.remembering(seed, clients)
+        following = replace(cohort, round=cohort.round + 1, clients=chosen)
+        downloads = dict(zip(chosen, method.downloads(self.net, state, following), strict=True))
+        if known:
+            half, net = method.client(method.phase(state, following.round)), self.net.at(seed)
+            models = {i: half.personal(net, downloads[i], memory) for i, memory in known.items()}
+            values = score_personal(engine, self.data, seed, models)
+        else:
+            values = engine.evaluate_personal(seed, downloads)
+        if not values:
+            return {}
+        name = personal_metric(self.data.task)
+        record: dict[str, Any] = {f"personal_{name}": sum(values.values()) / len(values)}
+        if self.total <= SHOWN_CLIENTS:
+            record[f"client_personal_{name}"] = [values.get(client) for client in clients]
+        return record
+
+
+def personal_metric(task: Task) -> str:
+    """The metric of personalised models: accuracy where it is measured, else the first metric."""
+    is_measured = "correct" in task.ALWAYS or "accuracy" in task.metrics
+    return "accuracy" if is_measured else short(task.metrics[0])
+
+
+def score_personal(
+    engine: Engine, data: Federation, seed: int, models: Mapping[int, Tree]
+) -> dict[int, float]:
+    """The ``personal_metric`` of each client's model, on its own test samples or else on the classes it has."""
+    seeds, clients = [seed] * len(models), [*models]
+    if data.task.classes_of(data.y) is not None:
+        counts = data.counts()
+        scores = engine.evaluate([*models.values()], seeds)
+        return {i: score.client_accuracy(counts)[i] for i, score in zip(clients, scores, strict=True)}
+    owners = clients if data.test_owner is not None else None
+    scores = engine.evaluate([*models.values()], seeds, "test", owners)
+    name = personal_metric(data.task)
+    values = {i: data.task.measure(score.sums).get(name) for i, score in zip(clients, scores, strict=True)}
+    return {client: value for client, value in values.items() if value is not None}
+
+
+def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str, Any]:
+    """How much of the network a client owns, how much any client owns, and how much two clients have in common.
+
+    In hidden neurons, or in single weights for a method that owns those. Overlap is the mean over pairs of
+    |both| / |either|. With ``each``, also the share of every client of the cohort.
+    """
+    owned = []
+    for upload in uploads:
+        if upload.mask is not None:
+            # by name: a mask that was read back from disk, or came over the wire, has another order
+            owned.append(torch.cat([mask.flatten() for _, mask in sorted(upload.mask.items())]))
+        elif upload.neurons is not None:
+            owned.append(upload.neurons)
+        else:
+            return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
+    masks = torch.stack(owned).cpu()  # (clients, neurons)
+    # whole numbers, exact in single precision as long as nobody owns 2²⁴ elements
+    numbers = masks.to(torch.float32 if masks.shape[1] < 2**24 else torch.float64)
+    # (clients, clients): how many elements each two own both; on the diagonal, how many each owns
+    both = (numbers @ numbers.T).double()
+    sizes = both.diagonal()
+    either = sizes[:, None] + sizes[None] - both
+    first, second = torch.triu_indices(len(owned), len(owned), 1)
+    # two that own nothing have nothing in common
+    alike = (both / either.clamp_min(1))[first, second].tolist()
+    shares = sizes / masks.shape[1]
+    record = {"client_density": shares.tolist()} if each else {}
+    return record | {
+        "density": float(shares.mean()),
+        "coverage": float(masks.any(0).double().mean()),
+        "overlap": sum(alike) / len(alike) if alike else 1.0,
+    }
