@@ -28,6 +28,10 @@ METHODS: dict[str, str] = {
     "fednova": "fedpews.methods.fednova:FedNova",
     "moon": "fedpews.methods.moon:Moon",
     "feddyn": "fedpews.methods.feddyn:FedDyn",
+    "fedavg-m": "fedpews.methods.fedavg_m:FedAvgMomentum",
+    "scaffold-m": "fedpews.methods.scaffold_m:ScaffoldMomentum",
+    "feddecorr": "fedpews.methods.feddecorr:FedDecorr",
+    "feduv": "fedpews.methods.feduv:FedUV",
     "ist": "fedpews.methods.ist:IST",
     "fedpm": "fedpews.methods.fedpm:FedPM",
     "lotteryfl": "fedpews.methods.lotteryfl:LotteryFL",
@@ -43,6 +47,7 @@ SERVERS: dict[str, str] = {
     "fedadagrad": "fedpews.methods.server_optimizers:Adagrad",
     "fedyogi": "fedpews.methods.server_optimizers:Yogi",
     "fedadam": "fedpews.methods.server_optimizers:Adam",
+    "fedexp": "fedpews.methods.server_optimizers:FedExP",
 }
 """Server optimisers, for every method that has a ``server``."""
 
