@@ -14,7 +14,7 @@ from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method, Wrapper
 from fedpews.results.schema import GIVEN
 
-_STILL_USED = ("seed", "validation", "augment", "lazy")
+_STILL_USED = ("classes", "seed", "validation", "augment", "lazy")
 """Keys of ``[data]`` that matter for clients that are given, too."""
 
 

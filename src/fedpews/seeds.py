@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 _GENERATOR = threading.RLock()
 
 
@@ -35,6 +33,8 @@ def global_generator(seed: int | None = None) -> Iterator[None]:
     Layers and dropout draw from it, and all threads of a process share it: without a lock, what one thread draws
     would depend on what the others seed and draw meanwhile.
     """
+    import torch  # names of data sets are listed without it
+
     with _GENERATOR, torch.random.fork_rng(devices=[]):
         if seed is not None:
             # torch.manual_seed takes milliseconds where there is no GPU: it keeps a traceback of each call

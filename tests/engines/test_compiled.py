@@ -23,8 +23,7 @@ from fedpews.engines.choose import choose_engine, lanes_for
 from fedpews.engines.compiled import engine as compiled
 from fedpews.engines.compiled import native
 from fedpews.engines.compiled.engine import CompiledEngine
-from fedpews.engines.compiled.looped import Looped
-from fedpews.engines.compiled.program import CannotCompile, Step
+from fedpews.engines.compiled.program import CannotCompile
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job, Schedule
 from fedpews.errors import CheckpointError, RunFailed
@@ -40,14 +39,6 @@ TOLERANCE = 1e-5
 """On every parameter after two rounds (whose values are below 1); float32 rounds at 6e-8."""
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instead of machine code the same graph, step by step in Python, as on a GPU without a code generator."""
-    monkeypatch.setattr(
-        compiled, "load", lambda program, *given: Looped(Step(program), 1, len(program.changes))
-    )
 
 
 class Memories(dict[tuple[int, int], Nest]):

@@ -249,9 +249,12 @@ def pixel_net() -> nn.Module:
         ("tokens", "fedavg+pews"),
     ],
 )
+@pytest.mark.parametrize("code", ["interpreted", pytest.param("machine code", marks=pytest.mark.slow)])
 def test_the_compiled_engine_gives_the_eager_engines_numbers(
-    task: str, method: str, caplog: pytest.LogCaptureFixture
+    code: str, task: str, method: str, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
+    if code == "interpreted":
+        request.getfixturevalue("interpreted")
     draw = torch.Generator().manual_seed(0)
     given: dict[str, Any] = {}
     x, y = X, X[:, :2] * 2 if task == "regression" else (X[:, :2] > 0).float()

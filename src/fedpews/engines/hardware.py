@@ -43,5 +43,6 @@ def available_cores() -> int:
 
 def describe_machine(device: torch.device) -> str:
     """What a run was trained on, for its summary."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    named = device.type == "cuda" and torch.cuda.is_available()
+    gpu = torch.cuda.get_device_name(device) if named else device.type
     return f"{available_cores()} cores ({platform.machine()}), {'no GPU' if gpu == 'cpu' else gpu}"
