@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 import fedpews
+from fedpews.engines.eager import EagerEngine
 from fedpews.errors import CheckpointError, ConfigError
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.feddyn import FedDyn
 from fedpews.methods.fedprox import FedProx
+from fedpews.results.early_stop import StopRule
 from fedpews.results.records import Record
-from fedpews.results.stopping import StopRule
 from fedpews.testing import small_clients
 from fedpews.warmup import Learned, with_warmup
 
@@ -87,7 +88,7 @@ def test_validation_data_choose_where_there_are_some() -> None:
 
 def test_without_validation_data_nothing_is_chosen_unless_the_test_data_may(tmp_path: Path) -> None:
     for stop in ({"patience": 2}, {"best": True}):
-        with pytest.raises(ConfigError, match="takes validation data, and there are none"):
+        with pytest.raises(ConfigError, match="needs validation data, and there are none"):
             run(rounds=2, stop=stop, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -190,13 +191,9 @@ def test_the_advice_for_a_longer_warmup_run_works(tmp_path: Path) -> None:
 def test_an_engine_that_more_rounds_would_have_changed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedpews import resuming
-
     auto = {"engine": "auto"}
     run(rounds=4, runtime=auto, out=tmp_path / "run")
-    monkeypatch.setattr(
-        resuming, "_engine_name", lambda setup, e, _: "eager" if e.rounds == 4 else "compiled"
-    )
+    monkeypatch.setattr(EagerEngine, "name", "compiled")
     with pytest.raises(CheckpointError, match=r"--set runtime\.engine=eager keeps it"):
         run(rounds=5, runtime=auto, out=tmp_path / "run", resume=True)
 

@@ -1,9 +1,11 @@
-"""The files of a run folder: the one place that names them."""
+"""The names of a run folder's files; no other module has them."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from fedpews.errors import ConfigError
 
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
@@ -11,28 +13,28 @@ SUMMARY = "summary.json"
 NEURONS = "neurons.jsonl"
 """Who owned which neurons, a line per seed and round."""
 FEDERATION = "federation.json"
-"""Who takes part, what each holds, and the layers that masks cover."""
+"""The clients, their counts of classes, and the layers that masks cover."""
 REPORT = "report.html"
 SUMS = "SHA256SUMS"
-"""The digests of the files that do not grow any more."""
+"""The digests of the other files."""
+GROWING = (ROUNDS, NEURONS)
+"""Files that grow by lines while the run goes on."""
 LOCK = ".lock"
 
 CHECKPOINT = "checkpoint"
-STATE = "state.safetensors"
-"""In the checkpoint's folder, of the versions that kept a single checkpoint: every seed's state of the method."""
 MEMORIES = "clients"
 """In the checkpoint's folder: what each client remembers."""
 
 SITES = "sites.jsonl"
-"""Of a run across sites: who answered in each round."""
+"""Of a run across sites: which sites answered in each round."""
 SITES_ERROR = "flower-error.json"
 """Of a run across sites: how the server's process ended, if it failed."""
 SITES_RUN = "flower-run-id"
 """Of a run across sites: what names its memory at the sites."""
 SITES_SEEN = "sites-seen.json"
-"""Of a run across sites: what each said of itself at first contact; it must not change within a run."""
+"""Of a run across sites: what each reported of itself at first contact; it must not change within a run."""
 SITES_NOTICES = "sites.log"
-"""Of a run across sites: which sites came, which were refused or failed, and why, as the server said it."""
+"""Of a run across sites: which sites connected, which were refused or failed, and why."""
 SITE_STATUS = "status.log"
 """At a site: a line for each round, and where its models are."""
 ROSTER = "roster.toml"
@@ -89,10 +91,10 @@ def masks_file(seed: int) -> str:
 
 def masks_files(folder: Path) -> dict[int, Path]:
     """The masks of every seed that has them."""
-    files = {file.stem.removeprefix("masks-"): file for file in folder.glob("masks-*.safetensors")}
-    # a name that is no seed is none of ours
-    found = {int(seed): file for seed, file in files.items() if re.fullmatch("[0-9]{1,20}", seed)}
-    return dict(sorted(found.items()))
+    names = {file.stem.removeprefix("masks-"): file for file in folder.glob("masks-*.safetensors")}
+    # other names are not a run's
+    files = {int(seed): file for seed, file in names.items() if re.fullmatch("[0-9]{1,20}", seed)}
+    return dict(sorted(files.items()))
 
 
 def is_finished(folder: Path) -> bool:
@@ -101,7 +103,28 @@ def is_finished(folder: Path) -> bool:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a folder holds anything of a run: one that lost its configuration must not be written over either."""
+    """Whether a folder holds any file of a run: a run that lost its configuration must not be overwritten either."""
     names = (CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, CHECKPOINT)
-    alone = any((folder / name).exists() or (folder / name).is_symlink() for name in names)
-    return alone or any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))
+    if any((folder / name).exists() or (folder / name).is_symlink() for name in names):
+        return True
+    return any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))
+
+
+def refuse_links(run: Path) -> None:
+    """Raise a ConfigError if a file or folder that a run would write, cut or delete is a link.
+
+    The run's folder itself may be a link, and so may files in it that are not a run's.
+    """
+    files = [CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, LOCK, ACTIVATIONS]
+    files += [SITES, SITES_ERROR, SITES_NOTICES, SITES_RUN, SITES_SEEN]
+    folders = [CHECKPOINT, SITES_MEMORY, SITES_WORK, "tensorboard", "wandb"]
+    memories = run / CHECKPOINT / MEMORIES
+    paths = [run / name for name in (*files, *folders)] + [memories]
+    # these two hold only files of runs
+    for folder in (run / CHECKPOINT, memories):
+        paths += folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ()
+    for path in paths:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a link; a run's folder must not reach outside itself. Give another --out."
+            )

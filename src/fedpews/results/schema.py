@@ -1,7 +1,7 @@
-"""What the files of a run's folder look like: the one schema that everything read from a folder must fit.
+"""What the files of a run's folder look like: the schema that everything read from a folder must fit.
 
-A folder may come from somebody else, or from a disk that lost some of it. Keys that are not named here are left as they
-are: later versions may write more.
+A folder may come from another person, or from a disk that lost some of it. Keys that are not named here are not
+checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from fedpews.errors import ConfigError
-from fedpews.outside import MEGABYTE, MOST_TOML, json_lines, parse_json, parse_toml, read_text, shaped
+from fedpews.outside import MEGABYTE, MOST_TOML, json_lines, parse_json, parse_toml, shaped
+from fedpews.results.files import read_verified
 
 MOST_TEXT = 1024 * MEGABYTE
 """Bytes of one text file of a run; 2,000 rounds of five seeds with 100 clients have 60 million."""
@@ -28,13 +29,10 @@ Seed = Annotated[int, Field(ge=0, le=2**64)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e300, le=1e300)]
 Values = dict[str, Number | None]
 
-_OPEN = ConfigDict(extra="allow")
-
 
 class RecordShape(TypedDict, total=False):
     """A line of rounds.jsonl."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     seed: Required[Seed]
     round: Required[Annotated[int, Field(ge=1, le=2**53)]]
     phase: Required[str]
@@ -60,7 +58,6 @@ class RecordShape(TypedDict, total=False):
 class Spread(TypedDict):
     """A number over seeds."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     mean: Number | None
     std: Number | None
     by_seed: list[Number | None]
@@ -71,7 +68,6 @@ class Reach(Spread):
 
 
 class Totals(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     bytes_up: Whole
     bytes_down: Whole
     seconds: Number
@@ -83,27 +79,22 @@ Machines = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_leng
 class SummaryShape(TypedDict, total=False):
     """summary.json."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     method: Required[str]
     seeds: Required[list[Seed]]
     rounds: Required[Whole]
     rounds_to_target: Required[Reach]
     totals: Required[Totals]
-    target_metric: str
+    target_metric: Required[str]
     target: Number | None
-    target_accuracy: Number | None
-    final: dict[str, Spread]
-    final_accuracy: Spread
+    final: Required[dict[str, Spread]]
     machines: Machines
 
 
 class NamedShape(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: str
 
 
 class TaskShape(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: str
     metrics: list[str]
 
@@ -111,7 +102,6 @@ class TaskShape(TypedDict, total=False):
 class ConfigShape(TypedDict, total=False):
     """config.toml, as far as results are read by it; what decides a run is checked by `Experiment`."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     rounds: Required[Annotated[int, Field(ge=1, le=2**53)]]
     seeds: Required[Annotated[list[Seed], Field(min_length=1)]]
     method: Required[NamedShape]
@@ -125,6 +115,7 @@ class ConfigShape(TypedDict, total=False):
 class OwnershipShape(TypedDict, total=False):
     """A line of neurons.jsonl."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     seed: Required[Seed]
     round: Required[Whole]
     clients: Required[list[Whole]]
@@ -135,14 +126,12 @@ class OwnershipShape(TypedDict, total=False):
 
 
 class LayerShape(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: str
     start: Whole
     size: Whole
 
 
 class ModelShape(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     fingerprint: str
     weights: Whole
 
@@ -150,7 +139,6 @@ class ModelShape(TypedDict):
 class FederationShape(TypedDict, total=False):
     """federation.json."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     clients: Annotated[int, Field(ge=0, le=10**7)]
     client_names: list[str]
     class_names: list[str]
@@ -163,7 +151,6 @@ class FederationShape(TypedDict, total=False):
 class ActivationShape(TypedDict):
     """A line of activations.jsonl."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     seed: Seed
     round: Whole
 
@@ -178,7 +165,6 @@ class SitesErrorShape(TypedDict):
 class SeenShape(TypedDict):
     """What a site said at first contact, in sites-seen.json."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     key: str | None
     data: str
     samples: Whole
@@ -187,46 +173,50 @@ class SeenShape(TypedDict):
 
 def read_lines(file: Path, schema: Any) -> list[Any]:
     """The whole lines of a JSON-lines file, each of a schema's shape."""
-    lines = json_lines(read_text(file, MOST_TEXT, follow=False), str(file))
-    return [shaped(schema, line, place) for place, line in lines]
+    return [shaped(schema, line, where) for where, line in json_lines(_read_text(file), str(file))]
 
 
 def read_object(file: Path, schema: Any) -> Any:
     """A JSON file of a schema's shape."""
-    return shaped(schema, parse_json(read_text(file, MOST_TEXT, follow=False), str(file)), str(file))
+    return shaped(schema, parse_json(_read_text(file), str(file)), str(file))
 
 
-def read_summary(folder: Path, file: str) -> dict[str, Any]:
-    """A run's summary, whose numbers have one value for each seed."""
-    path = folder / file
-    found: dict[str, Any] = read_object(path, SummaryShape)
-    metric = found.get("target_metric", "accuracy")
-    final = found["final"].get(metric) if "final" in found else found.get("final_accuracy")
-    if final is None:
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a run, whose numbers have one value for each seed."""
+    summary: dict[str, Any] = read_object(path, SummaryShape)
+    metric, seeds = summary["target_metric"], summary["seeds"]
+    if metric not in summary["final"]:
         raise ConfigError(f"{path} is damaged: it has no final {metric}")
-    for spread in (final, found["rounds_to_target"]):
-        if len(spread["by_seed"]) != len(found["seeds"]) or not found["seeds"]:
+    for spread in (summary["final"][metric], summary["rounds_to_target"]):
+        if len(spread["by_seed"]) != len(seeds) or not seeds:
             raise ConfigError(
-                f"{path} is damaged: it has {len(found['seeds'])} seeds and {len(spread['by_seed'])} values"
+                f"{path} is damaged: it has {len(seeds)} seeds and {len(spread['by_seed'])} values"
             )
-    return found
+    return summary
 
 
-def read_config_file(folder: Path, file: str) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[str, Any]:
     """The configuration of a run, as nested tables."""
-    path = folder / file
-    text = read_text(path, MOST_TOML, follow=False)
-    found: dict[str, Any] = shaped(ConfigShape, parse_toml(text, str(path)), str(path))
-    return found
+    config: dict[str, Any] = shaped(
+        ConfigShape, parse_toml(_read_text(path, MOST_TOML), str(path)), str(path)
+    )
+    return config
+
+
+def _read_text(path: Path, most: int = MOST_TEXT) -> str:
+    try:
+        return read_verified(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text: {error}") from error
 
 
 def check_clients(records: Sequence[dict[str, Any]], where: str) -> None:
     """Either every record of an evaluation says how single clients do, and of as many, or none does."""
     seen = [record for record in records if "metrics" in record or "accuracy" in record]
-    told = [{"": record.get("client_accuracy"), **record.get("client_metrics", {})} for record in seen]
+    columns = [{"": record.get("client_accuracy"), **record.get("client_metrics", {})} for record in seen]
     shapes = {
-        tuple((key, None if values is None else len(values)) for key, values in sorted(one.items()))
-        for one in told
+        tuple((key, None if values is None else len(values)) for key, values in sorted(clients.items()))
+        for clients in columns
     }
     sizes = {size for shape in shapes for _, size in shape if size is not None}
     if len(shapes) > 1 or len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""Who owned which neurons in a round, in a few bytes: the lines of neurons.jsonl."""
+"""The neurons that each client owned in a round, packed into few bytes: the lines of neurons.jsonl."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
 from fedpews.results import layout
-from fedpews.results.growing import read_lines
-from fedpews.results.schema import FederationShape, OwnershipShape, read_object
-from fedpews.results.sums import check_files, read_sums
+from fedpews.results.files import is_expected
+from fedpews.results.schema import FederationShape, OwnershipShape, read_lines, read_object
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 BINS = 32
-"""Equal parts of 0 to 1 in a histogram of θ."""
+"""Bins of equal width from 0 to 1 in a histogram of θ."""
 
 EACH_CLIENT_UP_TO = 200
 """In a federation of more clients than this, only the number of owners of each neuron is kept."""
@@ -27,15 +26,15 @@ EACH_CLIENT_UP_TO = 200
 
 @dataclass(frozen=True)
 class Ownership:
-    """One round of one seed. ``owned`` or ``owners`` is there, as base64."""
+    """The masks of one round of one seed; either ``owned`` or ``owners`` is given, as base64."""
 
     seed: int
     round: int
     clients: tuple[int, ...]  # of the cohort; empty where only numbers are kept
     neurons: int
     owned: str | None = None  # a bit for each client and neuron, client by client, the first bit highest
-    owners: str | None = None  # for each neuron, what part of the cohort owns it, in 255ths
-    theta: list[list[int]] | None = None  # (layers, BINS): how many θ lie in each part of 0 to 1
+    owners: str | None = None  # for each neuron, the share of the cohort that owns it, in 255ths
+    theta: list[list[int]] | None = None  # (layers, BINS): how many θ are in each bin
 
     @classmethod
     def of(
@@ -58,7 +57,7 @@ class Ownership:
         return cls(seed, round, (), size, owners=b64encode(shares.tobytes()).decode(), theta=theta)
 
     def masks(self) -> NDArray[np.bool_]:
-        """(clients, neurons); of no client where only numbers were kept."""
+        """(clients, neurons); without clients if only the shares were kept."""
         import numpy as np
 
         if self.owned is None:
@@ -68,7 +67,7 @@ class Ownership:
         return bits.reshape(len(self.clients), self.neurons).astype(bool)
 
     def shares(self) -> NDArray[np.float64]:
-        """(neurons,) the part of the cohort that owns each."""
+        """(neurons,) the share of the cohort that owns each."""
         import numpy as np
 
         if self.owners is None:
@@ -87,29 +86,30 @@ class Ownership:
             return False
 
     def record(self) -> dict[str, Any]:
-        """As in a line of the file; what is not there is left out."""
+        """The line of the file; keys without a value are left out."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def read_neurons(folder: Path) -> list[Ownership]:
-    """The lines of a run's folder; of an older run, or one without masks, none."""
+    """The lines of neurons.jsonl; a run without masks has none."""
     file = folder / layout.NEURONS
-    lines = read_lines(folder, layout.NEURONS, OwnershipShape)
-    found = [Ownership(**line | {"clients": tuple(line["clients"])}) for line in lines]
-    for number, one in enumerate(found, start=1):
-        if not one.is_whole():
-            raise ConfigError(f"{file}, line {number} is damaged: it does not hold a mask of {one.neurons}")
-    return found
+    lines = read_lines(file, OwnershipShape) if is_expected(file) else []
+    rounds = [Ownership(**line | {"clients": tuple(line["clients"])}) for line in lines]
+    for number, ownership in enumerate(rounds, start=1):
+        if not ownership.is_whole():
+            raise ConfigError(
+                f"{file}, line {number} is damaged: it does not hold a mask of {ownership.neurons}"
+            )
+    return rounds
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
-    """Who takes part and what each holds; of an older run nothing is known."""
+    """The clients, their counts of classes and the layers that masks cover; empty before the first round."""
     file = folder / layout.FEDERATION
-    if not file.exists() and layout.FEDERATION not in read_sums(folder):
+    if not is_expected(file):
         return {}
-    check_files(folder, [layout.FEDERATION])
-    found: dict[str, Any] = read_object(file, FederationShape)
-    counts = found.get("counts") or []
+    federation: dict[str, Any] = read_object(file, FederationShape)
+    counts = federation.get("counts") or []
     if len({len(row) for row in counts}) > 1 or not all(counts):
         raise ConfigError(f"{file} is damaged: its counts are not a table of clients by classes")
-    return found
+    return federation
