@@ -25,7 +25,6 @@ from fedpews.flower.failure import raise_failure
 from fedpews.flower.known_sites import KnownSite, KnownSites
 from fedpews.flower.notices import Follower
 from fedpews.results import layout
-from fedpews.results.links import refuse_links
 from fedpews.results.records import Record, read_rounds
 
 RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
@@ -191,7 +190,7 @@ def up(
     out = out.resolve()
     if layout.is_begun(out) and not resume:
         raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or give another --out")
-    refuse_links(out)
+    layout.refuse_links(out)
     count = _count_sites(experiment, sites, site_data, data_dir)
     work = out / layout.SITES_WORK
     own = [{"data": name} for name in site_data] or [{}] * count
