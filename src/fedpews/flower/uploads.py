@@ -13,7 +13,7 @@ from fedpews.engines.batches import count_steps
 from fedpews.engines.engine import Job, Schedule
 from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.wire import BadMessage, decode_upload, message_size
+from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
 from fedpews.tables import FlowerTable
@@ -133,7 +133,7 @@ class UploadCheck:
                 largest = replace(largest, mask=everything)
             dense = {name: _no_zeros(value) for name, value in largest.params.items()}
             extra = {k: {n: _no_zeros(v) for n, v in tree.items()} for k, tree in largest.extra.items()}
-            size = message_size(self.net, replace(largest, params=dense, extra=extra)) + SLACK
+            size = len(encode_upload(self.net, replace(largest, params=dense, extra=extra))) + SLACK
             self._samples[key] = sample, size
         return self._samples[key]
 
