@@ -32,7 +32,7 @@ from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
 from fedpews.neurons.network import Network
 from fedpews.tables import FlowerTable
-from fedpews.tasks.contract import Sums, add
+from fedpews.tasks.metrics import Sums, add
 from fedpews.trees import Tree
 
 Key = tuple[int, int]

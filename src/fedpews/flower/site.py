@@ -26,7 +26,7 @@ from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.neurons.network import Network
-from fedpews.tasks.contract import Sums
+from fedpews.tasks.metrics import Sums
 from fedpews.tasks.names import show
 from fedpews.trees import Nest
 

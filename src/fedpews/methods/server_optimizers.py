@@ -15,8 +15,8 @@ from torch import Tensor
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.optimizers import Optimizer, Slots
-from fedpews.methods.options import Positive
 from fedpews.neurons.network import Network
+from fedpews.options import Positive
 from fedpews.trees import Nest, Tree
 
 
