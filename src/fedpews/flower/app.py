@@ -223,9 +223,9 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
     if test:
         import numpy as np
 
-        from fedpews.data.client_folders import TABLES, read_pair
+        from fedpews.data.client_folders import TABLES, read_client_npz
         from fedpews.data.client_tables import read_table
-        from fedpews.data.federation import from_clients
+        from fedpews.data.samples import from_clients
         from fedpews.tasks.class_names import check_listed
 
         file = Path(test).expanduser()
@@ -233,7 +233,7 @@ def _server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federat
             found = read_table(file, experiment.data.label)
             pair, columns = (found.x, found.y), found.columns
         else:
-            pair = read_pair(file)
+            pair = read_client_npz(file)
         if names and pair[1].dtype.kind in "UO":
             check_listed({test: {str(value) for value in pair[1].flat}}, names)
             pair = pair[0], np.array([names.index(str(value)) for value in pair[1].flat])
