@@ -20,9 +20,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from fedpews.flower.deploy.coordinator import Coordinator, run_command
+from fedpews.flower.deploy.coordinator import Coordinator, register, run_command
 from fedpews.flower.deploy.keys import make_site_key
-from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports, key_values, program
+from fedpews.flower.deploy.processes import LOOPBACK, environment, free_ports, key_values, program
 from fedpews.results.records import read_rounds
 
 CONFIG = """
@@ -123,7 +123,7 @@ def run_bare(sites: int, rounds: int, folder: Path) -> list[float]:
         coordinator.start()
         for site, port in enumerate(free_ports(sites)):
             private, public = make_site_key(folder / "keys", site)
-            coordinator.register(public)
+            register(coordinator.folder, public)
             command = [program("flower-supernode"), "--superlink", f"{LOOPBACK}:{coordinator.port}"]
             command += ["--root-certificates", str(coordinator.inner.authority), "--host", LOOPBACK]
             command += ["--auth-supernode-private-key", str(private), "--port", str(port)]

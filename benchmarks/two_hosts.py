@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedpews.experiment import Experiment
+from fedpews.flower.deploy.app_folder import new_app
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
 from fedpews.flower.deploy.processes import Processes
-from fedpews.flower.deploy.template import new_app
 from fedpews.results.records import read_rounds
 
 HOSTS = {"hub": "10.77.0.1", "north": "10.77.0.2", "south": "10.77.0.3"}
@@ -129,7 +129,7 @@ def trial(folder: Path, rounds: int, cut_seconds: float) -> None:
         ip("link", "set", "v-south", "down")
         say("south's link is cut")
         time.sleep(cut_seconds)
-        say(f"after {cut_seconds:g} s {rounds_done(out)} rounds are done; south's link is mended")
+        say(f"after {cut_seconds:g} s {rounds_done(out)} rounds are done; south's link is up again")
         ip("link", "set", "v-south", "up")
         while processes.ended("run") is None:
             time.sleep(0.5)

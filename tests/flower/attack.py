@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from fedpews.flower.deploy.keys import make_site_key
-from fedpews.flower.deploy.programs import environment, program
+from fedpews.flower.deploy.processes import environment, program
 
 PYPROJECT = """[project]
 name = "forged"

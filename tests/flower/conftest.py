@@ -17,7 +17,7 @@ def _quick_and_identified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(roster, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(roster, "ASK_SECONDS", 0.1)
-    monkeypatch.setattr(roster, "TELL_SECONDS", 0.1)
+    monkeypatch.setattr(roster, "REFUSE_SECONDS", 0.1)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
 

@@ -12,8 +12,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedpews.flower.app import build_site
-from fedpews.flower.handlers import make_client_app
+from fedpews.flower.app import make_client_app
+from fedpews.flower.site import Site
 
 Handler = Callable[[Message], Message | None]
 
@@ -69,7 +69,7 @@ class MemoryGrid:
 
 def site_handler(config: Path, state: Path, site: int, **settings: Any) -> Handler:
     """A site as a function of messages: the real ClientApp, with a node's configuration."""
-    app = make_client_app(lambda number, given: build_site(config, number, given))
+    app = make_client_app(config, Site)
     node_config = {"site": site, "state-dir": str(state), **settings}
 
     def handle(message: Message) -> Message:

@@ -20,8 +20,7 @@ from memory_grid import MemoryGrid
 from torch import nn
 
 from fedpews.flower.adopt.client import LocalWarmup
-from fedpews.flower.adopt.owned import fill_in, pack_sides, restore, select
-from fedpews.flower.adopt.strategy import WithWarmup
+from fedpews.flower.adopt.strategy import WithWarmup, fill_in, pack_sides, restore, select
 from fedpews.methods.average import Average
 from fedpews.methods.fedavg import FedAvg as OurFedAvg
 from fedpews.methods.wire import BadMessage
@@ -41,7 +40,7 @@ def model() -> nn.Module:
     )
 
 
-READING = {"gradient": "open", "start": -1.0, "start-spread": 0.5, "upload-mask": "drawn"}
+READING = {"gradient": "open", "start": -1.0, "start_spread": 0.5, "upload_mask": "drawn"}
 
 
 def a_message(
@@ -49,7 +48,7 @@ def a_message(
 ) -> Message:
     content: dict[str, Any] = {"config": ConfigRecord({"server-round": 1})}
     if warm:
-        about = {"round": 1, "diversity": diversity, "mask-lr": 0.1, **READING, **reading}
+        about = {"round": 1, "diversity": diversity, "mask_lr": 0.1, **READING, **reading}
         content["fedpews"] = ConfigRecord(about)
     if others is not None:
         content["others"] = ArrayRecord({"neurons": Array(others.numpy())})
@@ -91,13 +90,13 @@ def test_a_score_step_is_that_of_the_method_itself(gradient: Any) -> None:
 def test_each_site_starts_at_its_own_draw_and_can_send_what_is_above_one_half() -> None:
     module, (x, _) = model(), a_batch()
     sites = [Context(1, 7, {"partition-id": site}, RecordDict({}), {}) for site in (0, 0, 1)]
-    message = a_message(**{"upload-mask": "thresholded"})
+    message = a_message(upload_mask="thresholded")
     first, again, other = (LocalWarmup(message, site, module, x[:1]) for site in sites)
     assert torch.equal(first.scores, again.scores)
     assert not torch.equal(first.scores, other.scores)
     # eleven numbers of mean −1 and deviation .5: their mean is off by .15
     assert abs(float(first.scores.mean()) + 1) < 0.6
-    same = LocalWarmup(a_message(**{"start-spread": 0.0}), sites[0], module, x[:1])
+    same = LocalWarmup(a_message(start_spread=0.0), sites[0], module, x[:1])
     assert set(same.scores.tolist()) == {-1.0}
     first.scores = torch.tensor([1.0, -1.0] * 5 + [1.0])
     sent: Any = first.reply({"num-examples": 1}).content["owned"]

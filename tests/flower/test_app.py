@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from cryptography import x509
@@ -16,13 +17,13 @@ from memory_grid import MemoryGrid
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.flower import roster
+from fedpews.flower.deploy.app_folder import new_app, starter
 from fedpews.flower.deploy.keys import make_server_keys, make_site_key
 from fedpews.flower.deploy.loopback import up
-from fedpews.flower.deploy.processes import Processes, descendants
-from fedpews.flower.deploy.template import new_app, starter
-from fedpews.flower.handlers import site_number
-from fedpews.flower.hello import Expected, Seen
-from fedpews.flower.memory import MemoryLost, SiteMemory
+from fedpews.flower.deploy.processes import Processes
+from fedpews.flower.logs import site_number
+from fedpews.flower.roster import Expected, Seen
+from fedpews.flower.site import MemoryLost, SiteMemory
 from waiting import when
 
 RUN = "0123456789abcdef" * 2
@@ -165,7 +166,7 @@ def test_processes_end_with_everything_they_started(tmp_path: Path) -> None:
     )
     children.start("one", [sys.executable, "-c", script], {}, tmp_path / "log")
     pid = children.pid("one")
-    when(lambda: descendants(pid))
-    family = {pid, *descendants(pid)}
+    (grandchild,) = when(lambda: psutil.Process(pid).children(recursive=True))
+    family = {pid, grandchild.pid}
     children.stop_all()
     assert not [p for p in family if Path(f"/proc/{p}").exists()]

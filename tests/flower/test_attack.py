@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 from attack import flwr, forge_app, play, strangers_home
 
-from fedpews.flower.deploy.coordinator import CONNECTION, Coordinator
+from fedpews.flower.deploy.app_folder import ForeignApp, Pin, app_hash, new_app, pack_app, starter
+from fedpews.flower.deploy.coordinator import (
+    CONNECTION,
+    FLEET_PATHS,
+    Coordinator,
+    Proxy,
+    find_nginx,
+    register,
+)
 from fedpews.flower.deploy.keys import make_server_keys, make_site_key
-from fedpews.flower.deploy.pin import ForeignApp, Pin, app_hash, pack_app
-from fedpews.flower.deploy.processes import Processes
-from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports
-from fedpews.flower.deploy.proxy import FLEET_PATHS, Door, find_nginx, nginx_config
+from fedpews.flower.deploy.processes import LOOPBACK, Processes, environment, free_ports
 from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
-from fedpews.flower.deploy.template import new_app, starter
 from waiting import when
 
 needs_nginx = pytest.mark.skipif(
@@ -31,8 +35,8 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, str, Path]]:
     """A coordinator as `fedpews flower serve` starts it, its address, and its authority."""
     keys = make_server_keys(tmp_path / "certificates", LOOPBACK)
     (port,) = free_ports(1)
-    door = Door("localhost", f"{LOOPBACK}:{port}", keys.certificate, keys.key)
-    running = Coordinator(tmp_path / "coordinator", door)
+    proxy = Proxy("localhost", f"{LOOPBACK}:{port}", keys.certificate, keys.key)
+    running = Coordinator(tmp_path / "coordinator", proxy)
     try:
         running.start()
         yield running, f"{LOOPBACK}:{port}", keys.authority
@@ -50,7 +54,7 @@ def test_a_stranger_with_the_address_and_the_authority_fails_at_each_step(
     assert not (tmp_path / "stranger" / "loot").exists()
     # the same from the operator's own machine and folder is what approve and start do
     _, public = make_site_key(tmp_path / "keys", 0)
-    running.register(public)
+    register(running.folder, public)
     # the SuperLink itself listens on loopback only
     ours = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=False).stdout
     assert f"0.0.0.0:{running.port}" not in ours
@@ -86,7 +90,7 @@ def test_a_site_never_runs_an_app_that_it_has_not_read(
     secret.write_text("only for the site's own eyes")
     new_app(tmp_path / "agreed", starter())
     private, public = make_site_key(tmp_path / "keys", 0)
-    running.register(public)
+    register(running.folder, public)
     options = SiteOptions(
         Pin.of(tmp_path / "agreed"), address, authority, private, tmp_path / "site-0", {"site": 0}
     )
@@ -127,8 +131,8 @@ def test_a_pinned_app_is_refused_when_a_single_byte_differs(tmp_path: Path) -> N
 
 
 def test_the_proxy_passes_an_exact_list_of_paths_and_nothing_else(tmp_path: Path) -> None:
-    door = Door("fl.example.org", "8443", tmp_path / "server.pem", tmp_path / "server.key")
-    text = nginx_config(door, tmp_path, 9000, tmp_path / "ca.crt")
+    proxy = Proxy("fl.example.org", "8443", tmp_path / "server.pem", tmp_path / "server.key")
+    text = proxy.nginx_config(tmp_path, 9000, tmp_path / "ca.crt")
     passed = [line.split()[2] for line in text.splitlines() if line.strip().startswith("location =")]
     assert passed == [f"/v1/fleet/{path}" for path in FLEET_PATHS]
     assert "location / { return 403; }" in text

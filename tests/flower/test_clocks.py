@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
-from fedpews.flower.deploy.clocks import AHEAD, BEHIND, explain_contact
 from fedpews.flower.deploy.keys import ServerKeys, make_server_keys
+from fedpews.flower.deploy.site_process import AHEAD, BEHIND, explain_contact
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from command_line import fedpews
-from fedpews.flower.deploy.processes import descendants
 from fedpews.results.records import read_rounds
 from waiting import when
 
@@ -140,7 +140,7 @@ def test_a_site_killed_in_a_round_is_asked_again_and_the_numbers_stay(
 def test_nothing_is_left_running_however_it_is_stopped(number: int, config: Path, tmp_path: Path) -> None:
     process = start(config, tmp_path / "sites")
     wait_for(process, lambda: rounds_done(tmp_path / "sites") >= 1)
-    family = descendants(process.pid)
+    family = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
     assert len(family) >= 3
     process.send_signal(number)
     process.communicate(timeout=LONGEST)

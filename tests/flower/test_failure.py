@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedpews.cli import app
 from fedpews.errors import ConfigError, FedpewsError, RunFailed
-from fedpews.flower.failure import forget_failure, keep_failure, raise_failure
+from fedpews.flower.logs import clear_failure, raise_failure, save_failure
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from fedpews.flower.failure import forget_failure, keep_failure, raise_failure
 def test_what_ended_the_run_is_raised_where_it_was_started(
     tmp_path: Path, error: Exception, code: int, words: str
 ) -> None:
-    keep_failure(tmp_path, error)
+    save_failure(tmp_path, error)
 
     with pytest.raises(FedpewsError, match=words) as caught:
         raise_failure(tmp_path)
@@ -31,8 +31,8 @@ def test_what_ended_the_run_is_raised_where_it_was_started(
 
 
 def test_nothing_is_raised_of_an_earlier_run(tmp_path: Path) -> None:
-    keep_failure(tmp_path, ConfigError("no roster"))
-    forget_failure(tmp_path)
+    save_failure(tmp_path, ConfigError("no roster"))
+    clear_failure(tmp_path)
 
     raise_failure(tmp_path)
 

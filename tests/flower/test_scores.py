@@ -32,7 +32,7 @@ def honest(task: Task, samples: int = SAMPLES) -> Sums:
 
 def read(task: Task, sums: Sums, declared: int = SAMPLES) -> Sums:
     content = RecordDict(score_records({"test": {0: sums}}))
-    return ScoreCheck(task, places=16).read(content, "test", [0], declared)[0]
+    return ScoreCheck(task, labels=16).read(content, "test", [0], declared)[0]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def changed(**changes: Any) -> Sums:
         (changed(seen=[10**18, 5, 5, 5], correct=[10**18, 0, 0, 0]), "declared 20 samples"),
         (changed(seen=[2**62, 5, 5, 5]), "declared 20 samples"),
         (changed(seen=[4, 5, 5, 5]), "declared 20 samples"),
-        (changed(correct=[6, 0, 0, 0]), "not a part"),
-        (changed(correct=[-1, 0, 0, 0]), "not a part"),
-        (changed(correct=[0.5, 0, 0, 0]), "not a part"),
-        (changed(correct=[0, 0]), "not a part"),
+        (changed(correct=[6, 0, 0, 0]), "right answers"),
+        (changed(correct=[-1, 0, 0, 0]), "right answers"),
+        (changed(correct=[0.5, 0, 0, 0]), "right answers"),
+        (changed(correct=[0, 0]), "right answers"),
         (changed(more=1.0), "made of"),
         (changed(loss=[1.0, 2.0]), "single number"),
     ],
@@ -80,7 +80,7 @@ def test_counts_are_bounded_by_what_the_site_declared(sums: Sums, words: str) ->
 
 
 def test_a_site_with_another_number_of_classes_is_refused_with_both() -> None:
-    check = ScoreCheck(Classification(), places=1)
+    check = ScoreCheck(Classification(), labels=1)
     task = Classification()
     four = RecordDict(score_records({"test": {0: honest(task)}}))
     three = task.sums(torch.zeros(SAMPLES, 3), torch.arange(SAMPLES) % 3)
@@ -101,11 +101,11 @@ def test_a_shape_that_does_not_fit_its_bytes_is_refused_before_memory_is_taken()
     huge = Array(dtype="float64", shape=(2**40,), stype="fedpews.sums", data=b"0" * 8)
     content = RecordDict({"test-0": ArrayRecord({"loss": huge})})
     with pytest.raises(BadMessage, match="8 bytes"):
-        ScoreCheck(Classification(), places=1).read(content, "test", [0], SAMPLES)
+        ScoreCheck(Classification(), labels=1).read(content, "test", [0], SAMPLES)
     with pytest.raises(BadMessage, match="no score on its validation"):
-        ScoreCheck(Classification(), places=1).read(content, "validation", [0], SAMPLES)
+        ScoreCheck(Classification(), labels=1).read(content, "validation", [0], SAMPLES)
 
 
 def test_a_metric_that_needs_every_sample_does_not_go_with_data_at_sites() -> None:
     with pytest.raises(ConfigError, match="does not leave a site"):
-        ScoreCheck(Classification(metrics=("torchmetrics.functional:cohen_kappa",)), places=1)
+        ScoreCheck(Classification(metrics=("torchmetrics.functional:cohen_kappa",)), labels=1)

@@ -18,18 +18,16 @@ from fedpews.errors import ConfigError, DataMissing, FedpewsError
 from fedpews.experiment import Experiment
 from fedpews.flower.app import serve
 from fedpews.flower.deploy import executor, site_process
+from fedpews.flower.deploy.app_folder import Pin
 from fedpews.flower.deploy.coordinator import unknown_keys
-from fedpews.flower.deploy.executor import Work
+from fedpews.flower.deploy.executor import ExecutorOptions
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
 from fedpews.flower.deploy.loopback import Loopback
-from fedpews.flower.deploy.pin import Pin
 from fedpews.flower.deploy.processes import Processes
 from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
 from fedpews.flower.engine import SitesRefused
-from fedpews.flower.failure import keep_failure
-from fedpews.flower.hello import read_hello
-from fedpews.flower.known_sites import KnownSite, KnownSites
-from fedpews.flower.notices import add_notice
+from fedpews.flower.logs import append_line, save_failure
+from fedpews.flower.roster import KnownSite, KnownSites, read_hello
 from fedpews.methods.wire import BadMessage
 
 
@@ -138,9 +136,9 @@ def test_a_site_with_another_app_says_so_at_both_ends(
     monkeypatch.setattr(executor, "pull_task_input", lambda _: given)
     monkeypatch.setattr(executor, "push_message", lambda _, reply, context: answered.append(reply))
     monkeypatch.setattr(executor, "push_task_output", lambda **_: None)
-    work = Work("", b"", Pin(tmp_path, "our hash"), {"site": 0, "state-dir": str(tmp_path)})
+    options = ExecutorOptions("", b"", Pin(tmp_path, "our hash"), {"site": 0, "state-dir": str(tmp_path)})
 
-    executor._run_task(work, "token")
+    executor._run_task(options, "token")
 
     with pytest.raises(BadMessage, match=r"cannot take part: the server's app has .* only our hash"):
         read_hello(answered[0].content)
@@ -177,9 +175,9 @@ def test_a_site_shows_its_status_and_ends_with_the_code_of_its_refusal(
 ) -> None:
     process, said = site
     monkeypatch.setattr(site_process, "explain_contact", lambda *_: "no contact")
-    add_notice(tmp_path / "state" / "site-0" / "status.log", "round 1: done\nand \x1b[2J more")
+    append_line(tmp_path / "state" / "site-0" / "status.log", "round 1: done\nand \x1b[2J more")
     process.tend()
-    keep_failure(tmp_path / "state" / "site-0", DataMissing("no samples"))
+    save_failure(tmp_path / "state" / "site-0", DataMissing("no samples"))
 
     with pytest.raises(FedpewsError, match=r"^no samples$") as caught:
         process.tend()
@@ -193,7 +191,7 @@ def test_a_site_that_cannot_take_part_ends_all_that_up_has_started(
 ) -> None:
     net = Loopback(tmp_path / "work", tmp_path / "app", tmp_path / "state", [{}, {}])
     monkeypatch.setattr(Processes, "ended", lambda self, name: 2 if name == "site-1" else None)
-    keep_failure(tmp_path / "state" / "site-1", ConfigError("it is refused"))
+    save_failure(tmp_path / "state" / "site-1", ConfigError("it is refused"))
 
     with pytest.raises(FedpewsError, match=r"^site 1: it is refused\. .* --resume") as caught:
         net.tend()

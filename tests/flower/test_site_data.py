@@ -14,7 +14,9 @@ from test_engine import experiment, write
 
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
-from fedpews.flower.app import _server_data, build_site, serve
+from fedpews.flower.app import serve
+from fedpews.flower.data import server_data
+from fedpews.flower.site import Site
 from fedpews.results.records import read_rounds
 
 NOTHING = {"partition": None, "train_per_class": None, "test_per_class": None}
@@ -52,8 +54,8 @@ RETINA, COLON = ["cnv", "dme", "drusen"], ["adipose", "background", "debris"]
 def test_sites_number_their_folders_by_the_experiments_classes(tmp_path: Path, grid: MemoryGrid) -> None:
     folders = [hospital(tmp_path / "eye", RETINA), hospital(tmp_path / "gut", COLON)]
     config, grid.nodes = two_sites(tmp_path, folders, data={"classes": [*RETINA, *COLON]})
-    assert build_site(config, 0, {"data": folders[0]}).data.y.unique().tolist() == [0, 1, 2]
-    assert build_site(config, 1, {"data": folders[1]}).data.y.unique().tolist() == [3, 4, 5]
+    assert Site(config, {"site": 0, "data": folders[0]}).data.y.unique().tolist() == [0, 1, 2]
+    assert Site(config, {"site": 1, "data": folders[1]}).data.y.unique().tolist() == [3, 4, 5]
     serve(config, grid, {"out": str(tmp_path / "run")})
     assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1]
     assert '"drusen"' in (tmp_path / "run" / "federation.json").read_text()
@@ -91,7 +93,7 @@ def test_a_site_whose_classes_do_not_fit_is_refused_with_both_lists(
     assert words in caplog.text
     # the site itself says the same
     with pytest.raises(ConfigError) as refused:
-        build_site(config, 1, {"data": folders[1]})
+        Site(config, {"site": 1, "data": folders[1]})
     assert words in str(refused.value)
 
 
@@ -99,12 +101,12 @@ def test_the_servers_test_set_names_its_classes_in_the_same_list(tmp_path: Path)
     config, _ = two_sites(tmp_path, [], data={"classes": [*RETINA, *COLON]})
     pixels = np.zeros((2, 8, 8), np.uint8)
     np.savez(tmp_path / "test.npz", x=pixels, y=np.array(["debris", "cnv"]))
-    data = _server_data(Experiment.load(config), {"test": str(tmp_path / "test.npz")})
+    data = server_data(Experiment.load(config), {"test": str(tmp_path / "test.npz")})
     assert data is not None
     assert data.test_y.tolist() == [5, 0]
     np.savez(tmp_path / "test.npz", x=pixels, y=np.array(["stroma", "cnv"]))
     with pytest.raises(ConfigError, match=r"'stroma' is not in data.classes: .*test.npz has cnv, stroma"):
-        _server_data(Experiment.load(config), {"test": str(tmp_path / "test.npz")})
+        server_data(Experiment.load(config), {"test": str(tmp_path / "test.npz")})
 
 
 def clinic(root: Path, table: str) -> str:
@@ -121,7 +123,7 @@ def test_sites_tables_are_matched_by_column_name(tmp_path: Path, grid: MemoryGri
     turned = "label,bmi,age\n0,21.5,40\n1,22.5,50\n"
     folders = [clinic(tmp_path / "north", TABLE), clinic(tmp_path / "south", turned)]
     config, grid.nodes = two_sites(tmp_path, folders, flower={"input_shape": [2], "classes": 2})
-    data = [build_site(config, site, {"data": folder}).data for site, folder in enumerate(folders)]
+    data = [Site(config, {"site": site, "data": folder}).data for site, folder in enumerate(folders)]
     assert data[0].x.tolist() == data[1].x.tolist() == [[40, 21.5], [50, 22.5]]
     serve(config, grid, {"out": str(tmp_path / "run")})
     assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1]
@@ -166,6 +168,6 @@ def test_sites_scale_their_tables_by_their_own_rows_and_the_server_scales_none(t
     config, _ = two_sites(
         tmp_path, [folder], data={"scaling": "standard"}, flower={"input_shape": [2], "classes": 2}
     )
-    assert build_site(config, 0, {"data": folder}).data.x.tolist() == [[-1, -1], [1, 1]]
+    assert Site(config, {"site": 0, "data": folder}).data.x.tolist() == [[-1, -1], [1, 1]]
     with pytest.raises(ConfigError, match="by each site's own samples"):
-        _server_data(Experiment.load(config), {"test": str(tmp_path / "north" / "test.csv")})
+        server_data(Experiment.load(config), {"test": str(tmp_path / "north" / "test.csv")})

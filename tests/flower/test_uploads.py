@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from fedpews.compose import method as make
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import RunFailed
-from fedpews.flower.norms import NormRule, norms
-from fedpews.flower.uploads import UploadCheck, sample_upload
+from fedpews.flower.uploads import NormRule, UploadCheck, norms, sample_upload
 from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.wire import LOSS, BadMessage, encode_upload
 from fedpews.neurons.network import Network
@@ -291,7 +290,7 @@ def a_round(factor: float, part: str = "params", method: str = "scaffold+pews") 
         control = {n: factor * v for n, v in honest.extra[part].items()}
         bad = replace(honest, extra={**honest.extra, part: control})
     found = {client: (norms(NET, up, job.download), 1) for client, up in enumerate([honest] * 3 + [bad])}
-    return NormRule(5.0).judge(found)
+    return NormRule(5.0).check(found)
 
 
 @pytest.mark.parametrize("part", ["params", "control"])
@@ -311,17 +310,17 @@ def test_an_upload_near_the_rounds_median_is_accepted() -> None:
 
 def test_of_two_the_smaller_is_the_median_and_the_run_so_far_is_remembered() -> None:
     rule = NormRule(5.0)
-    assert list(rule.judge({0: ({"params": 1.0}, 1), 1: ({"params": 6.0}, 1)})) == [1]
+    assert list(rule.check({0: ({"params": 1.0}, 1), 1: ({"params": 6.0}, 1)})) == [1]
     for _ in range(3):
         rule.accept({"params": 2.0}, 1)
     # the other hardly moves any more: 6 is below 5 times the run's median of 2
-    assert rule.judge({0: ({"params": 0.01}, 1), 1: ({"params": 6.0}, 1)}) == {}
+    assert rule.check({0: ({"params": 0.01}, 1), 1: ({"params": 6.0}, 1)}) == {}
 
 
 def test_a_site_with_much_more_data_may_move_more() -> None:
     # 100 times the steps: a change of up to 5·100 times the other's is what steps can explain
-    assert NormRule(5.0).judge({0: ({"params": 1.0}, 10), 1: ({"params": 90.0}, 1000)}) == {}
-    assert NormRule(5.0).judge({0: ({"params": 1.0}, 10), 1: ({"params": 1.0}, 1)}) == {}
+    assert NormRule(5.0).check({0: ({"params": 1.0}, 10), 1: ({"params": 90.0}, 1000)}) == {}
+    assert NormRule(5.0).check({0: ({"params": 1.0}, 10), 1: ({"params": 1.0}, 1)}) == {}
 
 
 def test_the_norm_bound_covers_what_a_method_adds() -> None:

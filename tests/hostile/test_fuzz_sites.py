@@ -15,21 +15,21 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedpews.flower.hello import Facts, hello_content, read_hello
 from fedpews.flower.messages import (
-    Part,
-    Task,
+    Request,
+    SeedDownload,
     read_reply,
-    read_task,
+    read_request,
     reply_content,
-    task_content,
+    request_content,
 )
+from fedpews.flower.roster import Facts, hello_content, read_hello
 from fedpews.flower.scores import FORMAT, ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Regression, Segmentation
-from fedpews.tasks.contract import Task as ScoredTask
+from fedpews.tasks.contract import Task
 
-TASK = Task("a" * 32, 3, 0.1, (Part(0, b"bytes", 2, 1),), True)
+REQUEST = Request("a" * 32, 3, 0.1, (SeedDownload(0, b"bytes", 2, 1),), True)
 FACTS = Facts(0, "0.1.0", "f" * 16, "3", 2, 10, 5, 0, "d" * 16)
 whole = st.integers(-(2**63), 2**63 - 1)
 single = st.one_of(whole, st.floats(), texts, st.binary(max_size=8), st.booleans())
@@ -68,28 +68,28 @@ def _reply() -> RecordDict:
 
 @cases(150)
 @given(
-    task=spoilt_content(lambda: task_content(TASK)),
+    request=spoilt_content(lambda: request_content(REQUEST)),
     reply=spoilt_content(_reply),
     hello=spoilt_content(lambda: hello_content(FACTS)),
 )
-def test_any_records_are_read_or_refused(task: RecordDict, reply: RecordDict, hello: RecordDict) -> None:
-    survives(lambda: read_task(task))
+def test_any_records_are_read_or_refused(request: RecordDict, reply: RecordDict, hello: RecordDict) -> None:
+    survives(lambda: read_request(request))
     survives(lambda: read_hello(hello))
     survives(lambda: list(read_reply(reply, [0])))
 
 
 def test_what_is_not_spoilt_is_read() -> None:
-    assert read_task(task_content(TASK)) == TASK
+    assert read_request(request_content(REQUEST)) == REQUEST
     assert read_hello(hello_content(FACTS)) == FACTS
 
 
 @pytest.mark.parametrize("seeds", [["../../../home/x"], [-1], [0.5], [True]])
 def test_a_server_does_not_choose_where_a_site_writes(seeds: list[Any]) -> None:
-    content = task_content(TASK)
-    about = ConfigRecord(dict(content["task"]) | {"seeds": seeds})
-    forged = RecordDict({"task": about, f"seed-{seeds[0]}": content["seed-0"]})
+    content = request_content(REQUEST)
+    about = ConfigRecord(dict(content["request"]) | {"seeds": seeds})
+    forged = RecordDict({"request": about, f"seed-{seeds[0]}": content["seed-0"]})
     with pytest.raises(BadMessage):
-        read_task(forged)
+        read_request(forged)
 
 
 SCORES = [Classification(), Regression(), Segmentation(metrics=("dice",))]
@@ -116,11 +116,9 @@ packed = st.builds(
     key=st.sampled_from(["test-0", "test-1"]),
     declared=st.integers(0, 6),
 )
-def test_any_score_is_read_or_refused(
-    task: ScoredTask, arrays: dict[str, Array], key: str, declared: int
-) -> None:
+def test_any_score_is_read_or_refused(task: Task, arrays: dict[str, Array], key: str, declared: int) -> None:
     content = RecordDict({key: ArrayRecord(arrays)})
-    survives(lambda: ScoreCheck(task, places=4).read(content, "test", [0], declared))
+    survives(lambda: ScoreCheck(task, labels=4).read(content, "test", [0], declared))
 
 
 @cases(150)
@@ -134,4 +132,4 @@ def test_a_score_that_is_spoilt_in_places_is_read_or_refused(spoilt: dict[str, A
     task = Classification()
     (whole,) = score_records({"test": {0: task.sums(torch.randn(4, 3), torch.arange(4) % 3)}}).values()
     content = RecordDict({"test-0": ArrayRecord(dict(whole) | spoilt)})
-    survives(lambda: ScoreCheck(task, places=1).read(content, "test", [0], declared))
+    survives(lambda: ScoreCheck(task, labels=1).read(content, "test", [0], declared))

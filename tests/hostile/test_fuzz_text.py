@@ -20,7 +20,7 @@ from fedpews.build import build_method, build_task
 from fedpews.configs import flatten, parse_setting, recipes
 from fedpews.data.federation import from_clients
 from fedpews.experiment import Experiment, known_keys
-from fedpews.flower.known_sites import KnownSites
+from fedpews.flower.roster import KnownSites
 from fedpews.loading import load
 from fedpews.outside import parse_json, parse_toml
 from fedpews.report.compare import remarks, table, verdicts

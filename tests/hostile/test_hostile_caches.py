@@ -14,7 +14,7 @@ import torch
 from fedpews.engines.compiled import native
 from fedpews.engines.compiled.own_folder import cache_dir, own_folder
 from fedpews.engines.compiled.program import CannotCompile
-from fedpews.flower.memory import SiteMemory
+from fedpews.flower.site import SiteMemory
 
 unix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such modes here")
 

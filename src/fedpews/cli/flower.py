@@ -21,6 +21,9 @@ flower = typer.Typer(
     rich_markup_mode="rich",
 )
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")]
+Unit = Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")]
+
 
 @flower.command()
 def new(
@@ -33,7 +36,7 @@ def new(
     """Write a Flower app: the experiment, two lines for each half, and a README with every command."""
     from fedpews.configs import override, parse_setting, read_config
     from fedpews.experiment import Experiment
-    from fedpews.flower.deploy.template import new_app, starter
+    from fedpews.flower.deploy.app_folder import new_app, starter
 
     changes = dict(parse_setting(text) for text in set_ or [])
     if config is None and not changes:
@@ -42,7 +45,7 @@ def new(
         values = tomllib.loads(starter()) if config is None else read_config(config)
         text = Experiment(**override(values, changes)).to_toml()
     for path in new_app(folder, text):
-        out.print(str(path), markup=False)
+        _print(str(path))
 
 
 @flower.command()
@@ -71,118 +74,108 @@ def up(
 ) -> None:
     """Run an experiment on a SuperLink and SuperNodes on this machine, with TLS and authentication.
 
-    The run's folder is that of `fedpews run`, and sites.jsonl says who answered in each round.
+    The run's folder is that of `fedpews run`, and sites.jsonl says which sites answered in each round.
     """
     check_flwr("fedpews flower up")
     from fedpews.cli.pages import write_joint_page
     from fedpews.cli.runs import resolve_runs, show_runs
     from fedpews.flower.deploy.loopback import up as run_up
     from fedpews.report.progress import ProgressBar
+    from fedpews.running import Watcher
 
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
-    for experiment, place in runs:
-
-        def say(text: str) -> None:
-            if not quiet:
-                err.print(text, soft_wrap=True, markup=False)
-
+    for experiment, path in runs:
         with ProgressBar(experiment.method_label, err, quiet) as bar:
-            total = experiment.rounds
             run_up(
                 experiment,
-                place,
+                path,
                 sites=sites,
                 site_data=site_data or (),
                 test=test,
                 resume=resume,
                 data_dir=data_dir,
-                begin=lambda done, bar=bar, total=total: bar.begin(total, done),  # type: ignore[misc]
-                round=bar.round,
-                say=say,
+                watcher=Watcher(
+                    begin=lambda experiment, done, engine, bar=bar: bar.begin(experiment.rounds, done),  # type: ignore[misc]
+                    round=bar.round,
+                ),
+                report=(lambda text: None) if quiet else _report,
             )
-    places = [place for _, place in runs]
-    show_runs(places)
-    write_joint_page(places, folder, runs[0][0].method_label)
+    paths = [path for _, path in runs]
+    show_runs(paths)
+    write_joint_page(paths, folder, runs[0][0].method_label)
 
 
 @flower.command()
 def serve(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")],
+    folder: Folder,
     name: Annotated[str, typer.Option(help="The host's name or address, as sites call it.")],
     certificate: Annotated[
         Path | None, typer.Option(help="For that name; without one a trial authority is made in DIR.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's private key.")] = None,
-    listen: Annotated[str, typer.Option(help="Port, or address:port, where sites come in.")] = "8443",
-    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")] = False,
+    listen: Annotated[str, typer.Option(help="Port, or address:port, where sites connect.")] = "8443",
+    unit: Unit = False,
 ) -> None:
     """Start a coordinator, closed by default: a SuperLink on 127.0.0.1 and a proxy that passes only what sites need.
 
-    Sites are let in with `fedpews flower approve`, runs started with `fedpews flower start`, both on this machine only.
+    `fedpews flower approve` admits sites and `fedpews flower start` starts runs, both on this machine only.
     """
     check_flwr("fedpews flower serve")
-    from fedpews.flower.deploy.coordinator import Coordinator
+    from fedpews.flower.deploy.coordinator import Coordinator, Proxy, coordinator_unit
     from fedpews.flower.deploy.coordinator import serve as run_coordinator
-    from fedpews.flower.deploy.keys import make_server_keys
-    from fedpews.flower.deploy.proxy import Door
-    from fedpews.flower.deploy.units import coordinator_unit
+    from fedpews.flower.deploy.keys import ServerKeys, make_server_keys
 
     folder = folder.resolve()
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key belong together")
     if unit:
-        out.print(
-            coordinator_unit(folder, name, listen, certificate, key),
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
+        _print(coordinator_unit(folder, name, listen, certificate, key))
         return
     if certificate is None or key is None:
-        trial = folder / "certificates"
-        if not (trial / "ca.crt").exists():
-            make_server_keys(trial, name)
-        certificate, key = trial / "server.pem", trial / "server.key"
-        err.print(f"a trial authority of 30 days; give sites {trial}/ca.crt", soft_wrap=True, markup=False)
-    door = Door(name, listen, certificate.resolve(), key.resolve())
-    _until_stopped(lambda: run_coordinator(Coordinator(folder, door), _say))
+        keys = ServerKeys.in_folder(folder / "certificates")
+        if not keys.authority.exists():
+            make_server_keys(folder / "certificates", name)
+        certificate, key = keys.certificate, keys.key
+        _report(f"a trial authority of 30 days; give sites {keys.authority}")
+    proxy = Proxy(name, listen, certificate.resolve(), key.resolve())
+    _until_stopped(lambda: run_coordinator(Coordinator(folder, proxy), _report))
 
 
 @flower.command()
 def approve(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")],
+    folder: Folder,
     public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="What the site sent.")],
-    site: Annotated[int, typer.Option(help="The site's number, from 0; its own for ever.")],
+    site: Annotated[int, typer.Option(help="The site's number, from 0; it never changes.")],
     name: Annotated[str, typer.Option(help="What you call it.")],
     fingerprint: Annotated[
         str | None, typer.Option(help="What the site read out (ssh-keygen -lf); else you are asked.")
     ] = None,
 ) -> None:
-    """Let a site in: its key and its number belong together from now on (DIR/roster.toml)."""
+    """Admit a site: its key and its number belong together from now on (DIR/roster.toml)."""
     check_flwr("fedpews flower approve")
-    from fedpews.flower.deploy.coordinator import CONNECTION, flwr
+    from fedpews.flower.deploy.coordinator import register
     from fedpews.flower.deploy.keys import fingerprint as fingerprint_of
-    from fedpews.flower.known_sites import KnownSite, KnownSites
+    from fedpews.flower.roster import KnownSite, KnownSites
     from fedpews.results.layout import ROSTER
 
-    found = fingerprint_of(public_key.read_bytes())
-    if fingerprint is not None and fingerprint != found:
-        raise ConfigError(f"{public_key} has the fingerprint {found}, and the site read out {fingerprint}")
-    if fingerprint is None and not typer.confirm(f"Did {name} read out this fingerprint: {found}?"):
+    own = fingerprint_of(public_key.read_bytes())
+    if fingerprint is not None and fingerprint != own:
+        raise ConfigError(f"{public_key} has the fingerprint {own}, and the site read out {fingerprint}")
+    if fingerprint is None and not typer.confirm(f"Did {name} read out this fingerprint: {own}?"):
         raise ConfigError(f"{name} is not approved")
     path = folder.resolve() / ROSTER
     known = KnownSites.read(path) if path.exists() else KnownSites()
-    known = known.adding(KnownSite(site, name, found))
-    flwr(folder.resolve(), "supernode", "register", str(public_key), CONNECTION)
+    known = known.adding(KnownSite(site, name, own))
+    register(folder.resolve(), public_key)
     known.write(path)
-    out.print(f"site {site}, {name}: {found}", soft_wrap=True, markup=False)
+    _print(f"site {site}, {name}: {own}")
 
 
 @flower.command()
 def start(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")],
+    folder: Folder,
     app: Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")],
-    place: Annotated[Path, typer.Option("--out", help="Run folder.")],
+    run_folder: Annotated[Path, typer.Option("--out", help="Run folder.")],
     test: Annotated[
         Path | None, typer.Option(help="The server's own test set, an .npz file or a table.")
     ] = None,
@@ -193,23 +186,23 @@ def start(
     check_flwr("fedpews flower start")
     import subprocess
 
+    from fedpews.flower.deploy.app_folder import app_hash
     from fedpews.flower.deploy.coordinator import run_command
-    from fedpews.flower.deploy.pin import app_hash
-    from fedpews.flower.deploy.programs import environment
-    from fedpews.flower.failure import forget_failure, raise_failure
-    from fedpews.flower.known_sites import KnownSites
+    from fedpews.flower.deploy.processes import environment
+    from fedpews.flower.logs import clear_failure, raise_failure
+    from fedpews.flower.roster import KnownSites
     from fedpews.results.layout import ROSTER
 
     # here and not only in the run, where it would be one line of a long log
     KnownSites.read(folder / ROSTER)
-    folder, settings = folder.resolve(), {"out": str(place.resolve()), "resume": resume}
+    folder, settings = folder.resolve(), {"out": str(run_folder.resolve()), "resume": resume}
     settings["roster"] = str(folder / ROSTER)
     settings |= {} if test is None else {"test": str(test.resolve())}
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
-    _say(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
-    forget_failure(place)
+    _report(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
+    clear_failure(run_folder)
     done = subprocess.run(run_command(app.resolve(), settings), env=environment(folder / "home"), check=False)
-    raise_failure(place)
+    raise_failure(run_folder)
     if done.returncode:
         raise typer.Exit(done.returncode)
 
@@ -218,14 +211,14 @@ def start(
 def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder.")]) -> None:
     """The hash of an app, which sites and the coordinator compare."""
     check_flwr("fedpews flower hash")
-    from fedpews.flower.deploy.pin import app_hash
+    from fedpews.flower.deploy.app_folder import app_hash
 
-    out.print(app_hash(app), soft_wrap=True)
+    _print(app_hash(app))
 
 
 def run_site(
     app: Annotated[Path, typer.Argument(metavar="APP", help="The app that you have read; no other is run.")],
-    number: Annotated[int, typer.Option("--site", help="This site's number, from 0; its own for ever.")],
+    number: Annotated[int, typer.Option("--site", help="This site's number, from 0; it never changes.")],
     superlink: Annotated[str, typer.Option(help="The coordinator's host:port.")],
     ca: Annotated[Path, typer.Option(help="The certificate authority that vouches for it.")],
     key: Annotated[Path, typer.Option(help="This site's private key (ssh-keygen -t ecdsa -b 384).")],
@@ -240,41 +233,41 @@ def run_site(
     threads: Annotated[
         int, typer.Option(help="Cores for each; with 1 the numbers are those of one process.")
     ] = 1,
-    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")] = False,
+    unit: Unit = False,
 ) -> None:
-    """Take part as a site: a SuperNode and a warm executor that run one app only, started again when they end."""
+    """Take part as a site: a SuperNode and a warm executor that run one app only, restarted when they end."""
     check_flwr("fedpews site")
-    from fedpews.flower.deploy.pin import Pin
-    from fedpews.flower.deploy.site_process import SiteOptions
+    from fedpews.flower.deploy.app_folder import Pin
+    from fedpews.flower.deploy.site_process import SiteOptions, site_unit
     from fedpews.flower.deploy.site_process import run_site as run
-    from fedpews.flower.deploy.units import site_unit
 
     state = state_dir.expanduser().resolve()
     settings = {"site": number, "state-dir": str(state), "device": device}
     settings |= {"workers": workers, "threads": threads}
     settings |= {} if data is None else {"data": data}
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
-    place = state / f"flower-{number}" if folder is None else folder.resolve()
-    options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), place, settings)
+    files = state / f"flower-{number}" if folder is None else folder.resolve()
+    options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), files, settings)
     if unit:
-        out.print(site_unit(options), soft_wrap=True, markup=False, highlight=False)
+        _print(site_unit(options))
         return
-    _until_stopped(lambda: run(options, _say))
+    _until_stopped(lambda: run(options, _report))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
+    out.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _report(text: str) -> None:
     err.print(text, soft_wrap=True, markup=False)
 
 
 def _until_stopped(work: Callable[[], None]) -> None:
-    """Until Ctrl-C or SIGTERM, which both end everything that was started."""
-    import signal
+    """Run until Ctrl-C or SIGTERM."""
+    from fedpews.flower.deploy.processes import stopped_by_sigterm
 
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
     try:
-        work()
+        with stopped_by_sigterm():
+            work()
     except KeyboardInterrupt:
         raise Interrupted("stopped") from None

@@ -1,38 +1,45 @@
-"""The engine whose clients are sites: it sends them their part of a round and checks what they return."""
+"""The engine whose clients are sites: it sends them their share of a round and checks what they return."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 
+import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from fedpews.build import Setup, schedule
+from fedpews.data.inputs import take
+from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job
-from fedpews.engines.evaluate import Part as EvaluatedPart
-from fedpews.engines.evaluate import Score
+from fedpews.engines.evaluate import Part, Score
 from fedpews.errors import ConfigError, RunFailed
-from fedpews.flower.memory import AcceptedRounds
+from fedpews.flower.data import AT_SITES
+from fedpews.flower.logs import Answer, Attempt, SiteLog
 from fedpews.flower.messages import (
-    Part,
-    Task,
+    Request,
+    SeedDownload,
     deliver,
     read_reply,
+    request_content,
     size_on_wire,
-    task_content,
 )
-from fedpews.flower.norms import NormRule, norms
-from fedpews.flower.roster import Roster
+from fedpews.flower.roster import Expected, KnownSites, Roster, Seen
 from fedpews.flower.scores import ScoreCheck
-from fedpews.flower.site_log import Answer, Attempt, SiteLog
-from fedpews.flower.uploads import FLOWER_SLACK, UploadCheck
+from fedpews.flower.site import AcceptedRounds
+from fedpews.flower.uploads import FLOWER_SLACK, NormRule, UploadCheck, norms
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
-from fedpews.neurons.network import Network
+from fedpews.results import layout
 from fedpews.tables import FlowerTable
+from fedpews.tasks import Classification
 from fedpews.tasks.contract import Sums, add
+from fedpews.torch_private import tree_leaves
 from fedpews.trees import Tree
 
 Key = tuple[int, int]
@@ -48,46 +55,45 @@ class SitesRefused(ConfigError):
 
 
 class FlowerEngine(Engine):
-    """Trains a round's clients at their sites. Uploads are checked; those refused or missing are left out.
+    """Trains a round's clients at their sites. Uploads that are refused or missing are excluded.
 
     Args:
-        local: evaluates on the server's own test set; without one the sites evaluate on theirs.
-        validates: whether sites hold samples out for validation.
-        holds_validation: whether the server has them, too, because the data has a name.
+        out: the run's folder.
+        accepted: which rounds of each site count.
+        roster: the path of the operator's roster; empty if there is none.
     """
 
     name = "flower"
 
-    def __init__(
-        self,
-        grid: Grid,
-        net: Network,
-        roster: Roster,
-        run: str,
-        accepted: AcceptedRounds,
-        site_log: SiteLog,
-        limits: FlowerTable,
-        check: UploadCheck,
-        score_check: ScoreCheck,
-        local: Engine | None,
-        validates: bool = False,
-        holds_validation: bool = True,
-    ) -> None:
-        self.grid, self.net, self.roster, self.run = grid, net, roster, run
-        self.accepted, self.site_log, self.limits = accepted, site_log, limits
-        self.check, self.score_check, self.local = check, score_check, local
+    def __init__(self, setup: Setup, grid: Grid, out: Path, accepted: AcceptedRounds, roster: str) -> None:
+        experiment, data = setup.experiment, setup.data
+        self.grid, self.net, self.accepted, self.limits = grid, setup.net, accepted, experiment.flower
+        self.run, self.site_log = _run_id(out), SiteLog(out)
+        known = KnownSites.read(Path(roster).expanduser()) if roster else None
+        expected = Expected.of(experiment.fingerprint(), data, named=experiment.data.name != AT_SITES)
+        seen = Seen(out / layout.SITES_SEEN)
+        self.roster = Roster(grid, expected, known, seen, self.site_log.report)
+        self.check = UploadCheck(setup.net, experiment.flower, schedule(experiment))
+        # evaluates on the server's test set; without one the sites evaluate on theirs
+        self.local: Engine | None = None
+        if len(data.test_y):
+            self.local = EagerEngine(setup.net, data, schedule(experiment), workers=1)
+        sample = tree_leaves(take(data.x, torch.zeros(1, dtype=torch.int64)))
+        # if the server has a test set no site is asked for a score, so any task will do
+        task = Classification() if self.local else data.task
+        self.score_check = ScoreCheck(task, labels=sum(leaf[0].numel() for leaf in sample))
+        self.validates = bool(data.validation)
+        self.has_validation = any(len(rows) for rows in data.validation)
         self._rules: dict[int, NormRule] = {}  # by seed
-        # by part of the sites' data, seed and site: how good the model was
-        self._found: dict[EvaluatedPart, dict[int, dict[int, Sums]]] = {}
+        # by part of the sites' data, seed and site
+        self._sums: dict[Part, dict[int, dict[int, Sums]]] = {}
         self._jobs: Sequence[Job] = ()
-        self.validates, self.holds_validation = validates, holds_validation
         self._started = False
         self._round = 0
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
-        self._round = jobs[0].download.round
-        self._jobs = jobs
-        self._found = {"test": {job.seed: {} for job in jobs}}
+        self._round, self._jobs = jobs[0].download.round, jobs
+        self._sums = {"test": {job.seed: {} for job in jobs}}
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
@@ -115,65 +121,101 @@ class FlowerEngine(Engine):
         self,
         models: Sequence[Tree],
         seeds: Sequence[int],
-        part: EvaluatedPart = "test",
+        part: Part = "test",
         owners: Sequence[int | None] | None = None,
     ) -> list[Score]:
-        held_here = part == "test" or self.holds_validation
-        if self.local is not None and held_here:
+        if self.local is not None and (part == "test" or self.has_validation):
             return self.local.evaluate(models, seeds, part, owners)
         # one message asks a site for both parts, so validation after test costs nothing
-        if part == "test" or "validation" not in self._found:
+        if part == "test" or "validation" not in self._sums:
             self._evaluate_at_sites(models, seeds)
-        return [self._total(self._found[part][seed]) for seed in seeds]
+        return [self._total(self._sums[part][seed]) for seed in seeds]
 
     def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
-        """Whether the sites can say how good the model is while they train: all are asked, and all get all of it."""
-        sites = {job.client for job in jobs}
+        """Whether the sites can evaluate the model while they train: all are asked, and all get all of it."""
         if self.local is not None or self.validates:
             return False
-        return len(sites) == self.roster.total and all(map(self._is_whole, jobs))
+        whole = all(
+            job.download.neurons is None and job.download.params.keys() == self.net.shapes.keys()
+            for job in jobs
+        )
+        return whole and len({job.client for job in jobs}) == self.roster.total
 
     def scores_found(self, seeds: Sequence[int]) -> list[Score]:
-        return [self._total(self._found["test"][seed]) for seed in seeds]
+        return [self._total(self._sums["test"][seed]) for seed in seeds]
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         return tuple(client for client in clients if self.accepted.accepted(seed, client))
 
     def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
-        """Each site makes its own model of its memory and this download, and says how good it is."""
-        nodes, encoded, messages = self.roster.online(), {}, {}
+        """Each site makes its own model of its memory and this download, and evaluates it."""
+        encoded, nodes = self._encode(downloads.values()), self.roster.online()
+        requests = {}
         for site, download in downloads.items():
             if site in nodes:
-                if id(download) not in encoded:
-                    encoded[id(download)] = encode_download(self.net, download)
-                part = Part(seed, encoded[id(download)], self.accepted.accepted(seed, site))
-                content = task_content(Task(self.run, self._round, 0.0, (part,)))
-                kind = f"{MessageType.EVALUATE}.personal"
-                messages[site] = Message(content, nodes[site], kind, ttl=self.limits.round_seconds)
-        found = {}
+                data = encoded[id(download)]
+                requests[site] = self._request([SeedDownload(seed, data, self.accepted.accepted(seed, site))])
+        messages = self._messages(nodes, requests, f"{MessageType.EVALUATE}.personal")
+        values = {}
         for site, reply in sorted(deliver(self.grid, messages, self.limits.round_seconds).items()):
             record = None if isinstance(reply, str) else reply.content.get("personal")
             value = record.get("value") if isinstance(record, ConfigRecord) else None
             if isinstance(value, float) and math.isfinite(value):
-                found[site] = value
+                values[site] = value
             else:
                 why = reply if isinstance(reply, str) else f"{value!r:.40} is no metric"
-                self.site_log.say(f"round {self._round}: site {site} did not evaluate its own model: {why}")
-        return found
+                self.site_log.report(
+                    f"round {self._round}: site {site} did not evaluate its own model: {why}"
+                )
+        return values
+
+    def send_models(self, kind: str, models: Mapping[int, Tree]) -> list[str]:
+        """Send every connected site the models; the names of the sites that have them now."""
+        nodes = self.roster.online()
+        request = Request(self.run, 0, 0.0, self._models(0, kind, models))
+        messages = self._messages(nodes, dict.fromkeys(nodes, request), f"{MessageType.QUERY}.{kind}")
+        replies = deliver(self.grid, messages, self.limits.round_seconds)
+        return [
+            self.roster.name(site) for site, reply in sorted(replies.items()) if not isinstance(reply, str)
+        ]
 
     def close(self) -> None:
         if self.local is not None:
             self.local.close()
 
-    def _enough(self, jobs: Sequence[Job], done: dict[Key, Done]) -> bool:
-        for seed in {job.seed for job in jobs}:
-            asked = sum(job.seed == seed for job in jobs)
-            if not is_enough(self.limits, asked, sum(key[0] == seed for key in done)):
-                return False
-        return True
+    def _encode(self, downloads: Iterable[Download]) -> dict[int, bytes]:
+        """The bytes of each download by its id: most methods send the same one to every client."""
+        unique = {id(download): download for download in downloads}
+        return {key: encode_download(self.net, download) for key, download in unique.items()}
+
+    def _models(self, round: int, phase: str, models: Mapping[int, Tree]) -> tuple[SeedDownload, ...]:
+        """Each seed's whole model, as a site gets it."""
+        return tuple(
+            SeedDownload(seed, encode_download(self.net, Download(round, phase, self.roster.total, model)))
+            for seed, model in models.items()
+        )
+
+    def _request(self, downloads: Iterable[SeedDownload], lr: float = 0.0, evaluate: bool = False) -> Request:
+        return Request(self.run, self._round, lr, tuple(downloads), evaluate)
+
+    def _messages(
+        self, nodes: Mapping[int, int], requests: Mapping[int, Request], kind: str
+    ) -> dict[int, Message]:
+        """A message to the node of each site."""
+        # a request to all sites is converted once
+        contents = {id(request): request_content(request) for request in requests.values()}
+        return {
+            site: Message(contents[id(request)], nodes[site], kind, ttl=self.limits.round_seconds)
+            for site, request in requests.items()
+        }
+
+    def _enough(self, jobs: Sequence[Job], done: Mapping[Key, Done]) -> bool:
+        asked = [job.seed for job in jobs]
+        good = [seed for seed, _ in done]
+        return all(is_enough(self.limits, asked.count(seed), good.count(seed)) for seed in set(asked))
 
     def _ask(self, jobs: Sequence[Job], attempt: Attempt) -> dict[Key, Done]:
-        """One attempt: every job's site is asked, and what comes back is checked."""
+        """One attempt: ask every job's site, and check what comes back."""
         by_site: dict[int, list[Job]] = {}
         for job in jobs:
             by_site.setdefault(job.client, []).append(job)
@@ -183,32 +225,40 @@ class FlowerEngine(Engine):
             for site in by_site
             if site not in nodes
         }
-        encoded: dict[int, bytes] = {}
-        messages = {site: self._message(node, by_site[site], encoded) for site, node in sorted(nodes.items())}
+        encoded = self._encode(job.download for job in jobs)
+        evaluates = self.scores_on_the_way(self._jobs)
+        requests = {
+            site: self._request(
+                (self._share(job, encoded[id(job.download)]) for job in by_site[site]), jobs[0].lr, evaluates
+            )
+            for site in sorted(nodes)
+        }
+        messages = self._messages(nodes, requests, MessageType.TRAIN)
         for site, message in messages.items():
             attempt.sites[site] = Answer("no answer", f"none within {self.limits.round_seconds:g} s")
             attempt.sites[site].bytes_down = size_on_wire(message)
         began = time.monotonic()
         most = self.check.most_bytes(by_site[min(by_site)])
-        answers = deliver(self.grid, messages, self.limits.round_seconds, most)
         done: dict[Key, Done] = {}
-        for site, reply in answers.items():
+        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, most).items():
             answer = attempt.sites[site]
             answer.seconds = round(time.monotonic() - began, 3)
             if isinstance(reply, str):
                 answer.outcome, answer.why = "failed", reply
-            else:
-                answer.bytes_up = size_on_wire(reply)
-                if answer.bytes_up > most:
-                    answer.outcome, answer.why = (
-                        "refused",
-                        f"it has {answer.bytes_up} bytes, at most {most} are possible",
-                    )
-                    continue
-                done |= self._read(by_site[site], reply, answer)
-                if self.scores_on_the_way(self._jobs):
-                    self._read_scores(site, reply, "test")
+                continue
+            answer.bytes_up = size_on_wire(reply)
+            if answer.bytes_up > most:
+                answer.outcome = "refused"
+                answer.why = f"it has {answer.bytes_up} bytes, at most {most} are possible"
+                continue
+            done |= self._read(by_site[site], reply, answer)
+            if evaluates:
+                self._read_scores(site, reply, "test")
         return done
+
+    def _share(self, job: Job, data: bytes) -> SeedDownload:
+        key = job.seed, job.client
+        return SeedDownload(job.seed, data, self.accepted.accepted(*key), self.accepted.kept(*key))
 
     def _read(self, jobs: Sequence[Job], reply: Message, answer: Answer) -> dict[Key, Done]:
         """The good uploads of one site's answer."""
@@ -226,26 +276,16 @@ class FlowerEngine(Engine):
                 answer.outcome, answer.why = "refused", f"seed {seed}: {error}"
         return done
 
-    def _message(self, node: int, jobs: Sequence[Job], encoded: dict[int, bytes]) -> Message:
-        parts = []
-        for job in jobs:
-            key = id(job.download)  # most methods send the same download to everybody
-            if key not in encoded:
-                encoded[key] = encode_download(self.net, job.download)
-            accepted = self.accepted.accepted(job.seed, job.client)
-            parts.append(Part(job.seed, encoded[key], accepted, self.accepted.kept(job.seed, job.client)))
-        task = Task(self.run, self._round, jobs[0].lr, tuple(parts), self.scores_on_the_way(self._jobs))
-        return Message(task_content(task), node, MessageType.TRAIN, ttl=self.limits.round_seconds)
-
     def _gather(self, sites: Sequence[int]) -> dict[int, int]:
-        """The nodes of the sites to ask: all of them at the start, later those that are there, but enough."""
+        """The nodes of the sites to ask: at the start of all of them, later of those connected, but enough."""
         limits = self.limits
-        patience = 0.0 if self._started else limits.join_seconds
-        here = self.roster.wait_for(sites, patience)
+        here = self.roster.wait_for(sites, 0.0 if self._started else limits.join_seconds)
         self._check_refused(sites, here)
         least = min(limits.min_sites, len(sites))
         if len(here) < least:
-            self.site_log.say(f"round {self._round} needs {least} sites and {len(here)} are here; waiting")
+            self.site_log.report(
+                f"round {self._round} needs {least} sites and {len(here)} are connected; waiting"
+            )
             until = time.monotonic() + limits.wait_seconds
             while len(here) < least and time.monotonic() < until:
                 here = self.roster.wait_for(sites, 2.0)
@@ -260,7 +300,7 @@ class FlowerEngine(Engine):
         return here
 
     def _check_refused(self, sites: Sequence[int], here: Mapping[int, int]) -> None:
-        """Stop at once when waiting cannot help: too few sites are left without those that were refused."""
+        """Stop at once if waiting cannot help: without the refused sites too few are left."""
         refused = {
             site: why for site, why in self.roster.refused.items() if site in sites and site not in here
         }
@@ -273,72 +313,73 @@ class FlowerEngine(Engine):
             )
 
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
-        """Add up what the sites found on their own test samples; only sums over samples leave a site."""
-        downloads = [Download(self._round, "evaluate", self.roster.total, model) for model in models]
-        parts = tuple(
-            Part(seed, encode_download(self.net, d)) for seed, d in zip(seeds, downloads, strict=True)
-        )
-        content = task_content(Task(self.run, self._round, 0.0, parts))
-        messages = {
-            site: Message(content, node, MessageType.EVALUATE, ttl=self.limits.round_seconds)
-            for site, node in self.roster.online().items()
-        }
-        parts_asked: list[EvaluatedPart] = ["test", "validation"] if self.validates else ["test"]
-        self._found = {part: {seed: {} for seed in seeds} for part in parts_asked}
+        """Ask the sites for the scores on their samples; only sums over samples leave a site."""
+        nodes, by_seed = self.roster.online(), dict(zip(seeds, models, strict=True))
+        request = self._request(self._models(self._round, "evaluate", by_seed))
+        messages = self._messages(nodes, dict.fromkeys(nodes, request), MessageType.EVALUATE)
+        parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
+        self._sums = {part: {seed: {} for seed in seeds} for part in parts}
         for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK).items():
             if isinstance(reply, str):
-                self.site_log.say(f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}")
-            else:
-                for asked in parts_asked:
-                    self._read_scores(site, reply, asked)
+                self.site_log.report(
+                    f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}"
+                )
+                continue
+            for part in parts:
+                self._read_scores(site, reply, part)
 
-    def _read_scores(self, site: int, reply: Message, part: EvaluatedPart) -> None:
-        facts, into = self.roster.facts[site], self._found[part]
+    def _read_scores(self, site: int, reply: Message, part: Part) -> None:
+        facts, sums = self.roster.facts[site], self._sums[part]
         declared = facts.test_samples if part == "test" else facts.validation_samples
         try:
-            for seed, sums in self.score_check.read(reply.content, part, into, declared).items():
-                if sums:
-                    into[seed][site] = sums
+            for seed, scores in self.score_check.read(reply.content, part, sums, declared).items():
+                if scores:
+                    sums[seed][site] = scores
         except BadMessage as error:
-            self.site_log.say(
+            self.site_log.report(
                 f"round {self._round}: the score of {self.roster.name(site)} is refused: {error}"
             )
 
-    def _total(self, found: Mapping[int, Sums]) -> Score:
-        """What the sites found on their own test samples: together, and each."""
-        if not found:
+    def _total(self, sums: Mapping[int, Sums]) -> Score:
+        """The score on the sites' samples: of all sites together, and of each."""
+        if not sums:
             raise RunFailed(
                 "no site has test samples and the server has none either; give the server a test set "
                 "(test=FILE in its run config) or the sites theirs (test_x, test_y)"
             )
-        by_site = dict(sorted(found.items()))
+        by_site = dict(sorted(sums.items()))
         named = {
-            self.roster.name(site): (self.roster.facts[site].test_samples, sums)
-            for site, sums in by_site.items()
+            self.roster.name(site): (self.roster.facts[site].test_samples, scores)
+            for site, scores in by_site.items()
         }
         return Score(reduce(add, by_site.values()), by_site, sites=named)
 
-    def _is_whole(self, job: Job) -> bool:
-        download = job.download
-        return download.neurons is None and download.params.keys() == self.net.shapes.keys()
-
     def _refuse_large(self, jobs: Sequence[Job], done: dict[Key, Done], attempt: Attempt) -> None:
-        """Take out uploads that are far larger than the others."""
+        """Remove uploads that are far larger than the others."""
         for seed in {job.seed for job in jobs}:
             rule = self._rules.setdefault(seed, NormRule(self.limits.norm_multiple))
-            here = [job for job in jobs if job.seed == seed and (seed, job.client) in done]
-            sizes = {}
-            for job in here:
-                upload = done[seed, job.client].upload
-                sizes[job.client] = norms(self.net, upload, job.download), upload.steps
-            for client, why in rule.judge(sizes).items():
+            clients = {}
+            for job in jobs:
+                if job.seed == seed and (seed, job.client) in done:
+                    upload = done[seed, job.client].upload
+                    clients[job.client] = norms(self.net, upload, job.download), upload.steps
+            for client, why in rule.check(clients).items():
                 del done[seed, client]
                 answer = attempt.sites.setdefault(client, Answer())
                 answer.outcome, answer.why = "refused", f"seed {seed}: {why}"
 
 
 def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:
-    """Whether a round in which so many of the cohort delivered may be closed."""
+    """Whether a round is complete with so many good uploads of the clients that were asked."""
     if good < min(limits.min_sites, asked):
         return False
     return limits.max_failures is None or asked - good <= limits.max_failures
+
+
+def _run_id(out: Path) -> str:
+    """The name of this run's memory at the sites, the same after a resume."""
+    path = out / layout.SITES_RUN
+    if not path.exists() or not (out / layout.CHECKPOINT).exists():
+        path.write_text(uuid.uuid4().hex)
+        (out / layout.SITES_SEEN).unlink(missing_ok=True)
+    return path.read_text()

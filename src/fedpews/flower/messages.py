@@ -14,74 +14,76 @@ from flwr.serverapp import Grid
 
 from fedpews.methods.wire import BadMessage
 
-TASK, PAYLOAD, FORMAT = "task", "payload", "fedpews.wire"
+REQUEST, PAYLOAD, FORMAT = "request", "payload", "fedpews.wire"
 POLL_SECONDS = 0.3
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Part:
+class SeedDownload:
     """One seed's share of a message to a site."""
 
     seed: int
     data: bytes  # an encoded download
     accepted: int = 0  # the round whose memory the site must start from; 0 is none
-    kept: int = 0  # older rounds than this are never asked for again
+    kept: int = 0  # the server never asks for an older round than this again
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a site is asked to do in a round."""
+class Request:
+    """What a site is asked to do."""
 
     run: str  # names the memory that belongs to this run
     round: int
     lr: float
-    parts: tuple[Part, ...]
-    evaluate: bool = False  # also say how good the downloaded models are, before training
+    downloads: tuple[SeedDownload, ...]
+    evaluate: bool = False  # also evaluate the downloaded models, before training
 
 
-def task_content(task: Task) -> RecordDict:
-    """A task as Flower records."""
+def request_content(request: Request) -> RecordDict:
+    """A request as Flower records."""
     about = ConfigRecord(
         {
-            "run": task.run,
-            "round": task.round,
-            "lr": task.lr,
-            "seeds": [part.seed for part in task.parts],
-            "accepted": [part.accepted for part in task.parts],
-            "kept": [part.kept for part in task.parts],
-            "evaluate": task.evaluate,
+            "run": request.run,
+            "round": request.round,
+            "lr": request.lr,
+            "seeds": [download.seed for download in request.downloads],
+            "accepted": [download.accepted for download in request.downloads],
+            "kept": [download.kept for download in request.downloads],
+            "evaluate": request.evaluate,
         }
     )
-    return RecordDict({TASK: about, **{_key(part.seed): pack(part.data) for part in task.parts}})
+    payloads = {_key(download.seed): pack(download.data) for download in request.downloads}
+    return RecordDict({REQUEST: about, **payloads})
 
 
-def read_task(content: RecordDict) -> Task:
-    """The inverse of ``task_content``; the content is whatever came from the network."""
-    about: Any = content.get(TASK)
+def read_request(content: RecordDict) -> Request:
+    """The inverse of ``request_content``; the content comes from the network and is checked."""
+    about: Any = content.get(REQUEST)
     if not isinstance(about, ConfigRecord):
-        raise BadMessage("the message has no task")
+        raise BadMessage("the message has no request")
     run, round, lr, evaluate = (about.get(name) for name in ("run", "round", "lr", "evaluate"))
     columns = [about.get(name) for name in ("seeds", "accepted", "kept")]
     # whole numbers, since a site's files are named after them
-    whole = all(isinstance(one, list) and all(map(_is_count, one)) for one in columns) and _is_count(round)
-    known = isinstance(run, str) and isinstance(lr, float) and isinstance(evaluate, bool)
-    if not whole or not known or len({len(column) for column in columns}) != 1:
-        raise BadMessage("the message's task makes no sense")
-    parts = tuple(
-        Part(seed, unpack(content, _key(seed)), *rounds) for seed, *rounds in zip(*columns, strict=True)
+    whole = all(isinstance(column, list) and all(map(_is_count, column)) for column in columns)
+    typed = isinstance(run, str) and isinstance(lr, float) and isinstance(evaluate, bool)
+    if not whole or not typed or not _is_count(round) or len({len(column) for column in columns}) != 1:
+        raise BadMessage("the message's request makes no sense")
+    downloads = tuple(
+        SeedDownload(seed, unpack(content, _key(seed)), *rounds)
+        for seed, *rounds in zip(*columns, strict=True)
     )
-    return Task(run, round, lr, parts, evaluate)
+    return Request(run, round, lr, downloads, evaluate)
 
 
 def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord]) -> RecordDict:
-    """A site's answer: an encoded upload for each seed, and how good each seed's model was, if that was asked."""
+    """A site's answer: an encoded upload for each seed, and the scores of the downloaded models, if requested."""
     return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()} | dict(scores))
 
 
 def read_reply(content: RecordDict, seeds: Sequence[int]) -> Iterator[tuple[int, bytes | BadMessage]]:
-    """Each seed's bytes, or why there are none. The content is whatever came from the network."""
+    """Each seed's bytes, or why there are none; the content comes from the network."""
     for seed in seeds:
         try:
             yield seed, unpack(content, _key(seed))
@@ -95,6 +97,7 @@ def pack(data: bytes) -> ArrayRecord:
 
 
 def unpack(content: RecordDict, key: str) -> bytes:
+    """The bytes that ``pack`` put into a record, checked."""
     record = content.get(key)
     if not isinstance(record, ArrayRecord) or list(record) != [PAYLOAD]:
         raise BadMessage(f"the message has no payload for {key}")
@@ -106,7 +109,7 @@ def unpack(content: RecordDict, key: str) -> bytes:
 
 
 def size_on_wire(message: Message) -> int:
-    """The bytes of all objects a message is made of, as Flower sends them (without HTTP and TLS)."""
+    """The bytes of all objects that make up a message, as Flower sends them (without HTTP and TLS)."""
     from fedpews.flower.flwr_private import get_all_nested_objects
 
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
@@ -115,7 +118,7 @@ def size_on_wire(message: Message) -> int:
 def deliver(
     grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int | None = None
 ) -> dict[Key, Message | str]:
-    """Each message's reply, or in words why there is none. A key without an entry did not answer in time.
+    """Each message's reply, or why there is none. A key without an entry did not answer in time.
 
     Args:
         most_bytes: of one reply; a larger one is not fetched any further.
@@ -126,7 +129,9 @@ def deliver(
 def answers(
     grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int | None = None
 ) -> Iterator[tuple[Key, Message | str]]:
-    """The same, one after the other as they come in."""
+    """The same, one after the other as the replies come in."""
+    if not messages:
+        return
     keys = list(messages)
     ids = list(grid.push_messages([messages[key] for key in keys]))
     waiting = {message_id: key for key, message_id in zip(keys, ids, strict=False) if message_id}
@@ -144,7 +149,7 @@ def answers(
 
 
 def _collect(grid: Grid, message_id: str, most_bytes: int | None) -> Message | str | None:
-    """One by one, so that an answer that cannot even be unpacked harms nobody else's."""
+    """One reply: fetched alone, so that a reply that cannot be unpacked does not harm the others."""
     try:
         with _metered(grid, most_bytes):
             replies = list(grid.pull_messages([message_id]))
@@ -152,7 +157,7 @@ def _collect(grid: Grid, message_id: str, most_bytes: int | None) -> Message | s
         raise  # the SuperLink itself is out of reach
     except BadMessage as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - whatever a foreign message brings about
+    except Exception as error:  # noqa: BLE001 - a message from outside may raise anything
         return f"its answer cannot be unpacked: {type(error).__name__}: {error!s:.200}"
     if not replies:
         return None
@@ -166,7 +171,7 @@ def _collect(grid: Grid, message_id: str, most_bytes: int | None) -> Message | s
 def _metered(grid: Grid, most_bytes: int | None) -> Iterator[None]:
     """Stop fetching the pieces of a reply when they come to more than an honest one has.
 
-    Flower fetches a reply piece by piece (5 MB each) and knows no limit; its client is the only place to count at.
+    Flower fetches a reply piece by piece (5 MB each) without a limit; only its client can count them.
     """
     from fedpews.flower.flwr_private import client_of
 

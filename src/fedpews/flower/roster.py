@@ -1,39 +1,252 @@
-"""Which Flower node is which site. A node's number changes when it restarts; a site's key and number do not."""
+"""Which Flower node is which site.
+
+A node's number changes when it restarts; a site's key and number do not. The operator approves keys in ``roster.toml``
+(`KnownSites`), a site describes itself in a hello (`Facts`), and the server checks both (`Roster`).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
 
+import tomli_w
+import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from fedpews.data import Federation
 from fedpews.data.client_tables import compare_columns
+from fedpews.data.digest import digest
+from fedpews.data.inputs import take
+from fedpews.errors import ConfigError, explain
 from fedpews.flower.deploy.keys import fingerprint
-from fedpews.flower.hello import HELLO, REFUSED, Expected, Facts, Seen, read_hello
-from fedpews.flower.known_sites import KnownSites
 from fedpews.flower.messages import answers, deliver
 from fedpews.methods.wire import BadMessage
+from fedpews.outside import MOST_TOML, parse_toml, read_text
+from fedpews.results.files import write_atomically
+from fedpews.results.schema import SeenShape, read_object
+from fedpews.torch_private import tree_leaves
+
+HELLO, UNFIT, REFUSED = "hello", "unfit", "refused"
 
 ASK_SECONDS = 120.0
-"""How long a node may take to say which site it is; it may have to load its data first."""
+"""How long a node may take to answer the hello; it may have to load its data first."""
 
 AGAIN_SECONDS = 60.0
-"""A node that did not say which site it is, or was refused, gets asked again after this time: it may be mended."""
+"""After this time a node that did not answer, or was refused, is asked again: its operator may have fixed it."""
 
-TELL_SECONDS = 20.0
-"""How long a site that is refused may take to hear of it."""
+REFUSE_SECONDS = 20.0
+"""How long a site may take to receive its refusal."""
 
 POLL_SECONDS = 1.0
 
 
+@dataclass(frozen=True)
+class KnownSite:
+    """One site of ``roster.toml``."""
+
+    number: Annotated[int, Field(strict=True, ge=0)]
+    name: str
+    key: Annotated[str, Field(pattern="^SHA256:")]  # the public key's fingerprint, as ssh-keygen -lf shows it
+
+
+@dataclass(frozen=True)
+class KnownSites:
+    """Every site that the operator has approved. A node with any other key is ignored.
+
+    >>> roster = KnownSites((KnownSite(0, "north", "SHA256:aaa"),))
+    >>> roster.by_key["SHA256:aaa"].number
+    0
+    """
+
+    sites: tuple[KnownSite, ...] = ()
+
+    @cached_property
+    def by_key(self) -> dict[str, KnownSite]:
+        return {site.key: site for site in self.sites}
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        return {site.number: site.name for site in self.sites}
+
+    def adding(self, new: KnownSite) -> KnownSites:
+        """A roster with one more site, whose number, name and key are all new."""
+        for site in self.sites:
+            for key, value in asdict(new).items():
+                if getattr(site, key) == value:
+                    raise ConfigError(
+                        f"{key} {value} is already that of site {site.number}, {site.name!r} ({site.key}); "
+                        "remove that site from the roster first"
+                    )
+        return KnownSites(tuple(sorted((*self.sites, new), key=lambda site: site.number)))
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, tomli_w.dumps({"site": [asdict(site) for site in self.sites]}).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> KnownSites:
+        if not path.exists():
+            raise ConfigError(f"there is no roster {path}; approve sites with: fedpews flower approve")
+        rows = parse_toml(read_text(path, MOST_TOML), str(path)).get("site", [])
+        try:
+            sites = _adapter(list[KnownSite]).validate_python(rows)
+        except ValidationError as error:
+            raise ConfigError(f"{path} is no roster: {explain(error, 'site.')}") from error
+        known = cls()
+        for site in sites:
+            known = known.adding(site)
+        return known
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r:.40} is not printable")
+    return text
+
+
+Text = Annotated[str, Field(strict=True, max_length=100)]
+Count = Annotated[int, Field(strict=True, ge=0, le=10**12)]
+Column = Annotated[str, Field(strict=True, max_length=1000), AfterValidator(_printable)]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a site says of itself in its hello. None of it shows a sample or a label."""
+
+    site: Count
+    version: Text  # of fedpews
+    config: Text  # the experiment's fingerprint
+    shape: Text  # of one sample
+    classes: Count
+    samples: Count  # for training
+    test_samples: Count
+    validation_samples: Count
+    data: (
+        Text  # a digest: of all the data if it has a name, else of the site's data, under a key that it keeps
+    )
+    columns: Annotated[list[Column], Field(strict=True, max_length=100_000)] = field(default_factory=list)
+
+
+def hello_content(facts: Facts) -> RecordDict:
+    """The facts as Flower records."""
+    return RecordDict({HELLO: ConfigRecord(asdict(facts))})
+
+
+def unfit_content(error: Exception) -> RecordDict:
+    """Instead of the facts: why this site cannot take part."""
+    return RecordDict({HELLO: ConfigRecord({UNFIT: str(error)})})
+
+
+def read_hello(content: RecordDict) -> Facts:
+    """The inverse of ``hello_content``; the content comes from the network and is checked."""
+    record: Any = content.get(HELLO)
+    if not isinstance(record, ConfigRecord):
+        raise BadMessage("its hello has no facts")
+    if UNFIT in record:
+        raise BadMessage(f"it cannot take part: {record[UNFIT]!s:.2000}")
+    try:
+        facts: Facts = _adapter(Facts).validate_python(dict(record))
+    except ValidationError as error:
+        raise BadMessage(f"its hello has {explain(error)}") from None
+    return facts
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def describe_shape(data: Federation) -> str:
+    """The shape of one sample; with several inputs, of each."""
+    leaves = tree_leaves(take(data.x, torch.zeros(1, dtype=torch.int64)))
+    return ", ".join("×".join(map(str, leaf.shape[1:])) for leaf in leaves)
+
+
+def data_digest(data: Federation, key: bytes = b"") -> str:
+    """A short digest of the data. With a key that the site keeps, nobody can compare it with a guess."""
+    return hashlib.blake2b(digest(data).encode(), key=key, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What every site must have in common with the server; None is not known here."""
+
+    sites: int
+    version: str
+    config: str
+    shape: str
+    classes: int
+    data: str | None
+    columns: list[str] | None = None  # of the server's test set; empty if it is no table
+
+    @classmethod
+    def of(cls, config: str, data: Federation, named: bool) -> Expected:
+        """Read it off the server's data; ``named`` data is the same at every site."""
+        checked = data_digest(data) if named else None
+        columns = list(data.columns) if len(data.test_y) else None
+        shape = describe_shape(data)
+        return cls(len(data), version("fedpews"), config, shape, data.classes, checked, columns)
+
+    def check(self, facts: Facts) -> None:
+        """Refuse a site that differs, with both values."""
+        if facts.site >= self.sites:
+            raise BadMessage(f"it says it is site {facts.site}; there are sites 0 to {self.sites - 1}")
+        names = {
+            "version": "fedpews",
+            "config": "the experiment's fingerprint",
+            "shape": "the shape of a sample",
+            "classes": "the number of classes",
+            "data": "the data's digest",
+        }
+        for name, words in names.items():
+            mine, other = getattr(self, name), getattr(facts, name)
+            if mine is not None and mine != other:
+                raise BadMessage(f"{words} is {other} at the site and {mine} at the server")
+
+
+class Seen:
+    """What each site said at first contact (``sites-seen.json``). Neither its key nor its data may change in a run."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen: dict[str, dict[str, Any]] = {}
+        if path is not None and path.exists():
+            self._seen = read_object(path, dict[str, SeenShape])
+
+    def check(self, facts: Facts, key: str | None) -> None:
+        """Refuse a site that has changed, with both values; remember a new one.
+
+        Args:
+            key: None if the operator's roster binds keys to sites: the operator may give a site a new key.
+        """
+        now = {"key": key, "data": facts.data, "samples": facts.samples, "test_samples": facts.test_samples}
+        first = self._seen.setdefault(str(facts.site), now)
+        for name, value in now.items():
+            if first[name] != value and not (name == "key" and value is None):
+                raise BadMessage(
+                    f"it says it is site {facts.site}, whose {name} was {first[name]} at first contact "
+                    f"and is {value} now"
+                )
+        if self._path is not None:
+            write_atomically(self._path, (json.dumps(self._seen, indent=2) + "\n").encode())
+
+
 class Roster:
-    """Sites by number, found by asking every node that has not been asked yet.
+    """Sites by number. Every new node is asked which site it is, and its answer is checked.
 
     Args:
-        expected: what every site must agree with the server on.
-        known: the operator's roster; a key that is not in it is nobody. None takes a key for a site's at first
-            contact, and no other from then on.
+        expected: what every site must have in common with the server.
+        known: the operator's roster; a node with another key is ignored. Without one, a site's key at first contact
+            is its key for the run.
+        report: called with every line for the operator.
     """
 
     def __init__(
@@ -42,25 +255,26 @@ class Roster:
         expected: Expected,
         known: KnownSites | None,
         seen: Seen,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        self._grid, self._expected, self._known, self._seen, self._say = grid, expected, known, seen, say
+        self._grid, self._expected, self._known, self._seen = grid, expected, known, seen
+        self._report = report
         self.facts: dict[int, Facts] = {}  # by site
-        self._site: dict[int, int | None] = {}  # node -> site; None is a node that is of no use
+        self.refused: dict[int, str] = {}  # site -> why; its operator must change something and restart it
+        self._site: dict[int, int | None] = {}  # node -> site; None is a node that is ignored
         self._again: dict[int, float] = {}  # node -> when to ask it again
-        self._told: set[int] = set()  # nodes that were said to come second
-        self._refused: dict[int, str] = {}  # node -> why, as it was said
-        self.refused: dict[int, str] = {}  # site -> why; a person must start it again with something changed
-        # which columns every table must have: those of the server's test set, or of the site that came first
+        self._second: set[int] = set()  # nodes reported as the second of a site
+        self._reasons: dict[int, str] = {}  # node -> the reported reason of its refusal
+        # the columns that every table must have: the server's, or those of the first site
         self._columns = None if expected.columns is None else ("the server", expected.columns)
 
     @property
     def total(self) -> int:
-        """How many sites there are."""
+        """The number of sites of the experiment."""
         return self._expected.sites
 
     def name(self, site: int) -> str:
-        """What the operator calls a site."""
+        """The operator's name of a site."""
         return (self._known.names if self._known else {}).get(site, f"site-{site}")
 
     def online(self) -> dict[int, int]:
@@ -68,96 +282,102 @@ class Roster:
         keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
         now = time.monotonic()
         self._ask({n: k for n, k in keys.items() if n not in self._site and self._again.get(n, now) <= now})
-        found: dict[int, int] = {}
-        # in the order in which they were met: whoever comes later takes nobody's place
+        nodes: dict[int, int] = {}
+        # in the order in which they connected: a later node does not replace an earlier one
         for node, site in self._site.items():
             if site is None or node not in keys:
                 continue
-            if found.setdefault(site, node) != node and node not in self._told:
-                self._told.add(node)
-                self._say(
-                    f"nodes {found[site]} and {node} both say they are site {site}; the second is ignored"
+            if nodes.setdefault(site, node) != node and node not in self._second:
+                self._second.add(node)
+                self._report(
+                    f"nodes {nodes[site]} and {node} both say they are site {site}; the second is ignored"
                 )
-        return found
+        return nodes
 
     def wait_for(self, sites: Iterable[int], seconds: float) -> dict[int, int]:
-        """The nodes of these sites, as soon as all are there or refused, or the time is up."""
-        wanted, until, told = set(sites), time.monotonic() + seconds, False
+        """The nodes of these sites, as soon as all are connected or refused, or the time is up."""
+        wanted, until, reported = set(sites), time.monotonic() + seconds, False
         while True:
             here = {site: node for site, node in self.online().items() if site in wanted}
             awaited = sorted(wanted - here.keys() - self.refused.keys())
             if not awaited or time.monotonic() >= until:
                 return here
-            if not told:
+            if not reported:
                 missing = ", ".join(map(self.name, awaited))
-                self._say(f"{len(here)} of {len(wanted)} sites are here; waiting for {missing}")
-                told = True
+                self._report(f"{len(here)} of {len(wanted)} sites are connected; waiting for {missing}")
+                reported = True
             time.sleep(POLL_SECONDS)
 
     def _ask(self, keys: dict[int, bytes]) -> None:
-        short = {node: fingerprint(key) if key else "" for node, key in keys.items()}
-        for node, key in short.items():
+        """Ask these nodes which site they are."""
+        prints = {node: fingerprint(key) if key else "" for node, key in keys.items()}
+        for node, key in prints.items():
             if self._known is not None and key not in self._known.by_key:
                 self._site[node] = None
-                self._say(
-                    f"node {node} is nobody: its key {key or 'is missing and'} is not in the roster; if it is a "
+                self._report(
+                    f"node {node} is ignored: its key {key or 'is missing and'} is not in the roster; if it is a "
                     "site of yours, approve it (fedpews flower approve) and start the run again"
                 )
         asked = [node for node in keys if node not in self._site]
         content = RecordDict({HELLO: ConfigRecord({"sites": self._expected.sites})})
         questions = {node: Message(content, node, MessageType.QUERY, ttl=ASK_SECONDS) for node in asked}
         silent = dict.fromkeys(asked, f"no answer in {ASK_SECONDS:g} s")
-        for node, reply in answers(self._grid, questions, ASK_SECONDS) if questions else ():
+        for node, reply in answers(self._grid, questions, ASK_SECONDS):
             if isinstance(reply, str):
                 silent[node] = reply
                 continue
             del silent[node]
-            site = self._read(node, short[node], reply)
+            site = self._admit(node, prints[node], reply)
             if site is None:
                 self._again[node] = time.monotonic() + AGAIN_SECONDS
             else:
                 self._site[node] = site
         for node, why in silent.items():
             self._again[node] = time.monotonic() + AGAIN_SECONDS
-            self._say(f"{self._who(node, short[node])} does not say which site it is: {why}")
+            self._report(f"{self._describe(node, prints[node])} does not say which site it is: {why}")
 
-    def _who(self, node: int, key: str) -> str:
+    def _describe(self, node: int, key: str) -> str:
         entry = self._known.by_key.get(key) if self._known else None
         return entry.name if entry else f"node {node} ({key or 'no key'})"
 
-    def _read(self, node: int, key: str, reply: Message) -> int | None:
-        number = self._known.by_key[key].number if self._known else None
+    def _admit(self, node: int, key: str, reply: Message) -> int | None:
+        """The site of a node that answered; None if it is refused."""
+        entry = self._known.by_key[key] if self._known else None
+        number = entry.number if entry else None
         try:
             facts = read_hello(reply.content)
             number = facts.site if number is None else number
             self._expected.check(facts)
-            if self._known is not None and number != facts.site:
-                entry = self._known.by_key[key]
+            if entry is not None and entry.number != facts.site:
                 raise BadMessage(
                     f"it says it is site {facts.site}, but its key is that of site {entry.number}, {entry.name}"
                 )
-            self._check_columns(facts)
+            who, columns = self._columns or (self.name(facts.site), facts.columns)
+            difference = compare_columns(facts.columns, columns)
+            if difference:
+                theirs = ", ".join(columns) or "no table"
+                raise BadMessage(f"its table {difference:.500}; {who} has {theirs:.500}")
             self._seen.check(facts, key if self._known is None else None)
         except BadMessage as error:
-            if self._refused.get(node) != str(error):
-                self._refused[node] = str(error)
-                self._say(f"{self._who(node, key)} is refused: {error}")
-                content = RecordDict({REFUSED: ConfigRecord({"why": str(error)})})
-                told = Message(content, node, f"{MessageType.QUERY}.{REFUSED}", ttl=TELL_SECONDS)
-                deliver(self._grid, {node: told}, TELL_SECONDS)
+            self._refuse(node, key, str(error))
             if number is not None:
                 self.refused[number] = str(error)
             return None
         self.facts[facts.site] = facts
         self.refused.pop(facts.site, None)
-        self._columns = self._columns or (self.name(facts.site), facts.columns)
+        self._columns = who, columns
         shown = f", key {key}" if key else ""
-        self._say(f"{self.name(facts.site)} is here: site {facts.site}, {facts.samples} samples{shown}")
+        self._report(
+            f"{self.name(facts.site)} is connected: site {facts.site}, {facts.samples} samples{shown}"
+        )
         return facts.site
 
-    def _check_columns(self, facts: Facts) -> None:
-        who, columns = self._columns or ("", facts.columns)
-        difference = compare_columns(facts.columns, columns)
-        if difference:
-            theirs = ", ".join(columns) or "no table"
-            raise BadMessage(f"its table {difference:.500}; {who} has {theirs:.500}")
+    def _refuse(self, node: int, key: str, why: str) -> None:
+        """Report a refusal here and at the site, once for each reason."""
+        if self._reasons.get(node) == why:
+            return
+        self._reasons[node] = why
+        self._report(f"{self._describe(node, key)} is refused: {why}")
+        content = RecordDict({REFUSED: ConfigRecord({"why": why})})
+        refusal = Message(content, node, f"{MessageType.QUERY}.{REFUSED}", ttl=REFUSE_SECONDS)
+        deliver(self._grid, {node: refusal}, REFUSE_SECONDS)

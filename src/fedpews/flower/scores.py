@@ -1,4 +1,4 @@
-"""How good a model is on a site's own samples: the sums that metrics are made of, and what is checked of them."""
+"""How good a model is on a site's own samples: the sums that metrics are computed from, and how they are checked."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedpews.tasks.contract import Sums, Task
 FORMAT = "fedpews.sums"
 
 LARGEST_LOSS = 1e6
-"""Of one sample, that a site may report; honest ones are below a hundred."""
+"""The largest loss of one sample that a site may report; honest ones are below a hundred."""
 
 MOST_NUMBERS = 2**22
-"""In one sum: a histogram of 4096 bins for each of 500 classes."""
+"""The most numbers in one sum: a histogram of 4096 bins for each of 500 classes."""
 
 
 def score_records(scores: Mapping[Part, Mapping[int, Sums]]) -> dict[str, ArrayRecord]:
-    """The sums over a site's own samples, by part of its data and seed; none where it has no such samples."""
+    """The sums over a site's samples as Flower records, by part of its data and seed; empty without such samples."""
     return {
         f"{part}-{seed}": ArrayRecord({name: _pack(value.double().numpy()) for name, value in sums.items()})
         for part, by_seed in scores.items()
@@ -35,7 +35,7 @@ def score_records(scores: Mapping[Part, Mapping[int, Sums]]) -> dict[str, ArrayR
 
 
 def least(task: Task, sums: Sums) -> Sums:
-    """No more than the metrics need: right answers by class would show how often a site has each class.
+    """The least that the metrics need: right answers by class would show how often a site has each class.
 
     >>> from fedpews.tasks import Classification
     >>> least(Classification(), {"correct": torch.tensor([2, 1]), "seen": torch.tensor([3, 3])})
@@ -53,35 +53,35 @@ def least(task: Task, sums: Sums) -> Sums:
 
 @dataclass
 class ScoreCheck:
-    """Reads sites' scores. A site may be wrong about its samples, but not about how many it said it has.
+    """Reads sites' scores. A site may be wrong about its samples, but not about the number that it declared.
 
     Args:
-        places: how many labels one sample may have: its pixels or tokens.
+        labels: the most labels that one sample may have: its pixels or tokens.
     """
 
     task: Task
-    places: int
+    labels: int
     _shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if kept := [name for name in self.task.sum_names() if name.startswith("kept_")]:
             raise ConfigError(
                 f"{' and '.join(self.task.metrics)}: one of these needs every sample's output ({', '.join(kept)}), "
-                "which does not leave a site. Give the server a test set (test=FILE.npz), or take metrics of the task."
+                "which does not leave a site. Give the server a test set (test=FILE.npz), or choose other metrics."
             )
 
     def read(self, content: RecordDict, part: Part, seeds: Iterable[int], declared: int) -> dict[int, Sums]:
         """The sums for each seed's model, over exactly as many samples as the site declared; {} for none.
 
-        The content is whatever came from the network.
+        The content comes from the network.
         """
-        found = {}
+        sums = {}
         for seed in seeds:
             record = content.get(f"{part}-{seed}")
             if not isinstance(record, ArrayRecord):
                 raise BadMessage(f"it has no score on its {part} samples for seed {seed}")
-            found[seed] = self._check({name: _unpack(name, record[name]) for name in record}, declared)
-        return found
+            sums[seed] = self._check({name: _unpack(name, record[name]) for name in record}, declared)
+        return sums
 
     def _check(self, sums: Sums, declared: int) -> Sums:
         if not declared:
@@ -99,7 +99,7 @@ class ScoreCheck:
                 raise BadMessage(f"its score has {name} of shape {tuple(value.shape)}, others have {shape}")
         if sums["loss"].dim() or sums["weight"].dim():
             raise BadMessage("its score has a loss or a weight that is no single number")
-        heaviest = declared * self.places * max(1.0, *(getattr(self.task, "class_weights", None) or (1.0,)))
+        heaviest = declared * self.labels * max(1.0, *(getattr(self.task, "class_weights", None) or (1.0,)))
         loss, weight = float(sums["loss"]), float(sums["weight"])
         if not 0 <= weight <= heaviest or abs(loss) > LARGEST_LOSS * max(weight, 1):
             raise BadMessage(f"its score makes no sense: loss {loss:g} over {weight:g}")
@@ -111,16 +111,16 @@ class ScoreCheck:
         return sums
 
     def _counts_samples(self) -> bool:
-        """Whether every sample weighs one."""
+        """Whether every sample has weight 1."""
         return type(self.task).weigh is Task.weigh or getattr(self.task, "class_weights", ()) is None
 
     def _check_counts(self, sums: Sums, declared: int) -> None:
         right, seen = sums["correct"], sums["seen"]
         whole = bool((right == right.round()).all()) and bool((seen == seen.round()).all())
         if right.shape != seen.shape or not whole or not bool(((right >= 0) & (right <= seen)).all()):
-            raise BadMessage("its right answers are not a part of its answers")
+            raise BadMessage("its right answers are more than its answers, or not counts")
         total, classed = int(seen.sum()), self.task.name == "classification"
-        if total > declared * self.places or (classed and total != declared):
+        if total > declared * self.labels or (classed and total != declared):
             raise BadMessage(f"its score is over {total} answers, and it declared {declared} samples")
 
 
@@ -133,7 +133,7 @@ def _unpack(name: str, array: Array) -> torch.Tensor:
     shape = tuple(array.shape)
     if array.stype != FORMAT or any(type(size) is not int or size < 0 for size in shape):
         raise BadMessage(f"its score has {name!r:.40} in a form that is not known")
-    # a size beside a zero counts for nothing in the product, and may still be larger than anything numpy takes
+    # beside a zero a size is lost in the product, and may still be larger than numpy allows
     if max((math.prod(shape), *shape)) > MOST_NUMBERS or len(array.data) != 8 * math.prod(shape):
         raise BadMessage(f"its score has {len(array.data)} bytes for {name!r:.40} of shape {shape!r:.60}")
     return torch.from_numpy(np.frombuffer(array.data, "<f8").reshape(shape).copy())

@@ -1,88 +1,224 @@
-"""One site's part of a round."""
+"""A site: its data, its share of a round, and its private memory (mask scores, control variates)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from fedpews.data.federation import Federation
+from fedpews.build import build_method, build_network, schedule
 from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.eager import EagerEngine
-from fedpews.engines.engine import Job, Schedule
-from fedpews.engines.evaluate import Part as EvaluatedPart
-from fedpews.engines.evaluate import Score
-from fedpews.flower.delivery import PERSONAL, keep_models
-from fedpews.flower.hello import Facts
-from fedpews.flower.memory import MemoryLost, SiteMemory
-from fedpews.flower.messages import Part, Task
+from fedpews.engines.engine import Job
+from fedpews.engines.evaluate import Part, Score
+from fedpews.errors import ConfigError, FedpewsError
+from fedpews.experiment import Experiment
+from fedpews.flower.data import site_data
+from fedpews.flower.logs import append_line, site_folder, site_number
+from fedpews.flower.messages import Request, SeedDownload
+from fedpews.flower.roster import Facts, data_digest, describe_shape
 from fedpews.flower.scores import least
 from fedpews.flower.uploads import sample_upload
 from fedpews.measure import personal_metric, score_personal
-from fedpews.methods.contract import Cohort, Download, Method, Upload
+from fedpews.methods.contract import Cohort, Download, Upload
 from fedpews.methods.wire import decode_download, encode_upload
-from fedpews.neurons.network import Network
+from fedpews.results.files import write_atomically
+from fedpews.results.layout import SITE_STATUS
+from fedpews.results.nests import leaves, read_nest, write_nest
 from fedpews.tasks.contract import Sums
 from fedpews.tasks.names import show
-from fedpews.trees import Nest
+from fedpews.trees import Nest, Tree
 
 LATE = 10**9
 """A round after every warmup."""
 
 
-@dataclass(frozen=True)
+class MemoryLost(FedpewsError):
+    """The server goes on from a round that this site has no memory of."""
+
+
+class SiteMemory:
+    """A site's private memory on its own disk, a file for each seed and round.
+
+    A site may finish a round and lose its answer on the way, so the round before is kept until the server has saved
+    that it will never ask for it again.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     memory = SiteMemory(Path(folder), site=0, run="a" * 32)
+    ...     memory.write(0, 1, {"scores": torch.zeros(2)}, kept=0)
+    ...     memory.write(0, 2, {"scores": torch.ones(2)}, kept=1)
+    ...     memory.read(0, accepted=1)["scores"]
+    tensor([0., 0.])
+    """
+
+    def __init__(self, state_dir: Path, site: int, run: str) -> None:
+        if not re.fullmatch(r"[0-9a-f]{32}", run):  # it comes from the network and becomes a folder's name
+            raise ConfigError(f"the server's name of its run is not valid: {run!r:.50}")
+        self.folder = state_dir / f"site-{site}" / run
+
+    def read(self, seed: int, accepted: int) -> Nest | None:
+        """The memory after the round that the server accepted last; None if there is none or it is empty."""
+        if accepted == 0:
+            return None
+        path = self._path(seed, accepted)
+        if not path.exists():
+            raise MemoryLost(
+                f"the server goes on from round {accepted}, but {path} does not exist. Restore the site's "
+                "state-dir, or set flower.lost_memory to 'restart' to let this site start anew."
+            )
+        memory, _ = read_nest(path)
+        return memory if any(True for _ in leaves(memory)) else None
+
+    def write(self, seed: int, round: int, memory: Nest, kept: int) -> None:
+        """Write the memory after a round, and delete rounds older than ``kept``."""
+        # readable by the site's user only: it shows what was learned of the site's data
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        path = self._path(seed, round)
+        write_nest(path, memory, {"round": round})
+        path.chmod(0o600)
+        for path in self.folder.glob(f"seed-{seed}-round-*.safetensors"):
+            if int(path.stem.rpartition("-")[2]) < kept:
+                path.unlink(missing_ok=True)
+
+    def write_models(self, kind: str, models: Mapping[int, Tree]) -> list[Path]:
+        """Write each seed's model beside the memory, as `fedpews run` writes its own; their paths."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        paths = [self.folder / f"{kind}-model-{seed}.safetensors" for seed in models]
+        for path, model in zip(paths, models.values(), strict=True):
+            write_atomically(path, save({name: value.cpu().contiguous() for name, value in model.items()}))
+        return paths
+
+    def _path(self, seed: int, round: int) -> Path:
+        return self.folder / f"seed-{seed}-round-{round}.safetensors"
+
+
+class AcceptedRounds:
+    """The server's store in place of clients' memories: the round in which each site was last accepted.
+
+    The memories themselves never leave their sites.
+    """
+
+    def __init__(self) -> None:
+        self._accepted: dict[str, int] = {}
+        # of the last two checkpoints: a server whose last checkpoint is damaged goes on from the one before
+        self._saved: dict[str, int] = {}
+        self._saved_before: dict[str, int] = {}
+
+    def restore(
+        self, versions: Mapping[str, int], digests: Mapping[str, str], kept: Collection[str] = ()
+    ) -> None:
+        self._accepted = dict(versions)
+        self._saved, self._saved_before = dict(versions), {}
+
+    def get(self, seed: int, client: int) -> Nest | None:
+        return None
+
+    def put(self, seed: int, client: int, memory: Nest) -> None:
+        pass
+
+    def accept(self, seed: int, client: int, round: int) -> None:
+        """Record that the client's upload of this round counts: its next round starts from this one's memory."""
+        self._accepted[f"{seed}-{client}"] = round
+
+    def accepted(self, seed: int, client: int) -> int:
+        """The round whose memory a client goes on from; 0 before its first."""
+        return self._accepted.get(f"{seed}-{client}", 0)
+
+    def kept(self, seed: int, client: int) -> int:
+        """The oldest round whose memory a server that resumes from one of its two checkpoints may need."""
+        return self._saved_before.get(f"{seed}-{client}", 0)
+
+    def commit(self, round: int) -> tuple[dict[str, int], dict[str, str]]:
+        self._saved_before, self._saved = self._saved, dict(self._accepted)
+        return dict(self._saved), {}
+
+    def forget_old(self) -> None:
+        pass
+
+
 class Site:
-    """Everything a site needs to train: its number, its own data, and the method it agreed to run."""
+    """A site that trains and evaluates as the experiment says, with its own data.
 
-    number: int
-    net: Network
-    method: Method
-    data: Federation  # of all clients only this site's rows are used
-    schedule: Schedule
-    memory: Callable[[str], SiteMemory]  # by the name of the run
-    facts: Callable[[], Facts]  # what it says of itself when it is met
-    say: Callable[[str], None] = lambda text: None  # shows a line to the people at this site
-    restart_lost: bool = False  # begin anew when the memory is gone
-    workers: int = 1  # seeds trained at once
-    threads: int = 1  # cores for each; the numbers are those of one process with 1 only
+    Args:
+        config: the experiment.
+        settings: the site's ``--node-config``: site, data, data-dir, state-dir, device, workers, threads.
+    """
 
-    def train(self, task: Task) -> dict[int, bytes]:
+    def __init__(self, config: Path, settings: Mapping[str, Any]) -> None:
+        self.experiment, self.settings = Experiment.load(config), settings
+        self.number, self.folder = site_number(settings), site_folder(settings)
+        data = site_data(self.experiment, self.number, settings)
+        self.data = data.to(str(settings.get("device", "cpu")))
+        if self.number >= len(data):
+            raise ConfigError(
+                f"this is site {self.number}, but the experiment has sites 0 to {len(data) - 1}"
+            )
+        self.net, _ = build_network(self.experiment, self.data)
+        self.method = build_method(self.experiment)
+
+    def facts(self) -> Facts:
+        """What this site says of itself."""
+        key = _digest_key(self.folder) if "data" in self.settings else b""
+        data = self.data
+        return Facts(
+            site=self.number,
+            version=version("fedpews"),
+            config=self.experiment.fingerprint(),
+            shape=describe_shape(data),
+            classes=data.classes,
+            samples=len(data.clients[self.number]),
+            test_samples=len(data.test_y),
+            validation_samples=len(data.validation[self.number]) if data.validation else 0,
+            data=data_digest(data, key),
+            columns=list(data.columns),
+        )
+
+    def train(self, request: Request) -> dict[int, bytes]:
         """The encoded upload for each seed. The memory is on disk before any of them is sent."""
-        memory = self.memory(task.run)
+        memory = self._memory(request.run)
         jobs = []
-        for part in task.parts:
-            download = self._receive(part)
+        for sent in request.downloads:
+            download = self._receive(sent)
             try:
-                kept = memory.read(part.seed, part.accepted)
+                kept = memory.read(sent.seed, sent.accepted)
             except MemoryLost:
-                if not self.restart_lost:
+                if self.experiment.flower.lost_memory != "restart":
                     raise
                 kept = None
             half = self.method.client(download.phase)
-            kept = None if kept is None else self._here(kept, self._device)
-            jobs.append(Job(part.seed, self.number, half, download, kept, task.lr))
+            kept = None if kept is None else _to(kept, self.net.device)
+            jobs.append(Job(sent.seed, self.number, half, download, kept, request.lr))
         with closing(self._engine()) as engine:
-            finished, bad = sort_out(self.net, engine.train(jobs))
-        if bad:
-            raise explain(bad, jobs)
-        for part, done in zip(task.parts, finished, strict=True):
-            memory.write(part.seed, task.round, self._here(done.memory, "cpu"), part.kept)
-        uploads = {done.seed: encode_upload(self.net, self._send(done.upload)) for done in finished}
+            finished, diverged = sort_out(self.net, engine.train(jobs))
+        if diverged:
+            raise explain(diverged, jobs)
+        for sent, done in zip(request.downloads, finished, strict=True):
+            memory.write(sent.seed, request.round, _to(done.memory, "cpu"), sent.kept)
+        uploads = {done.seed: encode_upload(self.net, _upload_to_cpu(done.upload)) for done in finished}
         loss = sum(done.upload.loss for done in finished) / len(finished)
-        shown = f", training loss {loss:.4g}" if loss else ""  # 0 where it is private
-        size = sum(map(len, uploads.values()))
-        self.say(
-            f"round {task.round} ({jobs[0].download.phase}): trained on {len(self.data.clients[self.number])} "
-            f"samples{shown}; {size:,} bytes to send"
+        shown = f", training loss {loss:.4g}" if loss else ""  # 0 with differential privacy
+        self._log(
+            f"round {request.round} ({jobs[0].download.phase}): trained on {len(self.data.clients[self.number])} "
+            f"samples{shown}; {sum(map(len, uploads.values())):,} bytes to send"
         )
         return uploads
 
     def rehearse(self) -> None:
-        """A step of every kind of round on two empty samples, and none of it kept."""
+        """Take a step of every phase on two empty samples, and keep nothing of it."""
         state = self.method.init(self.net, self.net.initial(), len(self.data))
         for round in (1, LATE):
             phase = self.method.phase(state, round)
@@ -90,100 +226,118 @@ class Site:
             (download,) = self.method.downloads(self.net, state, cohort)
             sample_upload(self.net, Job(0, self.number, self.method.client(phase), download, None, 0.1))
 
-    def keep(self, kind: str, task: Task) -> None:
-        """Put the models that the server hands out at the end into this site's folder."""
-        models = {part.seed: self._receive(part).params for part in task.parts}
-        paths = ", ".join(map(str, keep_models(self.memory(task.run).folder, kind, models)))
-        self.say(f"the run is finished; the {kind} model: {paths}")
+    def keep(self, kind: str, request: Request) -> None:
+        """Write the models that the server sends at the end into this site's folder."""
+        models = {sent.seed: self._receive(sent).params for sent in request.downloads}
+        paths = ", ".join(map(str, self._memory(request.run).write_models(kind, models)))
+        self._log(f"the run is finished; the {kind} model: {paths}")
 
-    def evaluate(self, task: Task) -> dict[EvaluatedPart, dict[int, Sums]]:
-        """For each seed's model the sums over the site's own test samples, and over those it holds out."""
-        models = [self._receive(part).params for part in task.parts]
-        seeds = [part.seed for part in task.parts]
-        found: dict[EvaluatedPart, dict[int, Sums]] = {"test": {seed: {} for seed in seeds}}
+    def evaluate(self, request: Request) -> dict[Part, dict[int, Sums]]:
+        """For each seed's model the sums over the site's test samples, and over its validation samples."""
+        models = [self._receive(sent).params for sent in request.downloads]
+        seeds = [sent.seed for sent in request.downloads]
+        samples: dict[Part, int] = {"test": len(self.data.test_y)}
+        if self.data.validation:
+            samples["validation"] = len(self.data.validation[self.number])
+        sums: dict[Part, dict[int, Sums]] = {part: {seed: {} for seed in seeds} for part in samples}
         with closing(self._engine()) as engine:
-            if len(self.data.test_y):
-                scores = engine.evaluate(models, seeds)
-                found["test"] = self._sums(seeds, scores)
-                self._say_scores(task, found["test"])
-            if self.data.validation:
-                found["validation"] = {seed: {} for seed in seeds}
-            if self.data.validation and len(self.data.validation[self.number]):
-                held = engine.evaluate(models, seeds, "validation")
-                found["validation"] = self._sums(seeds, held)
-        return found
+            for part in (part for part, count in samples.items() if count):
+                scores = engine.evaluate(models, seeds, part)
+                sums[part] = self._sums(seeds, scores)
+        if samples["test"]:
+            self._log_scores(request, sums["test"])
+        return sums
 
-    def _say_scores(self, task: Task, found: Mapping[int, Sums]) -> None:
-        """How good the downloaded model is here, as the mean over seeds."""
-        values = [self.data.task.measure(sums) for sums in found.values()]
+    def evaluate_personal(self, request: Request) -> float:
+        """How good this site's own model is on its own test samples, or on the classes it has.
+
+        The model itself stays in the site's folder.
+        """
+        (sent,) = request.downloads
+        download = self._receive(sent)
+        memory = self._memory(request.run).read(sent.seed, sent.accepted)
+        if memory is None:
+            raise MemoryLost(f"site {self.number} has no memory to make its own model of")
+        memory = _to(memory, self.net.device)
+        model = self.method.client(download.phase).personal(self.net.at(sent.seed), download, memory)
+        (path,) = self._memory(request.run).write_models("personal", {sent.seed: model})
+        with closing(self._engine()) as engine:
+            values = score_personal(engine, self.data, sent.seed, {self.number: model})
+        value = values.get(self.number, math.nan)  # nan if the site's samples do not define the metric
+        metric = personal_metric(self.data.task)
+        shown = show(metric, None if math.isnan(value) else value)
+        self._log(f"after round {request.round}: {metric} {shown} with this site's own model: {path}")
+        return value
+
+    def _memory(self, run: str) -> SiteMemory:
+        return SiteMemory(self.folder.parent, self.number, run)
+
+    def _log(self, text: str) -> None:
+        append_line(self.folder / SITE_STATUS, text)
+
+    def _log_scores(self, request: Request, sums: Mapping[int, Sums]) -> None:
+        """Log how good the downloaded model is here, as the mean over seeds."""
+        values = [self.data.task.measure(one) for one in sums.values()]
         means = []
         for metric in values[0]:
-            known = [value for one in values if (value := one[metric]) is not None]
+            known = [value for scores in values if (value := scores[metric]) is not None]
             means.append(f"{metric} {show(metric, sum(known) / len(known) if known else None)}")
-        when = f"round {task.round}, the model as received" if task.evaluate else f"after round {task.round}"
-        self.say(f"{when}: {', '.join(means)} on {len(self.data.test_y)} test samples of this site")
+        after = f"after round {request.round}"
+        when = f"round {request.round}, the model as received" if request.evaluate else after
+        self._log(f"{when}: {', '.join(means)} on {len(self.data.test_y)} test samples of this site")
 
     def _sums(self, seeds: Sequence[int], scores: Sequence[Score]) -> dict[int, Sums]:
         return {seed: least(self.data.task, score.sums) for seed, score in zip(seeds, scores, strict=True)}
 
-    def evaluate_personal(self, task: Task) -> float:
-        """How good this site's own model is on its own test samples, or on the classes it has.
-
-        The model itself is left in the site's folder.
-        """
-        (part,) = task.parts
-        download = self._receive(part)
-        memory = self.memory(task.run).read(part.seed, part.accepted)
-        if memory is None:
-            raise MemoryLost(f"site {self.number} has no memory to make its own model of")
-        memory = self._here(memory, self._device)
-        model = self.method.client(download.phase).personal(self.net.at(part.seed), download, memory)
-        (path,) = keep_models(self.memory(task.run).folder, PERSONAL, {part.seed: model})
-        with closing(self._engine()) as engine:
-            found = score_personal(engine, self.data, part.seed, {self.number: model})
-        # nan where the site's samples do not define the metric
-        value = found.get(self.number, math.nan)
-        metric = personal_metric(self.data.task)
-        shown = show(metric, None if math.isnan(value) else value)
-        self.say(f"after round {task.round}: {metric} {shown} with this site's own model: {path}")
-        return value
-
-    @property
-    def _device(self) -> torch.device:
-        device: torch.device = self.net.device
-        return device
-
     def _engine(self) -> EagerEngine:
-        return EagerEngine(self.net, self.data, self.schedule, self.workers, self.threads)
+        workers, threads = (int(self.settings.get(name, 1)) for name in ("workers", "threads"))
+        return EagerEngine(self.net, self.data, schedule(self.experiment), workers, threads)
 
-    def _receive(self, part: Part) -> Download:
+    def _receive(self, sent: SeedDownload) -> Download:
         """A download, on the device where this site trains."""
-        download = decode_download(self.net, part.data)
-        if self._device.type == "cpu":
-            return download
+        download, device = decode_download(self.net, sent.data), self.net.device
         return replace(
             download,
-            params=self._here(download.params, self._device),
-            neurons=None if download.neurons is None else download.neurons.to(self._device),
-            extra=self._here(dict(download.extra), self._device),
+            params=_to(download.params, device),
+            neurons=None if download.neurons is None else download.neurons.to(device),
+            extra=_to(dict(download.extra), device),
         )
 
-    def _send(self, upload: Upload) -> Upload:
-        if self._device.type == "cpu":
-            return upload
-        return replace(
-            upload,
-            params=self._here(upload.params, "cpu"),
-            neurons=None if upload.neurons is None else upload.neurons.cpu(),
-            mask=None if upload.mask is None else self._here(upload.mask, "cpu"),
-            extra=self._here(dict(upload.extra), "cpu"),
-        )
 
-    def _here(self, nest: Nest, device: torch.device | str) -> Nest:
-        """Every tensor of a nest on a device."""
-        if self._device.type == "cpu":
-            return nest
-        return {
-            key: value.to(device) if isinstance(value, Tensor) else self._here(value, device)
-            for key, value in nest.items()
-        }
+@cache
+def _cached_site(config: Path, text: str, settings: tuple[tuple[str, Any], ...]) -> Site:
+    return Site(config, dict(settings))
+
+
+def warm_site(config: Path, settings: Mapping[str, Any]) -> Site:
+    """The site, built once in a process, so a warm executor builds it once for all messages."""
+    # with the text, so that an experiment that was changed is another one
+    return _cached_site(config.resolve(), config.read_text(), tuple(sorted(settings.items())))
+
+
+def _upload_to_cpu(upload: Upload) -> Upload:
+    return replace(
+        upload,
+        params=_to(upload.params, "cpu"),
+        neurons=None if upload.neurons is None else upload.neurons.cpu(),
+        mask=None if upload.mask is None else _to(upload.mask, "cpu"),
+        extra=_to(dict(upload.extra), "cpu"),
+    )
+
+
+def _to(nest: Nest, device: torch.device | str) -> Nest:
+    """Every tensor of a nest on a device."""
+    return {
+        key: value.to(device) if isinstance(value, Tensor) else _to(value, device)
+        for key, value in nest.items()
+    }
+
+
+def _digest_key(folder: Path) -> bytes:
+    """The secret under which this site's data is digested, made at first use."""
+    path = folder / "digest-key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, secrets.token_bytes(16))
+        path.chmod(0o600)
+    return path.read_bytes()

@@ -1,7 +1,9 @@
-"""Uploads come from the network: nothing in them is believed before it has been checked here."""
+"""Uploads come from the network: nothing in them is used before it has been checked here."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,31 +13,36 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.engines.batches import count_steps
 from fedpews.engines.engine import Job, Schedule
-from fedpews.flower.norms import BOUNDED, norms
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, message_size
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
 from fedpews.tables import FlowerTable
 from fedpews.torch_private import tree_map_only
+from fedpews.trees import Tree
 
 SLACK = 4096
 """Bytes that an upload's header may take beyond the expected: numbers have more or fewer digits."""
 
-
 FLOWER_SLACK = 65536
 """Bytes that Flower's own objects around the uploads of a message may take."""
 
-
 LARGEST_LOSS = 1e6
-"""A mean training loss that an upload may report; honest ones are below a hundred."""
+"""The largest mean training loss that an upload may report; honest ones are below a hundred."""
+
+BOUNDED = ("theta", "privacy")
+"""Trees of an upload whose values lie between 0 and 1."""
+
+POWERS = (0.0, 0.5, 1.0)
+"""A change grows with the number of steps: not at all, as their root, or linearly. Only an upload that is too large in
+every view is refused, so a site with much more or much less data than the others is accepted."""
 
 
 class UploadCheck:
     """Accepts exactly what an honest site of this method and phase would send, up to the values.
 
-    The method itself says what that looks like: its client half takes one step on an empty batch, and the names,
-    shapes and types of what it then sends are what every upload must have.
+    The method itself shows what that looks like: its client half takes one step on an empty batch, and every upload
+    must have the names, shapes and types of the result.
     """
 
     def __init__(
@@ -45,14 +52,14 @@ class UploadCheck:
         self._samples: dict[tuple[str, str], tuple[Upload, int]] = {}
 
     def most_bytes(self, jobs: Sequence[Job]) -> int:
-        """The most that an honest answer to these jobs can have, as Flower sends it."""
+        """The most bytes that an honest answer to these jobs can have, as Flower sends it."""
         return sum(self._sample(job)[1] for job in jobs) + FLOWER_SLACK
 
     def read(self, job: Job, data: bytes, samples: int | None = None) -> Upload:
-        """The upload that answers a job, or a BadMessage that says why it is refused.
+        """The upload that answers a job; a BadMessage says why it is refused.
 
         Args:
-            samples: how many the site declared when it was met.
+            samples: the number that the site declared when it connected.
         """
         try:
             sample, size = self._sample(job)
@@ -62,7 +69,7 @@ class UploadCheck:
             self._check(upload, job, sample, samples)
         except BadMessage:
             raise
-        except Exception as error:  # whatever foreign bytes bring about, the round goes on
+        except Exception as error:  # bytes from outside may raise anything, and the round goes on
             raise BadMessage(f"it cannot be read: {type(error).__name__}: {error!s:.200}") from error
         return upload
 
@@ -76,70 +83,49 @@ class UploadCheck:
             raise BadMessage(f"samples is {upload.samples}; it must be 1 to {limits.max_samples}")
         if declared is not None and upload.samples != declared:
             raise BadMessage(f"samples is {upload.samples}, and the site declared {declared}")
-        self._check_steps(upload)
+        # the steps follow from the samples, so no site can claim more work than it had
+        steps = None
+        if self.schedule is not None:
+            steps = count_steps(upload.samples, self.schedule, self.net.least_batch)
+        if upload.steps < 1 or (steps is not None and upload.steps != steps):
+            raise BadMessage(
+                f"steps is {upload.steps}; with {upload.samples} samples it must be {steps or 'at least 1'}"
+            )
         if not 0 <= upload.loss <= LARGEST_LOSS:
             raise BadMessage(f"its training loss is {upload.loss}")
-        _same_layout("params", upload.params, sample.params)
+        _check_layout("params", upload.params, sample.params)
         if upload.extra.keys() != sample.extra.keys():
-            raise BadMessage(f"it brings {sorted(upload.extra)} where {sorted(sample.extra)} is expected")
+            raise BadMessage(f"it has {sorted(upload.extra)} where {sorted(sample.extra)} is expected")
         for key, tree in upload.extra.items():
-            _same_layout(key, tree, sample.extra[key])
-        self._check_ownership(upload, job.download, sample)
+            _check_layout(key, tree, sample.extra[key])
+        _check_ownership(upload, job.download, sample)
         _check_values(upload)
         if limits.max_norm is not None:
-            for part, size in norms(self.net, upload, job.download).items():
+            for key, size in norms(self.net, upload, job.download).items():
                 if not size <= limits.max_norm:
                     raise BadMessage(
-                        f"its {part} has norm {size:.6g}, above flower.max_norm = {limits.max_norm:g}"
+                        f"its {key} has norm {size:.6g}, above flower.max_norm = {limits.max_norm:g}"
                     )
 
-    def _check_steps(self, upload: Upload) -> None:
-        """The steps follow from the samples: nobody can claim more work than it had."""
-        expected = (
-            None
-            if self.schedule is None
-            else count_steps(upload.samples, self.schedule, self.net.least_batch)
-        )
-        if upload.steps < 1 or (expected is not None and upload.steps != expected):
-            raise BadMessage(
-                f"steps is {upload.steps}; with {upload.samples} samples it must be {expected or 'at least 1'}"
-            )
-
-    def _check_ownership(self, upload: Upload, download: Download, sample: Upload) -> None:
-        if (upload.neurons is None) != (sample.neurons is None):
-            expected = "all" if sample.neurons is None else "its own"
-            raise BadMessage(f"in this phase a site sends {expected} neurons, and this is not so here")
-        if (upload.mask is None) != (sample.mask is None):
-            raise BadMessage(
-                f"a mask of single weights is {'missing' if upload.mask is None else 'not expected'}"
-            )
-        if upload.mask is not None and sample.mask is not None:
-            _same_layout("mask", upload.mask, sample.mask)
-        if download.neurons is not None and upload.neurons is not None:
-            assigned = download.neurons.to(torch.bool)
-            if not torch.equal(upload.neurons, assigned):
-                raise BadMessage("it owns other neurons than the server assigned")
-
     def _sample(self, job: Job) -> tuple[Upload, int]:
-        """What an upload of this phase looks like, and the most bytes it can have."""
+        """An upload of this phase, and the most bytes that one can have."""
         key = (job.download.phase, type(job.half).__name__)
         if key not in self._samples:
             sample = sample_upload(self.net, job)
-            largest = sample
-            if sample.neurons is not None:
-                largest = replace(largest, neurons=torch.ones_like(sample.neurons))
-            if sample.mask is not None:
-                everything = {name: torch.ones_like(mask) for name, mask in sample.mask.items()}
-                largest = replace(largest, mask=everything)
-            dense = {name: _no_zeros(value) for name, value in largest.params.items()}
-            extra = {k: {n: _no_zeros(v) for n, v in tree.items()} for k, tree in largest.extra.items()}
-            size = message_size(self.net, replace(largest, params=dense, extra=extra)) + SLACK
-            self._samples[key] = sample, size
+            # the largest upload owns everything and has no zeros
+            largest = replace(
+                sample,
+                params=_ones(sample.params),
+                neurons=None if sample.neurons is None else torch.ones_like(sample.neurons),
+                mask=None if sample.mask is None else _ones(sample.mask),
+                extra={name: _ones(tree) for name, tree in sample.extra.items()},
+            )
+            self._samples[key] = sample, message_size(self.net, largest) + SLACK
         return self._samples[key]
 
 
 def sample_upload(net: Network, job: Job) -> Upload:
-    """What a job's client half would send after a single step on two empty samples."""
+    """The upload of a job's client half after a single step on two empty samples."""
     empty = tree_map_only(
         torch.Tensor, lambda leaf: torch.zeros_like(leaf[:1]).expand(2, *leaf.shape[1:]), net.example
     )
@@ -154,17 +140,37 @@ def sample_upload(net: Network, job: Job) -> Upload:
     return half.finish(net, job.download, local, work)[1]
 
 
-def _same_layout(what: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    if given.keys() != expected.keys():
-        odd = sorted(given.keys() ^ expected.keys())[:3]
+def _check_layout(what: str, tree: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse a tree whose names, shapes or types differ from the expected."""
+    if tree.keys() != expected.keys():
+        odd = sorted(tree.keys() ^ expected.keys())[:3]
         raise BadMessage(f"{what} has other names than the model: {odd}")
-    for name, value in given.items():
+    for name, value in tree.items():
         like = expected[name]
         if value.shape != like.shape or value.dtype != like.dtype:
             raise BadMessage(
                 f"{what}.{name} is {value.dtype} {tuple(value.shape)} where {like.dtype} {tuple(like.shape)} "
                 "is expected"
             )
+
+
+def _check_ownership(upload: Upload, download: Download, sample: Upload) -> None:
+    if (upload.neurons is None) != (sample.neurons is None):
+        expected = "all" if sample.neurons is None else "its own"
+        raise BadMessage(f"in this phase a site sends {expected} neurons, and this is not so here")
+    if (upload.mask is None) != (sample.mask is None):
+        raise BadMessage(
+            f"a mask of single weights is {'missing' if upload.mask is None else 'not expected'}"
+        )
+    if upload.mask is not None and sample.mask is not None:
+        _check_layout("mask", upload.mask, sample.mask)
+    assigned = download.neurons
+    if (
+        assigned is not None
+        and upload.neurons is not None
+        and not torch.equal(upload.neurons, assigned.bool())
+    ):
+        raise BadMessage("it owns other neurons than the server assigned")
 
 
 def _check_values(upload: Upload) -> None:
@@ -177,5 +183,77 @@ def _check_values(upload: Upload) -> None:
                 raise BadMessage(f"{key}.{name} holds values outside [0, 1]")
 
 
-def _no_zeros(value: Tensor) -> Tensor:
-    return torch.ones_like(value)
+def _ones(tree: Mapping[str, Tensor]) -> Tree:
+    return {name: torch.ones_like(value) for name, value in tree.items()}
+
+
+def norms(net: Network, upload: Upload, download: Download) -> dict[str, float]:
+    """The norm of everything an upload carries: the change of the params it owns, and each tree a method adds."""
+    owned = upload.ownership(net) or {}
+    change = {}
+    for name, value in upload.params.items():
+        if value.is_floating_point():
+            moved = value.double() - (download.params[name].double() if name in download.params else 0.0)
+            change[name] = torch.where(owned[name].bool(), moved, 0.0) if name in owned else moved
+    sizes = {"params": _norm(change)} if change else {}
+    for key, tree in upload.extra.items():
+        numbers = {name: value.double() for name, value in tree.items() if value.is_floating_point()}
+        if numbers and key not in BOUNDED:
+            sizes[key] = _norm(numbers)
+    return sizes
+
+
+class NormRule:
+    """Refuses an upload larger than a multiple of the median: of its round, or of the run so far if that is larger.
+
+    The median of two norms is the smaller one. The run's median accepts an upload in a round in which the other
+    clients hardly move.
+
+    Args:
+        multiple: infinity refuses no upload.
+    """
+
+    def __init__(self, multiple: float) -> None:
+        self.multiple = multiple
+        self._accepted: dict[str, list[tuple[float, int]]] = {}  # by tree: norm and steps
+
+    def check(self, clients: Mapping[int, tuple[Mapping[str, float], int]]) -> dict[int, str]:
+        """By client, why its upload is refused.
+
+        Args:
+            clients: each client's ``norms`` and number of steps.
+        """
+        refused: dict[int, str] = {}
+        if self.multiple == math.inf or len(clients) < 2:
+            return refused
+        for key in sorted({key for sizes, _ in clients.values() for key in sizes}):
+            here = {client: (sizes.get(key, 0.0), steps) for client, (sizes, steps) in clients.items()}
+            references = [
+                max(_median(list(here.values()), power), _median(self._accepted.get(key, []), power))
+                for power in POWERS
+            ]
+            if not any(references):  # no other client moved, so there is nothing to compare with
+                continue
+            for client, (size, steps) in here.items():
+                limit = self.multiple * max(
+                    reference * steps**power for power, reference in zip(POWERS, references, strict=True)
+                )
+                if not size <= limit:
+                    refused[client] = (
+                        f"its {key} has norm {size:.6g}, above {self.multiple:g} times the round's median "
+                        f"({limit / self.multiple:.6g} at {steps} steps; flower.norm_multiple)"
+                    )
+        return refused
+
+    def accept(self, sizes: Mapping[str, float], steps: int) -> None:
+        """Add an accepted upload to the median of the run."""
+        for key, size in sizes.items():
+            self._accepted.setdefault(key, []).append((size, steps))
+
+
+def _median(uploads: list[tuple[float, int]], power: float) -> float:
+    return statistics.median_low([size / steps**power for size, steps in uploads]) if uploads else 0.0
+
+
+def _norm(tree: Mapping[str, Tensor]) -> float:
+    return float(torch.stack([value.pow(2).sum() for value in tree.values()]).sum().sqrt())

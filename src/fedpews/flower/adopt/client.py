@@ -11,17 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpews.flower.adopt.owned import pack_sides, select
-from fedpews.flower.adopt.strategy import ABOUT, HIDDEN, NEURONS, OTHERS, OWNED, THETA
+from fedpews.flower.adopt.strategy import (
+    ABOUT,
+    HIDDEN,
+    NEURONS,
+    OTHERS,
+    OWNED,
+    SENT,
+    THETA,
+    pack_sides,
+    select,
+)
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.trace import trace
 from fedpews.results.files import write_atomically
 from fedpews.seeds import fold
-from fedpews.warmup.masks import Learned, contiguous
+from fedpews.warmup.masks import Learned, contiguous, draw_starts
 
 SCORES = "fedpews-scores"
 
@@ -40,13 +48,13 @@ class LocalWarmup:
             warmup.step(optimizer)                            # instead of optimizer.step()
         return warmup.reply({"num-examples": len(dataset)})   # instead of building the message
 
-    After the warmup it does nothing but call the model and the optimiser. The scores are kept in ``context.state``,
-    which a restart of the SuperNode empties, and in ``keep``, which it does not.
+    After the warmup it only calls the model and the optimiser. The scores are kept in ``context.state``, which is empty
+    after a restart of the SuperNode, and in the file ``keep``, which survives it.
 
     Args:
-        example: a batch of one input, to find the model's neurons with.
+        example: a batch of one input, to trace the model's neurons with.
         graph: the neurons of a model that cannot be traced.
-        keep: a file of this site's own for the scores; by default in the ``state-dir`` of its ``--node-config``.
+        keep: a file for this site's scores; by default in the ``state-dir`` of its ``--node-config``.
     """
 
     def __init__(
@@ -63,36 +71,38 @@ class LocalWarmup:
         self.active = about is not None
         if not self.active:
             return
-        self._masks = Learned(
-            diversity=float(about["diversity"]), mask_lr=float(about["mask-lr"]), gradient=about["gradient"]
-        )
+        self._masks = Learned(**{name: about[name] for name in SENT})
         self._device = next(model.parameters()).device
         self._graph = graph or trace(copy.deepcopy(model).cpu(), example.detach().cpu())
-        self._thresholded = about["upload-mask"] == "thresholded"
         site = int(context.node_config.get("partition-id", context.node_id))
-        self._keep = keep or _default_place(context.node_config, site)
-        kept = _read(context.state, SCORES, HIDDEN)
-        if kept is None and self._keep is not None and self._keep.exists():
-            kept = torch.from_numpy(np.load(self._keep, allow_pickle=False))
-        self.scores = (self._start(about, site) if kept is None else kept).to(self._device)
+        state_dir = context.node_config.get("state-dir")
+        if keep is None and state_dir is not None:
+            keep = Path(str(state_dir)).expanduser() / f"warmup-scores-{site}.npy"
+        self._keep = keep
+        scores = _read(context.state, SCORES, HIDDEN)
+        if scores is None and keep is not None and keep.exists():
+            scores = torch.from_numpy(np.load(keep, allow_pickle=False))
+        if scores is None:
+            (scores,) = draw_starts(self._masks, self._graph.size, [site], seed=0)
+        self.scores = scores.to(self._device)
         others = _read(message.content, OTHERS, NEURONS)
         self._others = None if others is None else others.to(self._device)
         self._fixed: Tensor | None = None
-        if "place" in about:
-            place, total = int(about["place"]), int(about["total"])
-            self._fixed = contiguous(self._graph, place, total).to(self._device)
-        # the numbers are drawn on the CPU, the same wherever the model is
+        if "group" in about:
+            group, total = int(about["group"]), int(about["total"])
+            self._fixed = contiguous(self._graph, group, total).to(self._device)
+        # the numbers are drawn on the CPU, so they are the same on every device
         self._random = torch.Generator().manual_seed(fold(site, int(about["round"]), "gates"))
         self._gates = torch.ones(self._graph.size, device=self._device)
         self._before: dict[str, Tensor] = {}
 
     @property
     def theta(self) -> Tensor:
-        """θ, by which each neuron is drawn; 0 or 1 where the server assigned them."""
+        """θ, by which each neuron is drawn; 0 or 1 if the server assigned the neurons."""
         return torch.sigmoid(self.scores) if self._fixed is None else self._fixed.to(self.scores.dtype)
 
     def learn(self, criterion: Callable[..., Tensor], inputs: Tensor, *targets: Any) -> None:
-        """One step of the scores, see `Learned.step`; weights and buffers stay as they are."""
+        """Take one step of the scores, see `Learned.step`; weights and buffers do not change."""
         if not self.active or self._fixed is not None:
             return
         gates = self._draw().requires_grad_()
@@ -104,7 +114,7 @@ class LocalWarmup:
         self.scores = self._masks.step(self.scores, slope, gates.detach(), self._others)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The model's outputs with only a fresh draw of neurons open; after the warmup, with all."""
+        """The model's outputs with only the neurons of a new draw open; after the warmup, with all."""
         if not self.active:
             outputs: Tensor = self.model(*inputs)
             return outputs
@@ -114,7 +124,7 @@ class LocalWarmup:
         return functional_call(self.model, gated, inputs)  # type: ignore[no-any-return]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimiser's step, after which nothing that belongs to a closed neuron has changed."""
+        """Take the optimiser's step without a change of anything that belongs to a closed neuron."""
         if not self.active:
             optimizer.step()
             return
@@ -134,13 +144,14 @@ class LocalWarmup:
                     buffer.copy_(torch.where(open_[name], buffer, self._before[name]))
 
     def reply(self, metrics: Mapping[str, Any]) -> Message:
-        """What to send: in the warmup only the elements of the neurons to upload, which they are, and θ."""
+        """The reply: in the warmup only the elements of the neurons to upload, their mask, and θ."""
         values = {name: value.detach().cpu().numpy() for name, value in self.model.state_dict().items()}
         records: dict[str, Any] = {"metrics": MetricRecord(dict(metrics))}
         if not self.active:
             records["arrays"] = _record(values)
         else:
-            neurons = self.theta >= 0.5 if self._thresholded else self._draw().bool()
+            is_drawn = self._masks.upload_mask == "drawn"
+            neurons = self._draw().bool() if is_drawn else self.theta >= 0.5
             sides = {
                 name: {axis.dim: _side(neurons.cpu(), axis.neurons.cpu()) for axis in axes}
                 for name, axes in self._graph.axes.items()
@@ -153,13 +164,11 @@ class LocalWarmup:
             }
             self._context.state[SCORES] = _record({HIDDEN: self.scores.cpu().numpy()})
             if self._keep is not None:
-                _write(self._keep, self.scores.cpu().numpy())
+                self._keep.parent.mkdir(parents=True, exist_ok=True)
+                buffer = io.BytesIO()
+                np.save(buffer, self.scores.cpu().numpy(), allow_pickle=False)
+                write_atomically(self._keep, buffer.getvalue())
         return Message(RecordDict(records), reply_to=self._message)
-
-    def _start(self, about: Any, site: int) -> Tensor:
-        random = torch.Generator().manual_seed(fold(0, site, "scores"))
-        noise = torch.randn(self._graph.size, generator=random)
-        return float(about["start"]) + float(about["start-spread"]) * noise
 
     def _draw(self) -> Tensor:
         theta = self.theta
@@ -167,26 +176,14 @@ class LocalWarmup:
 
 
 def _side(neurons: Tensor, owners: Tensor) -> Any:
-    """Which positions of one dimension are owned; one that belongs to no neuron (−1) always is."""
+    """Which positions of one dimension are owned; a position of no neuron (−1) always is."""
     return torch.cat([neurons, torch.ones(1, dtype=torch.bool)])[owners].numpy()
 
 
 def _slots(optimizer: torch.optim.Optimizer, value: Tensor) -> dict[str, Tensor]:
-    """What the optimiser remembers of each element: momentum, moments."""
+    """The optimiser's state of each element: momentum, moments."""
     state = optimizer.state.get(value, {})
     return {k: v.clone() for k, v in state.items() if isinstance(v, Tensor) and v.shape == value.shape}
-
-
-def _default_place(settings: Mapping[str, Any], site: int) -> Path | None:
-    folder = settings.get("state-dir")
-    return None if folder is None else Path(str(folder)).expanduser() / f"warmup-scores-{site}.npy"
-
-
-def _write(path: Path, scores: NDArray[Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.save(buffer, scores, allow_pickle=False)
-    write_atomically(path, buffer.getvalue())
 
 
 def _record(values: Mapping[str, Any]) -> ArrayRecord:

@@ -1,10 +1,14 @@
-"""The warmup for a Flower app that has its own training loop: the server's half."""
+"""The warmup for a Flower app that has its own training loop: the server's half.
+
+A mask over neurons is, for each parameter, one mask per dimension (its sides); an element is owned if all its positions
+are. So a server that knows only names and shapes can put the owned elements back, without a graph.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
@@ -13,71 +17,74 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedpews.errors import ConfigError
-from fedpews.flower.adopt.owned import fill_in, restore
+from fedpews.errors import ConfigError, nearest
 from fedpews.methods.wire import BadMessage
 from fedpews.warmup.auto import Auto
+from fedpews.warmup.masks import Fixed, Learned, Masks
 
 ABOUT, OTHERS, OWNED, NEURONS, THETA, HIDDEN = "fedpews", "others", "owned", "neurons", "theta", "hidden"
 LOG = logging.getLogger("flwr")
+
+KINDS: dict[str, type[Masks]] = {"learned": Learned, "fixed": Fixed, "auto": Auto}
+SENT = ("diversity", "mask_lr", "gradient", "start", "start_spread", "upload_mask")
+"""The options of learned masks that `LocalWarmup` follows."""
+AT_SERVER = ("flat_at", "learnt_at")
+
+Arrays = Mapping[str, NDArray[Any]]
+Sides = Mapping[int, NDArray[np.bool_]]
 
 
 class WithWarmup(Strategy):  # type: ignore[misc]
     """Flower's own averaging strategy with a warmup in which each client trains only its own neurons.
 
     ``WithWarmup(FedAvg(...), rounds=25)``; clients use `LocalWarmup` in their loop. Any strategy that averages
-    the clients' arrays will do (FedAvg, FedAvgM, FedAdam, ...): what it gets to average is filled in such that
-    its average is the one over the owners of each element. It needs to know nothing of the model.
+    the clients' arrays will do (FedAvg, FedAvgM, FedAdam, ...): the arrays are filled in such that its average is the
+    one over the owners of each element. It needs no knowledge of the model.
 
     Args:
         strategy: one of Flower's, or your own.
         rounds: W, rounds of the warmup; 0 is the strategy as it is.
-        diversity: λ, how strongly clients are pushed to different neurons.
-        mask_lr: η_s, learning rate of the clients' scores.
-        gradient, start, start_spread, upload_mask: as in `fedpews.Learned`; each site draws its own start.
-        first_round: the absolute number of this start's first round, when it goes on from an earlier one.
         masks: ``learned`` at the clients; ``fixed``, one contiguous group of every layer for each of ``sites`` nodes in
-            the order in which they are met; or ``auto``, learned until the training loss has become flat.
-        sites: how many there are; for fixed masks.
-        loss_key: with ``auto``, what the clients call their training loss among their metrics.
+            the order in which they connect; ``auto``, learned until the training loss is flat; or an object such as
+            `fedpews.Learned`.
+        first_round: the absolute number of this start's first round, if it goes on from an earlier one.
+        sites: their number; for fixed masks.
+        loss_key: with ``auto``, the name of the training loss among the clients' metrics.
+        options: those of `fedpews.Learned` or `fedpews.Auto`: diversity (λ), mask_lr (η_s), gradient, start,
+            start_spread, upload_mask. Each site draws its own start.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         rounds: int,
-        diversity: float = 1.0,
-        mask_lr: float = 0.1,
-        first_round: int = 1,
+        masks: Literal["learned", "fixed", "auto"] | Masks = "learned",
         *,
-        gradient: Literal["theta", "open", "gate"] = "theta",
-        start: float = 0.0,
-        start_spread: float = 1.0,
-        upload_mask: Literal["drawn", "thresholded"] = "thresholded",
-        masks: Literal["learned", "fixed", "auto"] = "learned",
+        first_round: int = 1,
         sites: int | None = None,
         loss_key: str = "train_loss",
+        **options: Any,
     ) -> None:
-        if rounds < 0 or diversity < 0 or mask_lr <= 0 or start_spread < 0:
-            raise ConfigError(
-                "rounds, diversity and start_spread must not be negative, and mask_lr must be positive"
-            )
-        if masks == "fixed" and not sites:
-            raise ConfigError("fixed masks need to know how many sites there are: WithWarmup(..., sites=4)")
-        self._reading: dict[str, str | float] = {
-            "gradient": gradient,
-            "start": float(start),
-            "start-spread": float(start_spread),
-            "upload-mask": upload_mask,
-        }
-        self.strategy, self.rounds, self.diversity = strategy, rounds, diversity
-        self.mask_lr, self.first_round = mask_lr, first_round
-        self.masks, self.sites, self.loss_key = masks, sites, loss_key
-        self.refused: dict[int, int] = {}  # by node
+        if rounds < 0:
+            raise ConfigError(f"rounds must not be negative, got {rounds}")
+        if isinstance(masks, str) and masks not in KINDS:
+            raise ConfigError(f"there are no masks {masks!r}; {nearest(masks, KINDS)}")
+        self.masks = KINDS[masks](**options) if isinstance(masks, str) else masks
+        for option in fields(self.masks):
+            is_default = getattr(self.masks, option.name) == option.default
+            if option.name not in (*SENT, *AT_SERVER) and not is_default:
+                raise ConfigError(
+                    f"a Flower app's own training loop does not support the option {option.name}"
+                )
+        if isinstance(self.masks, Fixed) and not sites:
+            raise ConfigError("fixed masks need the number of sites: WithWarmup(..., sites=4)")
+        self.strategy, self.rounds, self.first_round = strategy, rounds, first_round
+        self.sites, self.loss_key = sites, loss_key
+        self.refused: dict[int, int] = {}  # uploads by node
         self._old: dict[str, NDArray[Any]] = {}
         self._types: dict[str, np.dtype[Any]] = {}  # the model's own
-        self._theta: dict[int, NDArray[Any]] = {}  # by node: what it last shared
-        self._places: dict[int, int] = {}  # by node: its group of neurons, when they are fixed
+        self._theta: dict[int, NDArray[Any]] = {}  # by node: the last that it shared
+        self._groups: dict[int, int] = {}  # by node: its group of neurons, if they are fixed
         self._losses: list[float] = []  # of the warmup's rounds, by which auto decides
         self._over = False
 
@@ -85,18 +92,18 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         return server_round + self.first_round - 1 <= self.rounds and not self._over
 
     def state(self) -> dict[str, Any]:
-        """All that a restarted server needs to go on, as JSON takes it; with `first_round`, a run resumes."""
+        """All that a restarted server needs to go on, ready for JSON; with `first_round`, a run resumes."""
         return {
             "theta": {str(node): theta.tolist() for node, theta in self._theta.items()},
-            "places": {str(node): place for node, place in self._places.items()},
+            "groups": {str(node): group for node, group in self._groups.items()},
             "losses": self._losses,
             "over": self._over,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` gave."""
+        """Go on from an earlier ``state``."""
         self._theta = {int(node): np.asarray(theta, np.float32) for node, theta in state["theta"].items()}
-        self._places = {int(node): int(place) for node, place in state["places"].items()}
+        self._groups = {int(node): int(group) for node, group in state["groups"].items()}
         self._losses, self._over = [float(loss) for loss in state["losses"]], bool(state["over"])
 
     def configure_train(
@@ -105,33 +112,31 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not self.is_warmup(server_round):
             return messages
-        self._old = {name: array.numpy() for name, array in arrays.items()}
-        self._types = self._types or {name: value.dtype for name, value in self._old.items()}
-        # averaging may have left the model's own types (FedAdam's steps are in double precision)
-        self._old = {name: value.astype(self._types[name]) for name, value in self._old.items()}
-        nodes = set(grid.get_node_ids())  # also those not asked this time: their last word counts
+        old = {name: array.numpy() for name, array in arrays.items()}
+        self._types = self._types or {name: value.dtype for name, value in old.items()}
+        # averaging may have changed the model's types (FedAdam's steps are in double precision)
+        self._old = {name: value.astype(self._types[name]) for name, value in old.items()}
+        nodes = set(grid.get_node_ids())  # also those not asked this time: their last θ counts
         self._theta = {node: theta for node, theta in self._theta.items() if node in nodes}
         for message in messages:
             node = message.metadata.dst_node_id
             content = dict(message.content.items()) | {ABOUT: self._about(server_round, node)}
-            others = None if self.masks == "fixed" else self._others(node, nodes)
+            others = self._others(node, nodes)
             if others is not None:
                 content[OTHERS] = ArrayRecord({NEURONS: Array(others)})
             message.content = RecordDict(content)
         return messages
 
     def _about(self, server_round: int, node: int) -> ConfigRecord:
-        about: dict[str, Any] = {
-            "round": server_round + self.first_round - 1,
-            "diversity": self.diversity,
-            "mask-lr": self.mask_lr,
-            **self._reading,
-        }
-        if self.masks == "fixed":
-            place = self._places.setdefault(node, len(self._places))
-            if place >= (self.sites or 0):
+        """What a client needs to know of the warmup in this round."""
+        learned = self.masks if isinstance(self.masks, Learned) else Learned()
+        about: dict[str, Any] = {name: getattr(learned, name) for name in SENT}
+        about["round"] = server_round + self.first_round - 1
+        if isinstance(self.masks, Fixed):
+            group = self._groups.setdefault(node, len(self._groups))
+            if group >= (self.sites or 0):
                 raise ConfigError(f"there are more nodes than sites={self.sites}, so there is no group left")
-            about |= {"place": place, "total": self.sites}
+            about |= {"group": group, "total": self.sites}
         return ConfigRecord(about)
 
     def aggregate_train(
@@ -142,21 +147,19 @@ class WithWarmup(Strategy):  # type: ignore[misc]
             result: tuple[ArrayRecord | None, MetricRecord | None]
             result = self.strategy.aggregate_train(server_round, replies)
             return result
-        replies = self._whole(replies)
-        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
-        if self.masks == "auto" and metrics is not None:
-            self._look_at_loss(server_round, metrics)
+        arrays, metrics = self.strategy.aggregate_train(server_round, self._fill_in(replies))
+        if isinstance(self.masks, Auto) and metrics is not None:
+            if self.loss_key not in metrics:
+                raise ConfigError(
+                    f"the clients report no {self.loss_key!r}, by which auto decides; see loss_key"
+                )
+            self._losses.append(float(metrics[self.loss_key]))
+            if self.masks.is_flat(self._losses):
+                self._over = True
+                LOG.info("the warmup is over after round %d", server_round + self.first_round - 1)
         if arrays is not None:
             arrays = ArrayRecord({n: Array(a.numpy().astype(self._types[n])) for n, a in arrays.items()})
         return arrays, metrics
-
-    def _look_at_loss(self, server_round: int, metrics: MetricRecord) -> None:
-        if self.loss_key not in metrics:
-            raise ConfigError(f"the clients report no {self.loss_key!r}, by which auto decides; see loss_key")
-        self._losses.append(float(metrics[self.loss_key]))
-        if Auto().is_flat(self._losses):
-            self._over = True
-            LOG.info("the warmup is over after round %d", server_round + self.first_round - 1)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -169,21 +172,20 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        LOG.info("\t├──> Warmup: %d rounds, diversity %g", self.rounds, self.diversity)
+        LOG.info("\t├──> Warmup: %d rounds, %s", self.rounds, self.masks)
         self.strategy.summary()
 
     def _others(self, node: int, nodes: set[int]) -> NDArray[Any] | None:
-        """θ_{g∖i}: the mean over the other nodes; one not heard of yet counts with the start's mean."""
-        if not self._theta or len(nodes) < 2:
+        """θ_{g∖i}: the mean over the other nodes; a node without θ yet counts with the mean of the start."""
+        if not isinstance(self.masks, Learned) or not self._theta or len(nodes) < 2:
             return None
-        middle = 1 / (1 + math.exp(-float(self._reading["start"])))
-        start = np.full_like(next(iter(self._theta.values())), middle)
+        start = np.full_like(next(iter(self._theta.values())), self.masks.first_theta)
         known = np.stack([self._theta.get(other, start) for other in sorted(nodes) if other != node])
         mean: NDArray[Any] = known.mean(axis=0, dtype=np.float32)
         return mean
 
-    def _whole(self, replies: list[Message]) -> list[Message]:
-        """The replies as the inner strategy expects them, and those with an error as they are."""
+    def _fill_in(self, replies: list[Message]) -> list[Message]:
+        """The replies as the inner strategy expects them; those with an error as they are."""
         good, values, masks, weights = [], [], [], []
         for message in replies:
             if message.has_error():
@@ -208,16 +210,18 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         return good + [message for message in replies if message.has_error()]
 
     def _read(self, content: RecordDict) -> tuple[dict[str, Any], dict[str, Any], NDArray[Any], float]:
+        """A client's arrays, their masks, θ and weight, all checked."""
         try:
             records = {key: content[key] for key in (OWNED, NEURONS, THETA)}
-            arrays = {k: {n: _array(a) for n, a in record.items()} for k, record in records.items()}
+            # Flower reads an array with pickling off
+            arrays = {k: {n: array.numpy() for n, array in record.items()} for k, record in records.items()}
             (metrics,) = content.metric_records.values()
             weight = float(metrics[getattr(self.strategy, "weighted_by_key", "num-examples")])
             value, mask = restore(arrays[OWNED], arrays[NEURONS], self._old)
             theta = arrays[THETA][HIDDEN]
         except BadMessage:
             raise
-        except Exception as error:  # whatever a foreign message brings about
+        except Exception as error:  # a message from outside may raise anything
             raise BadMessage(f"not a reply of LocalWarmup: {type(error).__name__}: {error!s:.100}") from error
         size = len(next(iter(self._theta.values()), theta))
         if theta.dtype != np.float32 or theta.shape != (size,) or not ((theta >= 0) & (theta <= 1)).all():
@@ -227,7 +231,83 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         return value, mask, theta, weight
 
 
-def _array(array: Array) -> NDArray[Any]:
-    """The array; Flower reads it with pickling off."""
-    value: NDArray[Any] = array.numpy()
-    return value
+def select(values: Arrays, sides: Mapping[str, Sides]) -> dict[str, NDArray[Any]]:
+    """The owned elements of each array in a row; an array without sides as it is."""
+    return {
+        name: value[_expand(value.shape, sides[name])] if name in sides else value
+        for name, value in values.items()
+    }
+
+
+def pack_sides(sides: Mapping[str, Sides]) -> dict[str, NDArray[np.uint8]]:
+    """The masks as bits, under the keys ``name:dimension``."""
+    return {f"{name}:{dim}": np.packbits(mask) for name, axes in sides.items() for dim, mask in axes.items()}
+
+
+def restore(
+    sent: Arrays, packed: Arrays, like: Arrays
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.bool_]]]:
+    """The arrays in their shapes (zero where not owned) and their masks; both checked against the global model.
+
+    Args:
+        like: the global model, with the names, shapes and types that everything must have.
+    """
+    sides: dict[str, dict[int, NDArray[np.bool_]]] = {}
+    for key, bits in packed.items():
+        name, _, number = key.rpartition(":")
+        if name not in like or not number.isdecimal() or int(number) >= like[name].ndim:
+            raise BadMessage(f"a mask for {key!r:.60}, which the model does not have")
+        length = like[name].shape[int(number)]
+        if bits.dtype != np.uint8 or bits.shape != ((length + 7) // 8,):
+            raise BadMessage(
+                f"the mask {key!r:.60} has {bits.size} bytes where {(length + 7) // 8} are expected"
+            )
+        sides.setdefault(name, {})[int(number)] = np.unpackbits(bits, count=length).astype(bool)
+    if sent.keys() != like.keys():
+        raise BadMessage(f"other names than the model: {sorted(sent.keys() ^ like.keys())[:3]}")
+    values, masks = {}, {}
+    for name, old in like.items():
+        mask = _expand(old.shape, sides.get(name, {}))
+        value, shape = sent[name], (int(mask.sum()),) if name in sides else old.shape
+        if value.dtype != old.dtype or value.shape != shape:
+            raise BadMessage(f"{name} is {value.dtype} {value.shape} where {old.dtype} {shape} is expected")
+        if not np.isfinite(value).all():
+            raise BadMessage(f"{name} holds values that are not finite")
+        values[name] = np.zeros_like(old)
+        values[name][mask] = value.reshape(-1)
+        masks[name] = mask
+    return values, masks
+
+
+def fill_in(
+    uploads: list[dict[str, NDArray[Any]]],
+    masks: list[dict[str, NDArray[np.bool_]]],
+    weights: list[float],
+    old: Arrays,
+) -> list[dict[str, NDArray[Any]]]:
+    """Uploads whose plain weighted average is the average over the owners of each element.
+
+    An element that a client does not own gets the mean of its owners, or its old value if it has none:
+    (Σ_owners p_i·x_i + Σ_others p_i·mean)/Σ p_i = mean. So a strategy that averages them needs no mask.
+    """
+    filled: list[dict[str, NDArray[Any]]] = [{} for _ in uploads]
+    for name, kept in old.items():
+        if not np.issubdtype(kept.dtype, np.floating):
+            for index, upload in enumerate(uploads):
+                filled[index][name] = upload[name]
+            continue
+        total, mean = np.zeros(kept.shape), np.zeros(kept.shape)
+        for upload, mask, weight in zip(uploads, masks, weights, strict=True):
+            total += weight * mask[name]
+            mean += weight * np.where(mask[name], upload[name], 0.0)
+        mean = np.where(total > 0, mean / np.where(total > 0, total, 1.0), kept).astype(kept.dtype)
+        for index, (upload, mask) in enumerate(zip(uploads, masks, strict=True)):
+            filled[index][name] = np.where(mask[name], upload[name], mean)
+    return filled
+
+
+def _expand(shape: tuple[int, ...], sides: Sides) -> NDArray[np.bool_]:
+    mask = np.ones(shape, bool)
+    for dim, side in sides.items():
+        mask &= side.reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    return mask

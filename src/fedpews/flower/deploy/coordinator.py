@@ -1,28 +1,125 @@
-"""The coordinator's side, closed by default: a SuperLink on 127.0.0.1, and a proxy that lets only sites in."""
+"""The coordinator, closed by default: a SuperLink on 127.0.0.1, and a proxy that passes only what sites need.
+
+Flower's SuperLink serves three APIs on one port: Fleet (for sites), Control (to submit runs and register keys) and
+Runtime (for its own processes). Only Fleet asks for a key. So the SuperLink listens on 127.0.0.1 alone, and nginx in
+front of it ends the TLS and passes an exact list of Fleet paths.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError, RunFailed
 from fedpews.flower.deploy.keys import YEARS, ServerKeys, fingerprint, make_server_keys
-from fedpews.flower.deploy.processes import Processes
-from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports, key_values, program
-from fedpews.flower.deploy.proxy import Door, need_nginx, nginx_config
-from fedpews.flower.notices import Follower
+from fedpews.flower.deploy.processes import (
+    LOOPBACK,
+    Processes,
+    environment,
+    free_ports,
+    key_values,
+    program,
+    systemd_unit,
+)
+from fedpews.flower.logs import Follower
+
+FLEET_PATHS = (
+    "activate-node",
+    "confirm-message-received",
+    "deactivate-node",
+    "get-fab",
+    "get-run",
+    "pull-messages",
+    "pull-object",
+    "push-messages",
+    "push-object",
+    "send-node-heartbeat",
+)
+"""The paths that a registered site calls (flwr 1.41 and 1.42). The operator registers keys on this machine."""
+
+NGINX = """# written by fedpews; the SuperLink itself listens on 127.0.0.1 only
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log warn;
+events {{ worker_connections 1024; }}
+http {{
+    access_log {folder}/access.log combined;
+    # messages are passed on as they come and never written to this disk
+    proxy_request_buffering off;
+    proxy_max_temp_file_size 0;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    server_tokens off;
+    client_max_body_size {megabytes}m;
+    limit_req_zone $binary_remote_addr zone=sites:1m rate=100r/s;
+    server {{
+        listen {listen} ssl;
+        server_name {name};
+        ssl_certificate {certificate};
+        ssl_certificate_key {key};
+        ssl_protocols TLSv1.2 TLSv1.3;
+        limit_req zone=sites burst=400 nodelay;
+        proxy_http_version 1.1;
+        proxy_read_timeout 600s;
+        proxy_send_timeout 600s;
+        proxy_ssl_verify on;
+        proxy_ssl_name localhost;
+        proxy_ssl_trusted_certificate {inner_authority};
+        location / {{ return 403; }}
+{locations}
+    }}
+}}
+"""
 
 CONNECTION = "here"
-"""What ``flwr`` calls this SuperLink, in the coordinator's own Flower home."""
-START_SECONDS = 120.0
+"""The name of this SuperLink for ``flwr``, in the coordinator's Flower home."""
+START_SECONDS, POLL_SECONDS = 120.0, 1.0
 PORT_FILE = "superlink-port"
 UNKNOWN_KEY = re.compile(r"public key: b'(.*?)', exception: No SuperNode found")
 """In the SuperLink's log (flwr 1.41): a site whose key is not registered."""
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Where sites connect.
+
+    Args:
+        name: the host's name, as in the certificate.
+        listen: the port or address and port to listen on, such as ``8443`` or ``127.0.0.1:8443``.
+        megabytes: the largest piece of a message; Flower cuts arrays into pieces of at most 20 MB.
+    """
+
+    name: str
+    listen: str
+    certificate: Path
+    key: Path
+    megabytes: int = 64
+
+    def nginx_config(self, folder: Path, superlink_port: int, inner_authority: Path) -> str:
+        """nginx's configuration. Each path is matched exactly and written out anew, so no ``..`` gets past it."""
+        to = f"https://{LOOPBACK}:{superlink_port}/v1/fleet"
+        locations = "\n".join(
+            f"        location = /v1/fleet/{path} {{ limit_except POST {{ deny all; }} proxy_pass {to}/{path}; }}"
+            for path in FLEET_PATHS
+        )
+        return NGINX.format(folder=folder, inner_authority=inner_authority, locations=locations, **vars(self))
+
+
+def find_nginx() -> str | None:
+    """The path of nginx, also where Debian has it, for root only."""
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
 
 
 class Coordinator:
@@ -30,29 +127,37 @@ class Coordinator:
 
     Args:
         folder: Flower's home, logs, the SuperLink's own certificate and its database.
-        door: where sites come in; None is no door, for sites on this machine only.
+        proxy: where sites connect; None is for sites on this machine only.
         keep: whether registered sites are remembered over a restart.
     """
 
-    def __init__(self, folder: Path, door: Door | None, keep: bool = True) -> None:
-        self.folder, self.door, self.keep = folder, door, keep
+    def __init__(self, folder: Path, proxy: Proxy | None, keep: bool = True) -> None:
+        self.folder, self.proxy, self.keep = folder, proxy, keep
         (self.port,) = free_ports(1)
         self.processes = Processes()
 
     @property
     def inner(self) -> ServerKeys:
-        """The SuperLink's own certificate: local programs and the proxy trust it, nobody else needs to."""
-        place = self.folder / "inner"
-        return ServerKeys(place / "ca.crt", place / "server.pem", place / "server.key")
+        """The SuperLink's own certificate, which only local programs and the proxy need to trust."""
+        return ServerKeys.in_folder(self.folder / "inner")
 
     def start(self) -> None:
         """Start both; they run until ``processes.stop_all``."""
-        nginx = None if self.door is None else need_nginx()
+        nginx = find_nginx()
+        if self.proxy is not None and nginx is None:
+            raise ConfigError(
+                "nginx is not installed, and the SuperLink must not face the network without it: "
+                "apt-get install nginx-light (or your system's nginx)"
+            )
         for name in ("logs", "home", "proxy"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         make_server_keys(self.folder / "inner", LOOPBACK, YEARS)
-        write_connection(self.folder / "home", self.port, self.inner.authority)
+        # from which ``flwr run APP here`` knows the address
+        (self.folder / "home" / "config.toml").write_text(
+            f'[superlink.{CONNECTION}]\naddress = "{LOOPBACK}:{self.port}"\n'
+            f'root-certificates = "{self.inner.authority}"\n'
+        )
         (self.folder / PORT_FILE).write_text(str(self.port))
         command = [program("flower-superlink"), "--host", LOOPBACK, "--port", str(self.port)]
         command += ["--ssl-ca-certfile", str(self.inner.authority)]
@@ -60,18 +165,18 @@ class Coordinator:
         command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         if self.keep:
             command += ["--database", str(self.folder / "superlink.db")]
-        self._start("superlink", command)
-        self._wait("superlink", self.port)
-        if self.door is not None and nginx is not None:
-            config = self.folder / "proxy" / "nginx.conf"
-            config.write_text(nginx_config(self.door, self.folder / "proxy", self.port, self.inner.authority))
-            self._start("proxy", [nginx, "-c", str(config), "-e", str(self.folder / "proxy" / "error.log")])
-            host, _, port = self.door.listen.rpartition(":")
-            self._wait("proxy", int(port), host or LOOPBACK)
+        self._start("superlink", command, LOOPBACK, self.port)
+        if self.proxy is not None and nginx is not None:
+            folder = self.folder / "proxy"
+            config = self.proxy.nginx_config(folder, self.port, self.inner.authority)
+            (folder / "nginx.conf").write_text(config)
+            command = [nginx, "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+            host, _, port = self.proxy.listen.rpartition(":")
+            self._start("proxy", command, host or LOOPBACK, int(port))
 
     def check(self) -> None:
-        """Raise when one of the two has ended."""
-        for name in ("superlink",) if self.door is None else ("superlink", "proxy"):
+        """Raise if one of the two has ended."""
+        for name in ("superlink",) if self.proxy is None else ("superlink", "proxy"):
             code = self.processes.ended(name)
             if code is not None:
                 what = "SuperLink" if name == "superlink" else "proxy"
@@ -80,17 +185,12 @@ class Coordinator:
                     "go on with --resume"
                 )
 
-    def register(self, public_key: Path) -> None:
-        """Let the holder of a key in. Only from this machine: the door does not pass it."""
-        flwr(self.folder, "supernode", "register", str(public_key), CONNECTION)
-
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, command: list[str], host: str, port: int) -> None:
+        """Start a program and wait until it listens."""
         self.processes.start(name, command, environment(self.folder / "home"), self.log(name))
-
-    def _wait(self, name: str, port: int, host: str = LOOPBACK) -> None:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self.processes.ended(name) is None:
             with socket.socket() as probe:
@@ -101,31 +201,21 @@ class Coordinator:
         raise RunFailed(f"the {name} did not start; see {self.log(name)}")
 
 
-def write_connection(home: Path, port: int, authority: Path) -> None:
-    """Flower's own settings, from which ``flwr run APP here`` knows where to go."""
-    (home / "config.toml").write_text(
-        f'[superlink.{CONNECTION}]\naddress = "{LOOPBACK}:{port}"\nroot-certificates = "{authority}"\n'
-    )
-
-
-def flwr(folder: Path, *arguments: str) -> str:
-    """One of Flower's commands, at the coordinator whose folder this is; what it printed."""
+def register(folder: Path, public_key: Path) -> None:
+    """Admit a key at the coordinator of a folder. Only from this machine: the proxy does not pass it."""
     if not (folder / "home" / "config.toml").exists():
         raise ConfigError(
             f"{folder} is no coordinator's folder; start one with: fedpews flower serve {folder}"
         )
     done = subprocess.run(
-        [program("flwr"), *arguments],
+        [program("flwr"), "supernode", "register", str(public_key), CONNECTION],
         env=environment(folder / "home"),
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise RunFailed(
-            f"flwr {' '.join(arguments[:2])} failed: {(done.stderr or done.stdout).strip()[-300:]}"
-        )
-    return done.stdout
+        raise RunFailed(f"flwr supernode register failed: {(done.stderr or done.stdout).strip()[-300:]}")
 
 
 def run_command(app: Path, settings: Mapping[str, Any]) -> list[str]:
@@ -135,28 +225,36 @@ def run_command(app: Path, settings: Mapping[str, Any]) -> list[str]:
 
 def unknown_keys(log: Sequence[str]) -> list[str]:
     """The fingerprints of keys that are not registered, of sites that tried to connect."""
-    found = (UNKNOWN_KEY.search(line) for line in log)
-    return [fingerprint(match[1].replace("\\n", "\n").encode()) for match in found if match]
+    matches = (UNKNOWN_KEY.search(line) for line in log)
+    return [fingerprint(match[1].replace("\\n", "\n").encode()) for match in matches if match]
 
 
-def serve(coordinator: Coordinator, say: Callable[[str], None], poll_seconds: float = 1.0) -> None:
-    """Run until one of the two ends or we are stopped; leaves nothing behind."""
+def serve(coordinator: Coordinator, report: Callable[[str], None]) -> None:
+    """Run a coordinator until it ends or we are stopped; leaves no process behind."""
     try:
         coordinator.start()
-        door = coordinator.door
-        say(
+        proxy = coordinator.proxy
+        report(
             f"SuperLink on {LOOPBACK}:{coordinator.port}; "
-            + ("no door" if door is None else f"sites come in at {door.name}, {door.listen}")
+            + ("no proxy" if proxy is None else f"sites connect to {proxy.name}, {proxy.listen}")
         )
-        log, said = Follower(coordinator.log("superlink")), set[str]()
+        log, reported = Follower(coordinator.log("superlink")), set[str]()
         while True:
             coordinator.check()
             for key in unknown_keys(log.new()):
-                if key not in said:
-                    said.add(key)
-                    say(
-                        f"a site with the key {key} is not let in: it is not approved (fedpews flower approve)"
+                if key not in reported:
+                    reported.add(key)
+                    report(
+                        f"a site with the key {key} is refused: it is not approved (fedpews flower approve)"
                     )
-            time.sleep(poll_seconds)
+            time.sleep(POLL_SECONDS)
     finally:
         coordinator.processes.stop_all()
+
+
+def coordinator_unit(folder: Path, name: str, listen: str, certificate: Path | None, key: Path | None) -> str:
+    """A systemd unit that runs the coordinator of a folder."""
+    arguments = ["flower", "serve", str(folder), "--name", name, "--listen", listen]
+    if certificate is not None and key is not None:
+        arguments += ["--certificate", str(certificate.resolve()), "--key", str(key.resolve())]
+    return systemd_unit(f"fedpews coordinator {name}", arguments, [str(folder)])

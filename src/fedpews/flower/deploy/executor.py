@@ -1,8 +1,8 @@
 """The warm executor: imports everything once, takes the SuperNode's tasks, and forks a process for each.
 
-Flower's own starts a new Python for every message, which spends seconds on imports before it has made contact, and is
-given up when that takes longer than half a minute. A fork has everything at once, and is as isolated: what a message
-changes is gone with its process.
+Flower's own executor starts a new Python for every message, which spends seconds on imports before its first contact,
+and is given up if that takes more than half a minute. A fork has everything at once, and is as isolated: what a
+message changes is gone with its process.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
+import torch
 from flwr.app import Context, Error, Message, MessageType
 
-from fedpews.flower.deploy.pin import ForeignApp, Pin
+from fedpews.flower.deploy.app_folder import CONFIG, ForeignApp, Pin
 from fedpews.flower.deploy.processes import die_with_parent, leave_with_parent
-from fedpews.flower.failure import keep_failure
 from fedpews.flower.flwr_private import (
     ErrorCode,
     SubStatus,
@@ -37,40 +37,37 @@ from fedpews.flower.flwr_private import (
     start_heartbeat,
     task_client,
 )
-from fedpews.flower.handlers import site_folder
-from fedpews.flower.hello import unfit_content
-from fedpews.flower.notices import add_notice
+from fedpews.flower.logs import append_line, save_failure, site_folder
+from fedpews.flower.roster import unfit_content
+from fedpews.flower.site import Site, warm_site
 from fedpews.results.layout import SITE_STATUS
-
-if TYPE_CHECKING:
-    from fedpews.flower.site import Site
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
-"""How long the SuperNode may be out of reach before the executor ends, to be started again with it."""
+"""How long the SuperNode may be out of reach before the executor ends, to be restarted with it."""
 
 
 @dataclass(frozen=True)
-class Work:
+class ExecutorOptions:
     """Where an executor takes tasks from, and the only app it runs."""
 
     address: str  # of the SuperNode's Runtime API, on this machine
     secret: bytes  # which only this site's own SuperNode and executor know
     pin: Pin
-    settings: Mapping[str, Any]  # the site's own, as messages will bring them
+    settings: Mapping[str, Any]  # the site's ``--node-config``
 
 
-def run_executor(work: Work) -> None:
+def run_executor(options: ExecutorOptions) -> None:
     """Take tasks until the SuperNode is gone."""
     leave_with_parent()
-    _warm_up(work)
-    client = executor_client(work.address, work.secret)
-    heard = time.monotonic()
-    while time.monotonic() - heard < PATIENCE_SECONDS:
+    _warm_up(options)
+    client = executor_client(options.address, options.secret)
+    last_answer = time.monotonic()
+    while time.monotonic() - last_answer < PATIENCE_SECONDS:
         _reap()
         try:
             token = acquire_task(client)
-            heard = time.monotonic()
+            last_answer = time.monotonic()
         except httpx.HTTPError as error:
             print(f"the SuperNode does not answer: {error}", flush=True)
             time.sleep(1.0)
@@ -78,40 +75,32 @@ def run_executor(work: Work) -> None:
         if token is None:
             time.sleep(POLL_SECONDS)
         else:
-            _fork(work, token)
+            _fork(options, token)
 
 
-def _warm_up(work: Work) -> None:
-    """Import what a task will need, and build the site: forks have it at once.
+def _warm_up(options: ExecutorOptions) -> None:
+    """Build the site, so that forks have it at once.
 
-    One thread: a process that has more threads than its own must not be forked; nor one that has used a GPU.
+    On one thread: a process with several threads must not be forked, nor one that has used a GPU.
     """
-    import torch
-
     torch.set_num_threads(1)
-    import fedpews.build
-    import fedpews.engines.eager
-    import fedpews.flower.site  # noqa: F401
-    from fedpews.flower.app import CONFIG, warm_site
-    from fedpews.flower.handlers import site_number
-
-    if str(work.settings.get("device", "cpu")) != "cpu":
+    if str(options.settings.get("device", "cpu")) != "cpu":
         return
     try:
-        site = warm_site(work.pin.folder / CONFIG, site_number(work.settings), work.settings)
+        site = warm_site(options.pin.folder / CONFIG, options.settings)
         _import_what_training_imports(site)
-        # found on first use otherwise, and so anew in every fork
+        # computed at first use otherwise, so again in every fork
         net = site.net
         net.gated(torch.ones(net.graph.size))
         _ = net.can_be_cut, net.is_stochastic, net.flops, net.survives_channels_last
-    except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
-        keep_failure(site_folder(work.settings), error, "this site")
+    except Exception as error:  # noqa: BLE001 - the first message raises it again, and is answered with it
+        save_failure(site_folder(options.settings), error, "this site")
 
 
 def _import_what_training_imports(site: Site) -> None:
-    """A fork takes a step of training and tells which modules that took (torch loads some of its own late).
+    """Import the modules that a step of training imports (torch loads some of its own late).
 
-    Here they are only imported: a process that has run a backward pass must not be forked.
+    A fork takes the step and lists them: a process that has run a backward pass must not be forked.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -119,24 +108,23 @@ def _import_what_training_imports(site: Site) -> None:
         known = set(sys.modules)
         try:
             site.rehearse()
-        except Exception as error:  # noqa: BLE001 - the first message will meet it too, and answer with it
+        except Exception as error:  # noqa: BLE001 - the first message raises it again, and is answered with it
             print(f"the rehearsal failed: {type(error).__name__}: {error}", flush=True)
         finally:
-            names = [name for name in sys.modules if name not in known]
             with os.fdopen(writing, "w") as pipe:
-                pipe.write("\n".join(names))
+                pipe.write("\n".join(name for name in sys.modules if name not in known))
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         names = pipe.read().split()
     os.waitpid(child, 0)
     for name in names:
-        # some can only be imported as part of another
+        # some can only be imported by another module
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 
 
-def _fork(work: Work, token: str) -> None:
+def _fork(options: ExecutorOptions, token: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if os.fork():
@@ -144,8 +132,8 @@ def _fork(work: Work, token: str) -> None:
     code = 1
     try:
         die_with_parent()
-        code = _run_task(work, token)
-    except BaseException:  # noqa: BLE001 - a child must never come back into the parent's loop
+        code = _run_task(options, token)
+    except BaseException:  # noqa: BLE001 - a child must never return into the parent's loop
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -153,33 +141,26 @@ def _fork(work: Work, token: str) -> None:
         os._exit(code)
 
 
-def _run_task(work: Work, token: str) -> int:
-    """One message: pull it, check that it belongs to the app this site has read, run it, and push the reply."""
-    client = task_client(work.address, token)
+def _run_task(options: ExecutorOptions, token: str) -> int:
+    """Answer one message: pull it, check that it is for the app this site has read, run it, and push the reply."""
+    pin, client = options.pin, task_client(options.address, token)
     heartbeat = start_heartbeat(client)
     message: Message | None = None
     context: Context | None = None
     status, details, reply = SubStatus.FAILED, "", None
     try:
         message, context, run, fab = pull_task_input(client)
-        work.pin.check(fab.content)
-        reply = load_app(work.pin.folder, run, work.pin.hash)(message=message, context=context)
+        pin.check(fab.content)
+        reply = load_app(pin.folder, run, pin.hash)(message=message, context=context)
         status = SubStatus.COMPLETED
-    except Exception as error:  # noqa: BLE001 - whatever an app raises is the reply
+    except Exception as error:  # noqa: BLE001 - the error of an app is its reply
         details = f"{type(error)}:<'{error}'>"
-        code = (
-            ErrorCode.INVALID_FAB if isinstance(error, ForeignApp) else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        )
-        add_notice(site_folder(work.settings) / SITE_STATUS, f"a message is answered with a failure: {error}")
+        status_log = site_folder(options.settings) / SITE_STATUS
+        append_line(status_log, f"a message is answered with a failure: {error}")
         if not isinstance(error, ForeignApp):
             traceback.print_exc()
         if message is not None:
-            is_hello = message.metadata.message_type == MessageType.QUERY
-            reply = (
-                Message(unfit_content(error), reply_to=message)
-                if is_hello and isinstance(error, ForeignApp)
-                else Message(Error(code=code, reason=details), reply_to=message)
-            )
+            reply = _failure(error, details, message)
     if reply is not None and context is not None:
         push_message(client, reply, context)
     push_task_output(client=client, context=context, sub_status=status, details=details)
@@ -187,6 +168,15 @@ def _run_task(work: Work, token: str) -> int:
         heartbeat.stop()
     client.close()
     return 0 if status == SubStatus.COMPLETED else 1
+
+
+def _failure(error: Exception, details: str, message: Message) -> Message:
+    """The reply to a message that failed."""
+    if not isinstance(error, ForeignApp):
+        return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
+    if message.metadata.message_type == MessageType.QUERY:
+        return Message(unfit_content(error), reply_to=message)
+    return Message(Error(code=ErrorCode.INVALID_FAB, reason=details), reply_to=message)
 
 
 def _reap() -> None:
@@ -199,5 +189,6 @@ def _reap() -> None:
 
 
 if __name__ == "__main__":
-    place, secret_file, app, pinned, own = sys.argv[1:]
-    run_executor(Work(place, Path(secret_file).read_bytes(), Pin(Path(app), pinned), json.loads(own)))
+    address, secret_file, app, app_hash, settings = sys.argv[1:]
+    pin = Pin(Path(app), app_hash)
+    run_executor(ExecutorOptions(address, Path(secret_file).read_bytes(), pin, json.loads(settings)))

@@ -17,22 +17,26 @@ from cryptography.x509.oid import NameOID
 
 DAYS = 30
 YEARS = 3650
-"""Days for a certificate that never leaves this machine, whose authority's key is thrown away."""
+"""Days for a certificate that never leaves this machine, whose authority's key is not kept."""
 
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """The SuperLink's certificate, its key, and the authority that everybody trusts."""
+    """A server's certificate, its key, and the authority that the others trust."""
 
     authority: Path
     certificate: Path
     key: Path
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> ServerKeys:
+        return cls(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+
 
 def make_server_keys(folder: Path, host: str = "127.0.0.1", days: int = DAYS) -> ServerKeys:
-    """A throw-away authority and a certificate for ``host``; the authority's own key is not kept."""
+    """Make an authority and a certificate for ``host``; the authority's own key is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    keys = ServerKeys(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    keys = ServerKeys.in_folder(folder)
     root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     root_name = _name("fedpews trial authority")
     root = (
@@ -40,25 +44,28 @@ def make_server_keys(folder: Path, host: str = "127.0.0.1", days: int = DAYS) ->
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(root_key, hashes.SHA384())
     )
-    hosts = [x509.DNSName("localhost"), _host(host)]
+    try:
+        address: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        address = x509.DNSName(host)
     server = (
         _certificate(_name(host), root_name, key.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), address]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(root_key, hashes.SHA384())
     )
     keys.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
     keys.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    _write_private(keys.key, key, serialization.PrivateFormat.TraditionalOpenSSL)
+    _write_key(keys.key, key, serialization.PrivateFormat.TraditionalOpenSSL)
     return keys
 
 
 def make_site_key(folder: Path, site: int) -> tuple[Path, Path]:
-    """A site's private and public key, as ``ssh-keygen -t ecdsa -b 384`` makes them."""
+    """Make a site's private and public key, as ``ssh-keygen -t ecdsa -b 384`` does."""
     folder.mkdir(parents=True, exist_ok=True)
     private, public = folder / f"site-{site}", folder / f"site-{site}.pub"
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(private, key, serialization.PrivateFormat.OpenSSH)
+    _write_key(private, key, serialization.PrivateFormat.OpenSSH)
     public.write_bytes(
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
@@ -74,11 +81,15 @@ def fingerprint(public_key: bytes) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def _host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, layout: serialization.PrivateFormat) -> None:
+    write_private(path, key.private_bytes(serialization.Encoding.PEM, layout, serialization.NoEncryption()))
 
 
 def _certificate(
@@ -92,10 +103,3 @@ def _certificate(
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, layout: serialization.PrivateFormat) -> None:
-    data = key.private_bytes(serialization.Encoding.PEM, layout, serialization.NoEncryption())
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)

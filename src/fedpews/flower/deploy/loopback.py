@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from fedpews.build import load_data
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
-from fedpews.flower.app import AT_SITES
-from fedpews.flower.deploy.coordinator import Coordinator, run_command
-from fedpews.flower.deploy.keys import fingerprint, make_server_keys, make_site_key
-from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports
-from fedpews.flower.deploy.proxy import Door, find_nginx
-from fedpews.flower.deploy.template import write_app
-from fedpews.flower.failure import raise_failure
-from fedpews.flower.known_sites import KnownSite, KnownSites
-from fedpews.flower.notices import Follower
+from fedpews.flower.data import AT_SITES
+from fedpews.flower.deploy.app_folder import write_app
+from fedpews.flower.deploy.coordinator import Coordinator, Proxy, find_nginx, register, run_command
+from fedpews.flower.deploy.keys import ServerKeys, fingerprint, make_server_keys, make_site_key
+from fedpews.flower.deploy.processes import LOOPBACK, environment, free_ports, stopped_by_sigterm
+from fedpews.flower.logs import Follower, raise_failure
+from fedpews.flower.roster import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.links import refuse_links
 from fedpews.results.records import Record, read_rounds
+from fedpews.running import Watcher
 
 RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
 FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
-Say = Callable[[str], None]
 
 
 class Loopback:
     """A coordinator and its sites, as on machines of their own. Leaving the context ends them all.
 
-    Sites come in by the proxy where nginx is installed; else straight to the SuperLink, which listens on loopback only.
+    Sites connect to the proxy if nginx is installed; else to the SuperLink itself, which listens on loopback only.
 
     Args:
         folder: for certificates, keys, logs and Flower's own files; made anew.
         app: the app that all sites have agreed to.
         state: where the sites keep their memories, a folder that stays.
-        settings: options of each site's ``fedpews site``, besides its number; there are as many sites.
+        settings: the options of each site's ``fedpews site``, besides its number.
     """
 
     def __init__(
@@ -51,27 +47,21 @@ class Loopback:
         app: Path,
         state: Path,
         settings: Sequence[Mapping[str, Any]],
-        say: Say = print,
+        report: Callable[[str], None] = print,
     ) -> None:
-        self.folder, self.app, self.state, self.say = folder, app, state, say
+        self.folder, self.app, self.state, self.report = folder, app, state, report
         self.sites, self.settings = len(settings), settings
-        (outer,) = free_ports(1)
-        certificates = folder / "certificates"
-        self.door = (
-            None
-            if find_nginx() is None
-            else Door(
-                "localhost", f"{LOOPBACK}:{outer}", certificates / "server.pem", certificates / "server.key"
-            )
-        )
-        self.coordinator = Coordinator(folder / "coordinator", self.door, keep=False)
+        self.keys, proxy = ServerKeys.in_folder(folder / "certificates"), None
+        if find_nginx() is not None:
+            (port,) = free_ports(1)
+            proxy = Proxy("localhost", f"{LOOPBACK}:{port}", self.keys.certificate, self.keys.key)
+        self.coordinator = Coordinator(folder / "coordinator", proxy, keep=False)
         self.processes = self.coordinator.processes
-        self.port = self.coordinator.port if self.door is None else outer
+        self.address = proxy.listen if proxy else f"{LOOPBACK}:{self.coordinator.port}"
+        self.roster = self.coordinator.folder / layout.ROSTER
         self._restart_at: dict[int, float] = {}
 
     def __enter__(self) -> Self:
-        self.state.mkdir(parents=True, exist_ok=True)
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
             self._start()
         except BaseException:
@@ -79,45 +69,43 @@ class Loopback:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.processes.stop_all()
-
-    @property
-    def roster(self) -> Path:
-        return self.coordinator.folder / layout.ROSTER
 
     def submit(self, settings: Mapping[str, Any]) -> None:
         """Start a run of the app, and follow its log."""
         command = run_command(self.app, {**settings, "roster": str(self.roster)})
-        home = environment(self.coordinator.folder / "home")
-        self.processes.start("run", command, home, self.log("run"))
+        self.processes.start("run", command, environment(self.coordinator.folder / "home"), self._log("run"))
 
     def tend(self) -> bool:
-        """See to the processes: whether the run is still going on. A site that died is started again."""
+        """Check the processes and restart a site that ended; whether the run still goes on."""
         self.coordinator.check()
         for site in range(self.sites):
-            self._tend_site(site)
+            code = self.processes.ended(f"site-{site}")
+            if code is None:
+                continue
+            self._check_failure(site)
+            if site not in self._restart_at:
+                self.report(f"site {site} ended with code {code}; starting it again")
+                self._restart_at[site] = time.monotonic() + RESTART_SECONDS
+            elif time.monotonic() >= self._restart_at[site]:
+                self._start_site(site)
+                self._write_pids()
+                del self._restart_at[site]
         return self.processes.ended("run") is None
 
-    def log(self, name: str) -> Path:
+    def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
-    def pids(self) -> dict[str, int]:
-        names = ["superlink", *(f"site-{site}" for site in range(self.sites))]
-        return {name: self.processes.pid(name) for name in names}
-
     def _start(self) -> None:
+        for folder in (self.state, self.folder / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
         make_server_keys(self.folder / "certificates", LOOPBACK)
         self.coordinator.start()
         known = []
         for site in range(self.sites):
             _, public = make_site_key(self.folder / "keys", site)
-            self.coordinator.register(public)
+            register(self.coordinator.folder, public)
             known.append(KnownSite(site, f"site-{site}", fingerprint(public.read_bytes())))
         KnownSites(tuple(known)).write(self.roster)
         for site in range(self.sites):
@@ -125,46 +113,32 @@ class Loopback:
         self._write_pids()
 
     def _start_site(self, site: int) -> None:
-        authority = self.coordinator.inner.authority
-        if self.door is not None:
-            authority = self.folder / "certificates" / "ca.crt"
+        keys = self.coordinator.inner if self.coordinator.proxy is None else self.keys
         name = f"site-{site}"
         command = [*FEDPEWS, "site", str(self.app), "--site", str(site)]
-        command += ["--superlink", f"{LOOPBACK}:{self.port}", "--ca", str(authority)]
+        command += ["--superlink", self.address, "--ca", str(keys.authority)]
         command += ["--key", str(self.folder / "keys" / name), "--folder", str(self.folder / name)]
         command += ["--state-dir", str(self.state)]
         for option, value in self.settings[site].items():
             command += [f"--{option}", str(value)]
-        home = environment(self.folder / name / "home")
-        self.processes.start(name, command, home, self.log(name))
-
-    def _tend_site(self, site: int) -> None:
-        code = self.processes.ended(f"site-{site}")
-        if code is None:
-            return
-        self._check_failure(site)
-        if site not in self._restart_at:
-            self.say(f"site {site} ended with code {code}; starting it again")
-            self._restart_at[site] = time.monotonic() + RESTART_SECONDS
-        elif time.monotonic() >= self._restart_at[site]:
-            self._start_site(site)
-            self._write_pids()
-            del self._restart_at[site]
+        self.processes.start(name, command, environment(self.folder / name / "home"), self._log(name))
 
     def _check_failure(self, site: int) -> None:
-        """Raise what keeps a site from taking part: started again, it would end in the same way."""
+        """Raise what keeps a site from taking part: after a restart it would end in the same way."""
         try:
             raise_failure(self.state / f"site-{site}")
         except FedpewsError as error:
             why = str(error).rstrip(".")
-            found = FedpewsError(
+            failure = FedpewsError(
                 f"site {site}: {why}. Correct that and give the command again, with --resume."
             )
-            found.exit_code = error.exit_code
-            raise found from None
+            failure.exit_code = error.exit_code
+            raise failure from None
 
     def _write_pids(self) -> None:
-        (self.folder / "pids.json").write_text(json.dumps(self.pids()))
+        names = ["superlink", *(f"site-{site}" for site in range(self.sites))]
+        pids = {name: self.processes.pid(name) for name in names}
+        (self.folder / "pids.json").write_text(json.dumps(pids))
 
 
 def up(
@@ -176,71 +150,71 @@ def up(
     test: Path | None = None,
     resume: bool = False,
     data_dir: Path | None = None,
-    begin: Callable[[int], None] = lambda done: None,
-    round: Callable[[Sequence[Record]], None] = lambda records: None,
-    say: Callable[[str], None] = lambda text: None,
+    watcher: Watcher | None = None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Run an experiment on a SuperLink and SuperNodes on loopback, with TLS and authentication.
 
     Args:
-        sites: how many; by default, and at most, the clients of the data.
+        sites: their number; by default, and at most, the clients of the data.
         site_data: each site's own data, when ``data.name`` is ``sites``.
         test: the server's test set then, an npz file with x and y, or a table.
-        begin, round, say: called with the rounds already done, with new records, and with news.
+        watcher: its ``begin`` and ``round`` are called as in a run in one process.
+        report: called with every line for the user.
     """
-    out = out.resolve()
+    out, watcher = out.resolve(), watcher or Watcher()
     if layout.is_begun(out) and not resume:
         raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or give another --out")
     refuse_links(out)
     count = _count_sites(experiment, sites, site_data, data_dir)
     work = out / layout.SITES_WORK
-    own = [{"data": name} for name in site_data] or [{}] * count
     shared = {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
+    options = [{**shared, "data": name} for name in site_data] or [shared] * count
     settings = {"out": str(out), "resume": resume, **shared}
     if test is not None:
         settings["test"] = str(test.resolve())
     done, notices = _last_round(out), Follower(out / layout.SITES_NOTICES)
 
-    def show_notices() -> None:
+    def show_new() -> None:
+        nonlocal done
         for line in notices.new():
-            say(line)
+            report(line)
+        for number, records in sorted(_rounds(out).items()):
+            if number > done:
+                watcher.round(records)
+                done = number
 
     shutil.rmtree(work, ignore_errors=True)
     app = work / "app"
     app.mkdir(parents=True)
     write_app(app, experiment.to_toml())
     try:
-        with (
-            _terminations(),
-            Loopback(work, app, out / layout.SITES_MEMORY, [{**shared, **one} for one in own], say) as net,
-        ):
-            way = "behind nginx" if net.door is not None else "on loopback"
-            say(
-                f"{count} sites and a SuperLink {way} at {LOOPBACK}:{net.port}, TLS and authentication on; "
+        with stopped_by_sigterm(), Loopback(work, app, out / layout.SITES_MEMORY, options, report) as net:
+            way = "on loopback" if net.coordinator.proxy is None else "behind nginx"
+            report(
+                f"{count} sites and a SuperLink {way} at {net.address}, TLS and authentication on; "
                 f"logs in {work}/logs"
             )
             net.submit(settings)
-            begin(done)
+            watcher.begin(experiment, done, "flower engine")
             try:
                 while net.tend():
-                    show_notices()
-                    done = _follow(out, done, round)
+                    show_new()
                     time.sleep(POLL_SECONDS)
             finally:
-                show_notices()
-            done = _follow(out, done, round)
+                show_new()
     except KeyboardInterrupt:
         saved = f"go on with the same command and --resume ({out})"
         raise Interrupted(f"stopped after round {_last_round(out)} of {experiment.rounds}; {saved}") from None
-    _check_end(experiment, out, work)
+    raise_failure(out)
+    if not layout.is_finished(out) or _last_round(out) < experiment.rounds:
+        raise RunFailed(f"the run ended after round {_last_round(out)}; see {work}/logs/run.log")
     shutil.rmtree(work / "keys", ignore_errors=True)
 
 
 def _count_sites(
     experiment: Experiment, sites: int | None, site_data: Sequence[str], data_dir: Path | None
 ) -> int:
-    from fedpews.build import load_data
-
     if experiment.data.name == AT_SITES:
         count = experiment.data.clients or len(site_data)
         if len(site_data) != count:
@@ -256,41 +230,13 @@ def _count_sites(
     return count
 
 
+def _rounds(out: Path) -> dict[int, list[Record]]:
+    """The records of each round so far."""
+    rounds: dict[int, list[Record]] = {}
+    for record in read_rounds(out) if (out / layout.ROUNDS).exists() else ():
+        rounds.setdefault(record["round"], []).append(record)
+    return rounds
+
+
 def _last_round(out: Path) -> int:
-    if not (out / layout.ROUNDS).exists():
-        return 0
-    return max((record["round"] for record in read_rounds(out)), default=0)
-
-
-def _follow(out: Path, done: int, tell: Callable[[Sequence[Record]], None]) -> int:
-    """Tell the rounds that came in since."""
-    if not (out / layout.ROUNDS).exists():
-        return done
-    new: dict[int, list[Record]] = {}
-    for record in read_rounds(out):
-        if record["round"] > done:
-            new.setdefault(record["round"], []).append(record)
-    for number in sorted(new):
-        tell(new[number])
-    return max(new, default=done)
-
-
-def _check_end(experiment: Experiment, out: Path, work: Path) -> None:
-    """Whether the run came to its end; else what the server said, as our own error."""
-    raise_failure(out)
-    if not layout.is_finished(out) or _last_round(out) < experiment.rounds:
-        raise RunFailed(f"the run ended after round {_last_round(out)}; see {work}/logs/run.log")
-
-
-@contextmanager
-def _terminations() -> Iterator[None]:
-    """SIGTERM ends us as Ctrl-C does, so that nothing is left behind."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return max(_rounds(out), default=0)

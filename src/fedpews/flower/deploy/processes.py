@@ -1,22 +1,98 @@
-"""Child processes that never outlive us, whatever way we end."""
+"""Flower's programs as child processes that never outlive us, however we end."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from fedpews.errors import ConfigError
 
-SUBREAPER, DEATH_SIGNAL = 36, 1  # prctl(2): orphans come to us; a child gets a signal when we die
+LOOPBACK = "127.0.0.1"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+SUBREAPER, DEATH_SIGNAL = 36, 1  # prctl(2): orphans become our children; a child gets a signal when we die
 GRACE_SECONDS = 5.0
+
+UNIT = """[Unit]
+Description={what}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={command}
+Restart=always
+RestartSec=10
+User=fedpews
+UMask=0077
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+ReadWritePaths={writable}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def program(name: str) -> str:
+    """The path of one of Flower's commands, which are installed beside the Python that runs us."""
+    beside = Path(sys.executable).with_name(name)
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
+        raise ConfigError(f"{name} is not installed: pip install 'fedpews[flower]'")
+    return path
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a Flower program with its own Flower home. Flower looks for its programs in PATH."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(home)}
+
+
+def key_values(settings: Mapping[str, Any]) -> str:
+    """Settings in the form of Flower's command line.
+
+    >>> key_values({"site": 0, "data": "folder:/srv"})
+    'site=0 data="folder:/srv"'
+    """
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+
+
+def free_ports(count: int) -> Sequence[int]:
+    """Different ports that no process uses now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def systemd_unit(what: str, arguments: Sequence[str], writable: Sequence[str]) -> str:
+    """A systemd unit that runs a command of fedpews; its user may only write to the given folders."""
+    command = shlex.join([str(Path(sys.executable).with_name("fedpews")), *arguments])
+    # systemd reads % as the start of a specifier
+    return UNIT.format(
+        what=what, command=command.replace("%", "%%"), writable=" ".join(sorted(set(writable)))
+    )
 
 
 class Processes:
@@ -48,44 +124,38 @@ class Processes:
         return self._running[name].poll()
 
     def stop_all(self) -> None:
-        """End what was started, in reverse order, and whatever is left of it."""
-        everybody = {
-            pid for process in self._running.values() for pid in (process.pid, *descendants(process.pid))
-        }
-        everybody |= descendants(os.getpid())
+        """End all programs in reverse order, with everything they started."""
+        children = psutil.Process().children(recursive=True)
         for process in reversed(self._running.values()):
-            if process.poll() is None:
-                process.terminate()
-        until = time.monotonic() + GRACE_SECONDS
-        while any(map(_alive, everybody)) and time.monotonic() < until:
-            self._reap()
-            time.sleep(0.05)
-        for pid in {*everybody, *descendants(os.getpid())}:
-            if _alive(pid):
-                _signal(pid, signal.SIGKILL)
+            process.terminate()
+        _, alive = psutil.wait_procs(children, timeout=GRACE_SECONDS)
+        # also what was started meanwhile
+        alive = [*alive, *psutil.Process().children(recursive=True)]
+        for child in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(alive, timeout=GRACE_SECONDS)
         for process in self._running.values():
             process.wait()
-        until = time.monotonic() + 1.0
-        while any(map(_alive, everybody)) and time.monotonic() < until:
-            self._reap()
-            time.sleep(0.02)
-        self._reap()
         self._running = {}
 
-    def _reap(self) -> None:
-        """Collect the exit codes of our children, and of orphans that were handed to us."""
-        known = {process.pid for process in self._running.values()}
-        for process in self._running.values():
-            process.poll()
-        for pid in descendants(os.getpid()) - known:
-            try:
-                os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                continue
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM as on Ctrl-C, so that both end everything that was started."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def leave_with_parent() -> None:
-    """End this process at once when the one that started it is gone. A run's folder stands any kill."""
+    """End this process at once when its parent is gone. A run's folder survives any kill."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -96,45 +166,8 @@ def leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def descendants(pid: int) -> set[int]:
-    """Every process that a process started, directly or not (on Linux; elsewhere none are known)."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found: set[int] = set()
-    edge = [pid]
-    while edge:
-        new = [child for parent in edge for child in children.get(parent, ()) if child not in found]
-        found |= set(new)
-        edge = new
-    return found
-
-
-def _alive(pid: int) -> bool:
-    if sys.platform != "linux":
-        try:
-            os.kill(pid, 0)
-        except OSError:
-            return False
-        return True
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
 def die_with_parent() -> None:
-    """Be told to end when the process that started this one is gone."""
+    """Get SIGTERM when the parent of this process is gone (on Linux)."""
     _prctl(DEATH_SIGNAL, signal.SIGTERM)
 
 

@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
+import ssl
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
-from fedpews.flower.deploy.clocks import explain_contact
-from fedpews.flower.deploy.pin import Pin
-from fedpews.flower.deploy.processes import Processes
-from fedpews.flower.deploy.programs import LOOPBACK, environment, free_ports, key_values, program
-from fedpews.flower.failure import forget_failure, raise_failure
-from fedpews.flower.handlers import site_folder
-from fedpews.flower.notices import Follower
+from fedpews.flower.deploy.app_folder import Pin
+from fedpews.flower.deploy.keys import write_private
+from fedpews.flower.deploy.processes import (
+    LOOPBACK,
+    Processes,
+    environment,
+    free_ports,
+    key_values,
+    program,
+    systemd_unit,
+)
+from fedpews.flower.logs import Follower, clear_failure, raise_failure, site_folder
 from fedpews.outside import check_plain
 from fedpews.results.layout import SITE_STATUS
 
-RESTART_SECONDS = 5.0
-POLL_SECONDS = 0.5
+RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
 CONTACT_SECONDS = 30.0
-"""How often to see whether the coordinator can still be reached."""
+"""How often to check that the coordinator can still be reached."""
 NOT_ACTIVATED = "[code: 2004]"
 """In the SuperNode's log: the coordinator knows no such key, or the site's last connection has not ended there."""
+AHEAD, BEHIND = 5, 305
+"""Seconds that a site's clock may differ for flwr; it answers anything else with a 401 that does not say why."""
 SUPERNODE, EXECUTOR = "supernode", "executor"
 
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """What a site needs to know.
+    """The options of a site's process.
 
     Args:
         superlink: the coordinator's address, ``host:port``.
@@ -53,80 +61,75 @@ class SiteOptions:
 
 
 class SiteProcess:
-    """A site's two programs. Only loopback is listened on, and only the executor knows the SuperNode's secret."""
+    """A site's two programs. They listen on loopback only, and only the executor knows the SuperNode's secret."""
 
-    def __init__(self, options: SiteOptions, say: Callable[[str], None] = print) -> None:
-        self.options, self.say = options, say
+    def __init__(self, options: SiteOptions, report: Callable[[str], None] = print) -> None:
+        self.options, self.report = options, report
         self.processes = Processes()
-        self._restart_at: dict[str, float] = {}
-        self._own = site_folder(options.settings)
-        self._status = Follower(self._own / SITE_STATUS)
+        self._restart_at: float | None = None
+        self._state = site_folder(options.settings)
+        self._status = Follower(self._state / SITE_STATUS)
         self._log = Follower(self.log(SUPERNODE))
         self._contact_at, self._contact, self._reason = 0.0, "not tried", ""
 
     def start(self) -> None:
-        home, logs = self.options.folder / "home", self.options.folder / "logs"
-        home.mkdir(parents=True, exist_ok=True)
-        logs.mkdir(exist_ok=True)
+        for name in ("home", "logs"):
+            (self.options.folder / name).mkdir(parents=True, exist_ok=True)
         self.options.folder.chmod(0o700)
-        secret = self.options.folder / "secret"
-        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(32))
-        forget_failure(self._own)
+        write_private(self.options.folder / "secret", secrets.token_bytes(32))
+        clear_failure(self._state)
         self._start_pair()
 
     def tend(self) -> None:
-        """Show what is new, and start again what ended. Raises what keeps this site from taking part.
+        """Show new status lines, and restart what ended. Raises what keeps this site from taking part.
 
-        The two belong together: a SuperNode that is new gives new tasks. The SuperLink takes a node back only when its
+        Both are restarted together: a new SuperNode gives new tasks. The SuperLink accepts a node again only when its
         old heartbeat has run out, so this may take several tries.
         """
         for line in self._status.new():
-            self.say(line)
-        raise_failure(self._own)
+            self.report(line)
+        raise_failure(self._state)
         self._check_contact()
-        ended = {
-            name: code for name in (SUPERNODE, EXECUTOR) if (code := self.processes.ended(name)) is not None
-        }
+        codes = {name: self.processes.ended(name) for name in (SUPERNODE, EXECUTOR)}
+        ended = {name: code for name, code in codes.items() if code is not None}
         if not ended:
             return
-        if not self._restart_at:
-            self._say_ended(ended)
-            self._restart_at[SUPERNODE] = time.monotonic() + RESTART_SECONDS
-        elif time.monotonic() >= self._restart_at[SUPERNODE]:
+        if self._restart_at is None:
+            self._report_ended(ended)
+            self._restart_at = time.monotonic() + RESTART_SECONDS
+        elif time.monotonic() >= self._restart_at:
             self.processes.stop_all()
-            self._restart_at = {}
+            self._restart_at = None
             self._start_pair()
 
-    def _say_ended(self, ended: Mapping[str, int]) -> None:
+    def _report_ended(self, ended: Mapping[str, int]) -> None:
         reason = ", ".join(
             f"the {name} ended with code {code} (see {self.log(name)})" for name, code in ended.items()
         )
         if any(NOT_ACTIVATED in line for line in self._log.new()):
             reason = (
-                "the coordinator does not let this site in: its key is not approved there (fedpews flower approve), "
+                "the coordinator refuses this site: its key is not approved there (fedpews flower approve), "
                 f"or its last connection has not run out yet (a minute); see {self.log(SUPERNODE)}"
             )
         if reason != self._reason:
-            self.say(f"{reason}; trying again")
+            self.report(f"{reason}; trying again")
         self._reason = reason
 
     def _check_contact(self) -> None:
-        """Say when the coordinator cannot be reached, and when it can be again.
+        """Report when the coordinator cannot be reached, and when it can be again.
 
-        Flower's own programs try for ever, and end without a reason when the clock or the certificate is wrong.
+        Flower's own programs try for ever, and end without a reason if the clock or the certificate is wrong.
         """
         if time.monotonic() < self._contact_at:
             return
         options = self.options
-        found = explain_contact(options.superlink, options.authority)
-        self._contact_at = time.monotonic() + (CONTACT_SECONDS if found is None else RESTART_SECONDS)
-        text = found or f"the coordinator answers at {options.superlink}"
-        # a clock's seconds are never twice the same
+        problem = explain_contact(options.superlink, options.authority)
+        self._contact_at = time.monotonic() + (CONTACT_SECONDS if problem is None else RESTART_SECONDS)
+        text = problem or f"the coordinator answers at {options.superlink}"
+        # the seconds of a clock differ every time
         kind = re.sub("[0-9]+", "", text)
         if kind != self._contact:
-            self.say(text)
+            self.report(text)
         self._contact = kind
 
     def log(self, name: str) -> Path:
@@ -146,16 +149,69 @@ class SiteProcess:
         self.processes.start(EXECUTOR, executor, env, self.log(EXECUTOR))
 
 
-def run_site(options: SiteOptions, say: Callable[[str], None]) -> None:
-    """Run until stopped, or until it is clear that this site cannot take part; leaves nothing behind."""
+def run_site(options: SiteOptions, report: Callable[[str], None]) -> None:
+    """Run a site until it is stopped or cannot take part; leaves no process behind."""
     for path in (options.authority, options.key):
         check_plain(path)
-    site = SiteProcess(options, say)
+    site = SiteProcess(options, report)
     try:
         site.start()
-        say(f"this site runs only the app {options.pin.hash} ({options.pin.folder})")
+        report(f"this site runs only the app {options.pin.hash} ({options.pin.folder})")
         while True:
             site.tend()
             time.sleep(POLL_SECONDS)
     finally:
         site.processes.stop_all()
+
+
+def site_unit(options: SiteOptions) -> str:
+    """A systemd unit for this site; its user reads the app, the data and the key, and writes only the two folders."""
+    settings = dict(options.settings)
+    state = str(settings.pop("state-dir"))
+    arguments = ["site", str(options.pin.folder), "--superlink", options.superlink]
+    arguments += ["--ca", str(options.authority), "--key", str(options.key)]
+    arguments += ["--folder", str(options.folder), "--state-dir", state]
+    for key, value in settings.items():
+        arguments += [f"--{key}", str(value)]
+    return systemd_unit(f"fedpews site {settings['site']}", arguments, [state, str(options.folder)])
+
+
+def explain_contact(superlink: str, authority: Path, timeout: float = 5) -> str | None:
+    """Why this site cannot connect: the address, the coordinator's certificate or a clock; None if it can.
+
+    Args:
+        superlink: the coordinator's address, ``host:port``.
+        authority: the certificate authority that vouches for it.
+    """
+    try:
+        ahead = _seconds_ahead(superlink, authority, timeout)
+    except ssl.SSLCertVerificationError as error:
+        return f"the coordinator's certificate is not accepted: {error.verify_message}"
+    except OSError as error:
+        return f"the coordinator cannot be reached at {superlink} ({error.strerror or error}); trying again"
+    except (HTTPException, ValueError):
+        return None
+    if -BEHIND < ahead < AHEAD:
+        return None
+    word = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"this site's clock is {abs(ahead):.0f} s {word} the coordinator's, and Flower refuses what it sends. "
+        "Set it by NTP: timedatectl set-ntp true"
+    )
+
+
+def _seconds_ahead(superlink: str, authority: Path, timeout: float) -> float:
+    """How many seconds this machine's clock is ahead of the coordinator's."""
+    host, _, port = superlink.rpartition(":")
+    context = ssl.create_default_context(cafile=authority)
+    connection = HTTPSConnection(host.strip("[]"), int(port), timeout=timeout, context=context)
+    try:
+        # every answer has the time in its header, a refusal too
+        connection.request("HEAD", "/")
+        answer = connection.getresponse()
+        now = time.time()
+    finally:
+        connection.close()
+    date = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+    # the header has whole seconds, rounded down
+    return now - (date + 0.5)
