@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,7 +118,10 @@ def trial(folder: Path, rounds: int, cut_seconds: float) -> None:
             ]
             command += ["--state-dir", str(folder / name / "state")]
             processes.start(name, at(name, *command), env, folder / f"{name}.log")
-        for port in (8443, int((place / "superlink-port").read_text())):
+        address_of = tomllib.loads((place / "home" / "config.toml").read_text())["superlink"]["here"][
+            "address"
+        ]
+        for port in (8443, int(address_of.rpartition(":")[2])):
             probe = f"import socket; print(socket.socket().connect_ex(('{address}', {port})))"
             open_ = call("north", sys.executable, "-c", probe) == "0"
             say(f"from north, port {port} of the coordinator is {'open' if open_ else 'closed'}")

@@ -374,7 +374,7 @@ def own_data(
     return config, handlers
 
 
-def test_sites_evaluate_in_the_message_that_trains_and_say_what_each_found(
+def test_sites_evaluate_in_the_message_that_trains_and_each_score_is_recorded(
     tmp_path: Path, grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, grid.nodes = own_data(tmp_path)

@@ -97,7 +97,7 @@ def test_a_site_without_samples_says_nothing() -> None:
         read(Classification(), {})
 
 
-def test_a_shape_that_does_not_fit_its_bytes_is_refused_before_memory_is_taken() -> None:
+def test_a_shape_that_does_not_fit_its_bytes_is_refused_before_memory_is_allocated() -> None:
     huge = Array(dtype="float64", shape=(2**40,), stype="fedpews.sums", data=b"0" * 8)
     content = RecordDict({"test-0": ArrayRecord({"loss": huge})})
     with pytest.raises(BadMessage, match="8 bytes"):

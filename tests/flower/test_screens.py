@@ -52,7 +52,7 @@ def failure(folder: Path) -> tuple[int, str]:
     return found["exit_code"], found["message"]
 
 
-def test_a_site_of_another_shape_ends_the_wait_and_both_ends_are_told(
+def test_a_site_of_another_shape_ends_the_wait_and_both_ends_show_why(
     tmp_path: Path, grid: MemoryGrid
 ) -> None:
     experiment, out, state = config(tmp_path), tmp_path / "run", tmp_path / "state"

@@ -245,7 +245,7 @@ def test_values_that_make_no_sense_are_refused(name: str, data: st.DataObject) -
     assert refused(name, encode_upload(NET, bad))
 
 
-def test_owning_other_neurons_than_dealt_is_refused() -> None:
+def test_owning_other_neurons_than_assigned_is_refused() -> None:
     honest = scene("fedavg+pews-fixed")[2]
     assert honest.neurons is not None
     for neuron in range(NET.graph.size):

@@ -101,7 +101,7 @@ def test_the_operator_may_give_a_site_a_new_key_in_the_middle_of_a_run(
         assert meet(grid, known, Seen(tmp_path / "seen.json"))[0] == {1: 9}
 
 
-def test_whoever_comes_later_takes_nobodys_place(grid: MemoryGrid) -> None:
+def test_a_later_node_does_not_replace_an_earlier_one(grid: MemoryGrid) -> None:
     grid.nodes = {9: says(FACTS)}
     said: list[str] = []
     roster = Roster(grid, EXPECTED, None, Seen(None), said.append)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def test_a_site_that_differs_is_refused_with_both_values(
     assert words in said
 
 
-def test_a_refused_site_is_asked_again_and_taken_once_it_is_mended(
+def test_a_refused_site_is_asked_again_and_admitted_once_it_is_fixed(
     grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -192,7 +192,7 @@ def test_what_a_site_said_first_is_kept_with_the_run(tmp_path: Path, grid: Memor
     assert {site: entry["samples"] for site, entry in seen.items()} == {"0": 60, "1": 60}
 
 
-def test_a_roster_comes_back_and_takes_nobody_twice(tmp_path: Path) -> None:
+def test_a_roster_comes_back_and_has_no_site_twice(tmp_path: Path) -> None:
     roster = KnownSites().adding(KnownSite(1, "south", "SHA256:b")).adding(KnownSite(0, "north", "SHA256:a"))
     roster.write(tmp_path / "roster.toml")
     assert KnownSites.read(tmp_path / "roster.toml") == roster

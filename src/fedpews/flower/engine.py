@@ -157,7 +157,7 @@ class FlowerEngine(Engine):
                 requests[site] = self._request([SeedDownload(seed, data, self.accepted.accepted(seed, site))])
         messages = self._messages(nodes, requests, f"{MessageType.EVALUATE}.personal")
         values = {}
-        for site, reply in sorted(deliver(self.grid, messages, self.limits.round_seconds).items()):
+        for site, reply in sorted(dict(deliver(self.grid, messages, self.limits.round_seconds)).items()):
             record = None if isinstance(reply, str) else reply.content.get("personal")
             value = record.get("value") if isinstance(record, ConfigRecord) else None
             if isinstance(value, float) and math.isfinite(value):
@@ -174,7 +174,7 @@ class FlowerEngine(Engine):
         nodes = self.roster.online()
         request = Request(self.run, 0, 0.0, self._models(0, kind, models))
         messages = self._messages(nodes, dict.fromkeys(nodes, request), f"{MessageType.QUERY}.{kind}")
-        replies = deliver(self.grid, messages, self.limits.round_seconds)
+        replies = dict(deliver(self.grid, messages, self.limits.round_seconds))
         return [
             self.roster.name(site) for site, reply in sorted(replies.items()) if not isinstance(reply, str)
         ]
@@ -240,7 +240,7 @@ class FlowerEngine(Engine):
         began = time.monotonic()
         most = self.check.most_bytes(by_site[min(by_site)])
         done: dict[Key, Done] = {}
-        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, most).items():
+        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, most):
             answer = attempt.sites[site]
             answer.seconds = round(time.monotonic() - began, 3)
             if isinstance(reply, str):
@@ -319,7 +319,7 @@ class FlowerEngine(Engine):
         messages = self._messages(nodes, dict.fromkeys(nodes, request), MessageType.EVALUATE)
         parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
         self._sums = {part: {seed: {} for seed in seeds} for part in parts}
-        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK).items():
+        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK):
             if isinstance(reply, str):
                 self.site_log.report(
                     f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}"

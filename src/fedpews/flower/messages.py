@@ -117,19 +117,12 @@ def size_on_wire(message: Message) -> int:
 
 def deliver(
     grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int | None = None
-) -> dict[Key, Message | str]:
-    """Each message's reply, or why there is none. A key without an entry did not answer in time.
+) -> Iterator[tuple[Key, Message | str]]:
+    """Each message's reply, or why there is none, as they come in. A key that is missing did not answer in time.
 
     Args:
         most_bytes: of one reply; a larger one is not fetched any further.
     """
-    return dict(answers(grid, messages, seconds, most_bytes))
-
-
-def answers(
-    grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int | None = None
-) -> Iterator[tuple[Key, Message | str]]:
-    """The same, one after the other as the replies come in."""
     if not messages:
         return
     keys = list(messages)

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ from fedpews.data.digest import digest
 from fedpews.data.inputs import take
 from fedpews.errors import ConfigError, explain
 from fedpews.flower.deploy.keys import fingerprint
-from fedpews.flower.messages import answers, deliver
+from fedpews.flower.messages import deliver
 from fedpews.methods.wire import BadMessage
 from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.results.files import write_atomically
@@ -97,7 +97,7 @@ class KnownSites:
             raise ConfigError(f"there is no roster {path}; approve sites with: fedpews flower approve")
         rows = parse_toml(read_text(path, MOST_TOML), str(path)).get("site", [])
         try:
-            sites = _adapter(list[KnownSite]).validate_python(rows)
+            sites = TypeAdapter(list[KnownSite]).validate_python(rows)
         except ValidationError as error:
             raise ConfigError(f"{path} is no roster: {explain(error, 'site.')}") from error
         known = cls()
@@ -153,15 +153,9 @@ def read_hello(content: RecordDict) -> Facts:
     if UNFIT in record:
         raise BadMessage(f"it cannot take part: {record[UNFIT]!s:.2000}")
     try:
-        facts: Facts = _adapter(Facts).validate_python(dict(record))
+        return TypeAdapter(Facts).validate_python(dict(record))
     except ValidationError as error:
         raise BadMessage(f"its hello has {explain(error)}") from None
-    return facts
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def describe_shape(data: Federation) -> str:
@@ -322,7 +316,7 @@ class Roster:
         content = RecordDict({HELLO: ConfigRecord({"sites": self._expected.sites})})
         questions = {node: Message(content, node, MessageType.QUERY, ttl=ASK_SECONDS) for node in asked}
         silent = dict.fromkeys(asked, f"no answer in {ASK_SECONDS:g} s")
-        for node, reply in answers(self._grid, questions, ASK_SECONDS):
+        for node, reply in deliver(self._grid, questions, ASK_SECONDS):
             if isinstance(reply, str):
                 silent[node] = reply
                 continue
@@ -380,4 +374,5 @@ class Roster:
         self._report(f"{self._describe(node, key)} is refused: {why}")
         content = RecordDict({REFUSED: ConfigRecord({"why": why})})
         refusal = Message(content, node, f"{MessageType.QUERY}.{REFUSED}", ttl=REFUSE_SECONDS)
-        deliver(self._grid, {node: refusal}, REFUSE_SECONDS)
+        # the reply says nothing, but waiting for it lets the site receive the refusal
+        list(deliver(self._grid, {node: refusal}, REFUSE_SECONDS))

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
 
 from fedpews.build import build_method, build_network, schedule
 from fedpews.engines.diverging import explain, sort_out
@@ -38,7 +37,7 @@ from fedpews.results.layout import SITE_STATUS
 from fedpews.results.nests import leaves, read_nest, write_nest
 from fedpews.tasks.contract import Sums
 from fedpews.tasks.names import show
-from fedpews.trees import Nest, Tree
+from fedpews.trees import Nest, Tree, map_leaves
 
 LATE = 10**9
 """A round after every warmup."""
@@ -300,7 +299,7 @@ class Site:
             download,
             params=_to(download.params, device),
             neurons=None if download.neurons is None else download.neurons.to(device),
-            extra=_to(dict(download.extra), device),
+            extra=_to(download.extra, device),
         )
 
 
@@ -321,16 +320,12 @@ def _upload_to_cpu(upload: Upload) -> Upload:
         params=_to(upload.params, "cpu"),
         neurons=None if upload.neurons is None else upload.neurons.cpu(),
         mask=None if upload.mask is None else _to(upload.mask, "cpu"),
-        extra=_to(dict(upload.extra), "cpu"),
+        extra=_to(upload.extra, "cpu"),
     )
 
 
-def _to(nest: Nest, device: torch.device | str) -> Nest:
-    """Every tensor of a nest on a device."""
-    return {
-        key: value.to(device) if isinstance(value, Tensor) else _to(value, device)
-        for key, value in nest.items()
-    }
+def _to(nest: Mapping[str, Any], device: torch.device | str) -> Nest:
+    return map_leaves(lambda value: value.to(device), nest)
 
 
 def _digest_key(folder: Path) -> bytes:

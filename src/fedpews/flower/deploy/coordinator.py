@@ -86,7 +86,6 @@ http {{
 CONNECTION = "here"
 """The name of this SuperLink for ``flwr``, in the coordinator's Flower home."""
 START_SECONDS, POLL_SECONDS = 120.0, 1.0
-PORT_FILE = "superlink-port"
 UNKNOWN_KEY = re.compile(r"public key: b'(.*?)', exception: No SuperNode found")
 """In the SuperLink's log (flwr 1.41): a site whose key is not registered."""
 
@@ -158,7 +157,6 @@ class Coordinator:
             f'[superlink.{CONNECTION}]\naddress = "{LOOPBACK}:{self.port}"\n'
             f'root-certificates = "{self.inner.authority}"\n'
         )
-        (self.folder / PORT_FILE).write_text(str(self.port))
         command = [program("flower-superlink"), "--host", LOOPBACK, "--port", str(self.port)]
         command += ["--ssl-ca-certfile", str(self.inner.authority)]
         command += ["--ssl-certfile", str(self.inner.certificate), "--ssl-keyfile", str(self.inner.key)]
