@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,8 +184,6 @@ class Server:
             half, parts[seed] = self.method.client(part.phase), part
             for client, download in zip(cohort.clients, part.downloads, strict=True):
                 jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
-        on_the_way = self.engine.scores_on_the_way(jobs)
-        settled = [] if on_the_way else self.settle()
         # clients that dropped out are missing here; the average is over those that answered
         good, bad = sort_out(self.net, self.engine.train(jobs))
         # before anything of the round counts, so that where it began can still be saved
@@ -196,7 +194,8 @@ class Server:
         for done in good:
             self.memories.put(done.seed, done.client, done.memory)
             parts[done.seed].uploads.append(done.upload)
-        settled += self._settle(self.engine.scores_found)
+        # of the models that this round began with
+        settled = self.settle()
         is_evaluated = self.rules.is_evaluated(round)
         cosines: dict[int, float | None] = {}
         self.observed = []
@@ -212,7 +211,8 @@ class Server:
             self.observed += [] if seen is None else [seen]
         scores: Sequence[Score | None] = [None] * len(parts)
         held: Sequence[Score | None] = [None] * len(parts)
-        waits = is_evaluated and on_the_way and not last and self._evaluates_whole([*parts])
+        waits = is_evaluated and not last and self.engine.evaluates_in_training(jobs)
+        waits = waits and self._evaluates_whole([*parts])
         if is_evaluated and not waits:
             scores = self._evaluate([*parts])
             if self.data.validation:
@@ -238,13 +238,10 @@ class Server:
 
     def settle(self) -> list[dict[str, Any]]:
         """The records that wait for their evaluation, evaluated now."""
-        return self._settle(self._evaluate)
-
-    def _settle(self, evaluate: Callable[[Sequence[int]], Sequence[Score]]) -> list[dict[str, Any]]:
         waiting, self.pending = self.pending, []
         if not waiting:
             return []
-        scores = evaluate([record["seed"] for record in waiting])
+        scores = self._evaluate([record["seed"] for record in waiting])
         return [record | self._measurer.test(score) for record, score in zip(waiting, scores, strict=True)]
 
     def _evaluate(self, seeds: Sequence[int], part: EvaluatedPart = "test") -> Sequence[Score]:

@@ -92,13 +92,9 @@ class Engine(ABC):
         ``seeds`` says whose run each is of.
         """
 
-    def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
-        """Whether training these jobs also tells how good the models are that they start from."""
+    def evaluates_in_training(self, jobs: Sequence[Job]) -> bool:
+        """Whether ``train`` also scores the models that these jobs start from, so that ``evaluate`` knows them."""
         return False
-
-    def scores_found(self, seeds: Sequence[int]) -> list[Score]:
-        """How good each seed's model was before the last ``train``, if it told on the way."""
-        raise NotImplementedError("this engine does not evaluate on the way")
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         """The clients that keep a memory where only the engine can reach it."""

@@ -87,13 +87,16 @@ class FlowerEngine(Engine):
         self._rules: dict[int, NormRule] = {}  # by seed
         # by part of the sites' data, seed and site
         self._sums: dict[Part, dict[int, dict[int, Sums]]] = {}
-        self._jobs: Sequence[Job] = ()
+        self._scored: dict[int, Tree] = {}  # by seed: the model that the test sums are of
         self._started = False
         self._round = 0
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
-        self._round, self._jobs = jobs[0].download.round, jobs
+        self._round = jobs[0].download.round
         self._sums = {"test": {job.seed: {} for job in jobs}}
+        self._scored = (
+            {job.seed: job.download.params for job in jobs} if self.evaluates_in_training(jobs) else {}
+        )
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
@@ -126,13 +129,14 @@ class FlowerEngine(Engine):
     ) -> list[Score]:
         if self.local is not None and (part == "test" or self.has_validation):
             return self.local.evaluate(models, seeds, part, owners)
+        is_scored = all(self._scored.get(seed) is model for seed, model in zip(seeds, models, strict=True))
         # one message asks a site for both parts, so validation after test costs nothing
-        if part == "test" or "validation" not in self._sums:
+        if not is_scored and (part == "test" or "validation" not in self._sums):
             self._evaluate_at_sites(models, seeds)
         return [self._total(self._sums[part][seed]) for seed in seeds]
 
-    def scores_on_the_way(self, jobs: Sequence[Job]) -> bool:
-        """Whether the sites can evaluate the model while they train: all are asked, and all get all of it."""
+    def evaluates_in_training(self, jobs: Sequence[Job]) -> bool:
+        """Whether the sites evaluate the model in the message that trains it: all are asked, and get all of it."""
         if self.local is not None or self.validates:
             return False
         whole = all(
@@ -140,9 +144,6 @@ class FlowerEngine(Engine):
             for job in jobs
         )
         return whole and len({job.client for job in jobs}) == self.roster.total
-
-    def scores_found(self, seeds: Sequence[int]) -> list[Score]:
-        return [self._total(self._sums["test"][seed]) for seed in seeds]
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         return tuple(client for client in clients if self.accepted.accepted(seed, client))
@@ -226,7 +227,7 @@ class FlowerEngine(Engine):
             if site not in nodes
         }
         encoded = self._encode(job.download for job in jobs)
-        evaluates = self.scores_on_the_way(self._jobs)
+        evaluates = bool(self._scored)
         requests = {
             site: self._request(
                 (self._share(job, encoded[id(job.download)]) for job in by_site[site]), jobs[0].lr, evaluates
@@ -319,6 +320,7 @@ class FlowerEngine(Engine):
         messages = self._messages(nodes, dict.fromkeys(nodes, request), MessageType.EVALUATE)
         parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
         self._sums = {part: {seed: {} for seed in seeds} for part in parts}
+        self._scored = {}
         for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK):
             if isinstance(reply, str):
                 self.site_log.report(
