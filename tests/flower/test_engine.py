@@ -133,6 +133,33 @@ def test_a_resume_with_another_experiment_is_refused(tmp_path: Path, grid: Memor
     assert json.loads((tmp_path / "sites" / "flower-error.json").read_text())["exit_code"] == 4
 
 
+def test_a_run_across_sites_can_be_made_longer(tmp_path: Path, grid: MemoryGrid) -> None:
+    config = write(tmp_path / "experiment.toml", experiment(rounds=1))
+    grid.nodes = {i: site_handler(config, tmp_path / "state", i) for i in (0, 1)}
+    serve(config, grid, {"out": str(tmp_path / "sites")})
+    write(config, experiment(rounds=2))
+    serve(config, grid, {"out": str(tmp_path / "sites"), "resume": True})
+    run(experiment(rounds=2), out=tmp_path / "process")
+    assert without_seconds(tmp_path / "sites") == without_seconds(tmp_path / "process")
+
+
+def test_each_site_has_its_own_seconds(tmp_path: Path, grid: MemoryGrid) -> None:
+    config = write(tmp_path / "experiment.toml", experiment(rounds=1, flower={"round_seconds": 60}))
+    grid.nodes = {i: site_handler(config, tmp_path / "state", i) for i in (0, 1)}
+    polls, pull = 0, grid.pull_messages
+
+    def second_answers_later(message_ids: list[str]) -> list[Message]:
+        nonlocal polls
+        polls += 1
+        # the hello has two messages, training two: the last is ready at the next poll
+        return [] if polls == 4 else pull(message_ids)
+
+    grid.pull_messages = second_answers_later  # type: ignore[method-assign, assignment]
+    serve(config, grid, {"out": str(tmp_path / "sites")})
+    first, second = (answer["seconds"] for answer in journal(tmp_path / "sites")[0]["sites"].values())
+    assert first < second
+
+
 def test_a_site_that_raises_is_left_out_and_comes_back(tmp_path: Path, grid: MemoryGrid) -> None:
     config = write(tmp_path / "experiment.toml", experiment(flower={"min_sites": 1}))
     honest = {i: site_handler(config, tmp_path / "state", i) for i in (0, 1)}

@@ -85,14 +85,15 @@ def site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) 
             "the experiment leaves the data to the sites: start this SuperNode with data in its --node-config, "
             'such as data="folder:/path" with one entry and a test, or data="/path/file.py:function"'
         )
+    # the device is the site's choice, and a process that has used a GPU must not be forked
+    runtime = experiment.runtime.model_copy(update={"device": "cpu"})
+    local, folder = experiment.model_copy(update={"runtime": runtime}), settings.get("data-dir")
     if named is None:
-        return load_data(experiment, data_dir=settings.get("data-dir"))
+        return load_data(local, data_dir=folder)
     own = table.model_copy(update={"name": str(named), "clients": None, "validation": None})
     classes = _class_count(experiment)
     data = load_data(
-        experiment.model_copy(update={"data": own}),
-        data_dir=settings.get("data-dir"),
-        task=_with_classes(task, classes),
+        local.model_copy(update={"data": own}), data_dir=folder, task=_with_classes(task, classes)
     )
     if len(data) != 1:
         raise ConfigError(f"data {named!r} has {len(data)} clients; a site is one, so it must have one")

@@ -129,9 +129,7 @@ class Facts:
     samples: Count  # for training
     test_samples: Count
     validation_samples: Count
-    data: (
-        Text  # a digest: of all the data if it has a name, else of the site's data, under a key that it keeps
-    )
+    data: Text  # a digest: of all the data if it has a name, else of the site's data under a secret key
     columns: Annotated[list[Column], Field(strict=True, max_length=100_000)] = field(default_factory=list)
 
 
