@@ -50,7 +50,8 @@ def main(grid, context):
         time.sleep(0.5)
     ask = [Message(RecordDict({{"c": ConfigRecord({{}})}}), node, "query") for node in grid.get_node_ids()]
     for reply in grid.send_and_receive(ask, timeout=60):
-        said = reply.error.reason if reply.has_error() else str(dict(reply.content["loot"]))
+        records = {{}} if reply.has_error() else {{name: dict(value) for name, value in reply.content.items()}}
+        said = reply.error.reason if reply.has_error() else str(records)
         with Path({loot!r}).open("a") as file:
             file.write("\\n" + said)
 """

@@ -91,9 +91,9 @@ def test_a_site_never_runs_an_app_that_it_has_not_read(
     new_app(tmp_path / "agreed", starter())
     private, public = make_site_key(tmp_path / "keys", 0)
     register(running.folder, public)
-    options = SiteOptions(
-        Pin.of(tmp_path / "agreed"), address, authority, private, tmp_path / "site-0", {"site": 0}
-    )
+    settings = {"site": 0, "state-dir": str(tmp_path / "state")}
+    pin = Pin.of(tmp_path / "agreed")
+    options = SiteOptions(pin, address, authority, private, tmp_path / "site-0", settings)
     site = SiteProcess(options)
     forged = forge_app(tmp_path / "forged", secret, loot)
     try:
