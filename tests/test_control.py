@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 import fedpews
+from fedpews.engines.eager import EagerEngine
 from fedpews.errors import CheckpointError, ConfigError
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.feddyn import FedDyn
 from fedpews.methods.fedprox import FedProx
+from fedpews.results.early_stop import StopRule
 from fedpews.results.records import Record
-from fedpews.results.stopping import StopRule
 from fedpews.testing import small_clients
 from fedpews.warmup import Learned, with_warmup
 
@@ -190,13 +191,9 @@ def test_the_advice_for_a_longer_warmup_run_works(tmp_path: Path) -> None:
 def test_an_engine_that_more_rounds_would_have_changed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedpews import resuming
-
     auto = {"engine": "auto"}
     run(rounds=4, runtime=auto, out=tmp_path / "run")
-    monkeypatch.setattr(
-        resuming, "_engine_name", lambda setup, e, _: "eager" if e.rounds == 4 else "compiled"
-    )
+    monkeypatch.setattr(EagerEngine, "name", "compiled")
     with pytest.raises(CheckpointError, match=r"--set runtime\.engine=eager keeps it"):
         run(rounds=5, runtime=auto, out=tmp_path / "run", resume=True)
 

@@ -14,7 +14,7 @@ from fedpews.engines.diverging import LIMIT, sort_out
 from fedpews.engines.engine import Done
 from fedpews.errors import RunFailed
 from fedpews.methods.contract import Upload
-from fedpews.results.checkpoints import newest
+from fedpews.results.checkpoint import newest
 from fedpews.results.records import read_rounds
 from fedpews.testing import small_network
 

@@ -15,7 +15,7 @@ from fedpews.experiment import Experiment
 from fedpews.methods.contract import Download, Upload
 from fedpews.neurons.network import Network
 from fedpews.observe import COMPARED, observe_neurons, update_cosine
-from fedpews.results.neurons import BINS, Ownership, read_federation, read_neurons
+from fedpews.results.masks import BINS, Ownership, read_federation, read_neurons
 from fedpews.running import Watcher, run
 
 NET = Network(

@@ -20,8 +20,8 @@ from fedpews.engines.engine import Schedule
 from fedpews.engines.hardware import available_cores, find_device
 from fedpews.errors import ConfigError
 from fedpews.neurons.network import Network
+from fedpews.results.folder import RunFolder
 from fedpews.results.layout import legal_name
-from fedpews.results.run_folder import RunFolder
 
 PACKAGE = Path(fedpews.__file__).parent
 UNIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "pty", "syslog"}

@@ -195,7 +195,7 @@ def test_a_folder_is_not_overwritten_and_not_continued_with_other_settings(tmp_p
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    from fedpews.results.run_folder import RunFolder
+    from fedpews.results.folder import RunFolder
 
     held = RunFolder(tmp_path)
     with pytest.raises(ConfigError, match="in use by another run"):

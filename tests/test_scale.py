@@ -16,9 +16,9 @@ from fedpews.methods.contract import Upload
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results import memories
-from fedpews.results.memories import MemoryStore
-from fedpews.results.nests import leaves
+from fedpews.results.memories import MemoryStore, Version, file_name
 from fedpews.server import Rules, choose_cohort
+from fedpews.trees import leaves
 from fedpews.warmup import Learned, Warmup, with_warmup
 
 
@@ -29,6 +29,11 @@ def memory(value: float) -> dict[str, object]:
 def held(store: MemoryStore, client: int, seed: int = 0) -> float | None:
     found = store.get(seed, client)
     return None if found is None else float(found["inner"]["w"][0])
+
+
+def names(*saved: dict[str, Version]) -> set[str]:
+    """The files that checkpoints with these versions need."""
+    return {file_name(key, version.number) for versions in saved for key, version in versions.items()}
 
 
 # learning rates
@@ -112,46 +117,48 @@ def test_a_client_that_stays_away_costs_no_bytes_and_changes_nothing() -> None:
 def test_what_is_too_much_for_ram_goes_to_disk_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memories, "HELD_BYTES", 3 * 16)  # three memories of four numbers
+    monkeypatch.setattr(memories, "RAM_BYTES", 3 * 16)  # three memories of four numbers
     store = MemoryStore(tmp_path / "clients")
     for client in range(10):
         store.put(0, client, memory(client))
-    assert len(store._held) == 3
+    assert len(store._recent) == 3
     assert len(list((tmp_path / "clients").iterdir())) == 7
     assert [held(store, client) for client in range(11)] == [*map(float, range(10)), None]
-    assert len(store._held) == 3
+    assert len(store._recent) == 3
 
 
 def test_files_of_the_last_checkpoint_outlive_what_follows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memories, "HELD_BYTES", 16)
+    monkeypatch.setattr(memories, "RAM_BYTES", 16)
     folder = tmp_path / "clients"
     store = MemoryStore(folder)
     for client in range(4):
         store.put(0, client, memory(client))
-    saved = store.commit(1)
-    store.forget_old()
+    saved = store.commit()
+    store.keep(names(saved))
     for value in (10, 20, 30):  # spilled again and again before the next checkpoint
         for client in range(4):
             store.put(0, client, memory(value + client))
     assert len(list(folder.iterdir())) <= 8  # the checkpoint's four, and the latest of the others
     again = MemoryStore(folder)
-    again.restore(*saved)
+    again.restore(saved)
+    again.keep(names(saved))
     assert [held(again, client) for client in range(4)] == [0, 1, 2, 3]
     assert len(list(folder.iterdir())) == 4
 
 
 def test_two_checkpoints_leave_two_files_a_client(tmp_path: Path) -> None:
-    store = MemoryStore(tmp_path)
+    store, checkpoints = MemoryStore(tmp_path), []
     for round in range(1, 4):
         for client in range(3):
             store.put(0, client, memory(10 * round + client))
-        saved = store.commit(round)
-        store.forget_old()
+        checkpoints.append(store.commit())
+        store.keep(names(*checkpoints[-2:]))
     assert len(list(tmp_path.iterdir())) == 6
     again = MemoryStore(tmp_path)
-    again.restore(*saved)
+    again.restore(checkpoints[-1])
+    again.keep(names(checkpoints[-1]))
     assert len(list(tmp_path.iterdir())) == 3  # nobody said that the one before is needed
     assert [held(again, client) for client in range(3)] == [30, 31, 32]
 
@@ -159,19 +166,20 @@ def test_two_checkpoints_leave_two_files_a_client(tmp_path: Path) -> None:
 def test_an_empty_memory_is_none_at_once(tmp_path: Path) -> None:
     store = MemoryStore(tmp_path)
     store.put(0, 0, memory(1))
-    store.commit(1)
-    store.forget_old()
+    saved = store.commit()
+    store.keep(names(saved))
     store.put(0, 0, {"inner": {}})
     assert store.get(0, 0) is None
     assert len(list(tmp_path.iterdir())) == 1  # still needed by the checkpoint
-    for round in (2, 3):  # two checkpoints are kept
-        assert store.commit(round) == ({}, {})
-        store.forget_old()
+    assert store.commit() == {}
+    store.keep(names(saved))  # two checkpoints are kept
+    assert len(list(tmp_path.iterdir())) == 1
+    store.keep(names())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_folder_the_overflow_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "HELD_BYTES", 16)
+    monkeypatch.setattr(memories, "RAM_BYTES", 16)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = MemoryStore(None)
     store.put(0, 0, memory(5))
@@ -198,7 +206,7 @@ def test_numbers_do_not_depend_on_how_much_ram_memories_get(
         model={"hidden": [8, 6]}, train={"steps": 2, "batch_size": 4}, runtime={"engine": "eager"},
     )  # fmt: skip
     plenty = fedpews.run(experiment, clients=data)
-    monkeypatch.setattr(memories, "HELD_BYTES", 0)
+    monkeypatch.setattr(memories, "RAM_BYTES", 0)
     for out in (None, tmp_path / "run"):
         again = fedpews.run(experiment, clients=data, out=out)
         # every number of a record, what clients own and share too, which once followed a dict's order

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fedpews
 from fedpews.engines.compiled.apart import remove_abandoned, run_apart, scratch_folder
 from fedpews.errors import Interrupted
-from fedpews.results.checkpoints import newest
+from fedpews.results.checkpoint import newest
 from fedpews.stopping import stop_signal
 from fedpews.studies.plan import plan
 from fedpews.studies.study import load_study

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from fedpews.data import Federation, from_clients
     from fedpews.errors import CheckpointError, ConfigError, DataMissing, FedpewsError, RunFailed
     from fedpews.experiment import Experiment
-    from fedpews.loading import Run, load
     from fedpews.methods import Average, ClientHalf, Cohort, Download, Method, Upload, Work
     from fedpews.neurons import Batch, Hidden, Network, NeuronGraph
     from fedpews.neurons.trace import trace
-    from fedpews.result import Result
+    from fedpews.result import Result, Run, load
     from fedpews.running import Watcher, run
     from fedpews.tasks import Metric, Task
     from fedpews.warmup import Auto, Fixed, Learned, Random, with_warmup
@@ -30,10 +29,9 @@ _HOMES = {
     "fedpews.data": ("Federation", "from_clients"),
     "fedpews.errors": ("CheckpointError", "ConfigError", "DataMissing", "FedpewsError", "RunFailed"),
     "fedpews.experiment": ("Experiment",),
-    "fedpews.loading": ("Run", "load"),
     "fedpews.methods": ("Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work"),
     "fedpews.neurons": ("Batch", "Hidden", "Network", "NeuronGraph", "trace"),
-    "fedpews.result": ("Result",),
+    "fedpews.result": ("Result", "Run", "load"),
     "fedpews.running": ("Watcher", "run"),
     "fedpews.tasks": ("Metric", "Task"),
     "fedpews.warmup": ("Auto", "Fixed", "Learned", "Random", "with_warmup"),

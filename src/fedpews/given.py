@@ -1,4 +1,4 @@
-"""A model and data given in Python: what a configuration records of them, since it cannot make them again."""
+"""A model and data given in Python: what a configuration records of them, since they cannot be built from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STILL_USED = ("classes", "seed", "validation", "augment", "lazy")
 
 
 def record_given(experiment: Experiment, model: Any, clients: Any) -> Experiment:
-    """The experiment with the truth about what was given."""
+    """The experiment, saying that its model or its data were given in Python."""
     values = experiment.to_dict()
     if clients is not None:
         table = {key: value for key, value in values["data"].items() if key in _STILL_USED}
@@ -31,17 +31,8 @@ def record_given(experiment: Experiment, model: Any, clients: Any) -> Experiment
     return experiment if model is None and clients is None else Experiment(**values)
 
 
-def add_fingerprints(experiment: Experiment, model: str, data: str) -> Experiment:
-    """The experiment with the fingerprints of what was given."""
-    values = experiment.to_dict()
-    for table, found in (("model", model), ("data", data)):
-        if values[table]["name"] == GIVEN:
-            values[table]["fingerprint"] = found
-    return Experiment(**values)
-
-
 def check_given(experiment: Experiment, model: Any, clients: Any) -> None:
-    """Refuse to go on without what an experiment was given in Python."""
+    """Refuse an experiment whose model or data must be given in Python, and are not."""
     missing = {}
     if model is None and experiment.model.name == GIVEN:
         code = (experiment.model.model_extra or {}).get("code")
@@ -56,18 +47,18 @@ def check_given(experiment: Experiment, model: Any, clients: Any) -> None:
 
 
 def _code(model: Any) -> str:
-    """Where a model is defined, as far as that is known: name, file and line."""
-    made = type(model) if isinstance(model, nn.Module) else model
-    while isinstance(made, partial):
-        made = made.func
+    """The name, file and line of a model's definition; empty if unknown."""
+    source = type(model) if isinstance(model, nn.Module) else model
+    while isinstance(source, partial):
+        source = source.func
     try:
-        file, line = inspect.getsourcefile(made), inspect.getsourcelines(made)[1]
+        file, line = inspect.getsourcefile(source), inspect.getsourcelines(source)[1]
     except (TypeError, OSError):
         return ""
-    if file is None or made.__module__.startswith("torch."):
+    if file is None or source.__module__.startswith("torch."):
         return ""
     path, here = Path(file), Path.cwd()
-    return f"{made.__qualname__}, {path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+    return f"{source.__qualname__}, {path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
 
 
 def describe_object(method: Method) -> dict[str, str]:

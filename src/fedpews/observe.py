@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpews.methods.contract import THETA, Download, Upload
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
-from fedpews.results.neurons import BINS, Ownership
+from fedpews.results.masks import BINS, Ownership
 from fedpews.trees import stack
 
 COMPARED = 8

@@ -1,7 +1,7 @@
-"""What comes from outside: files and their text, read within limits and checked against a schema.
+"""Input from outside: files and their text, read within limits and checked against a schema.
 
-Everything here ends in a value of the expected shape or in one line that names the file, and the line of it where there
-is one. Nothing is followed, run or unpacked.
+Every function returns a value of the expected shape, or raises an error of one line that names the file and, if it
+can, the line in it. Nothing is executed or unpacked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONG_KEY = re.compile(
 
 
 def check_plain(path: Path) -> Path:
-    """The path, if it is a plain file or a link to one: to open a pipe or a device may never return."""
+    """The path, if it is a plain file or a link to one: opening a pipe or a device may never return."""
     try:
         mode = path.stat().st_mode
     # RuntimeError: links that lead to each other
@@ -47,9 +47,10 @@ def check_plain(path: Path) -> Path:
 
 
 def read_bytes(path: Path, most: int, *, follow: bool = True) -> bytes:
-    """All bytes of a plain file of at most so many: no device, no pipe, nothing that blocks or never ends.
+    """All bytes of a plain file: no device, no pipe, nothing that blocks or never ends.
 
     Args:
+        most: a file with more bytes is refused.
         follow: whether the path may be a link.
 
     >>> read_bytes(Path("/dev/zero"), 10)
@@ -57,7 +58,7 @@ def read_bytes(path: Path, most: int, *, follow: bool = True) -> bytes:
     ...
     fedpews.errors.ConfigError: /dev/zero is not a plain file
     """
-    # without waiting: to open a pipe that nobody writes to would never return
+    # without waiting: opening a pipe that nothing writes to would never return
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     flags |= 0 if follow else getattr(os, "O_NOFOLLOW", 0)
     try:
@@ -69,8 +70,8 @@ def read_bytes(path: Path, most: int, *, follow: bool = True) -> bytes:
                 raise ConfigError(f"{path} is not a plain file")
             if state.st_size > most:
                 raise ConfigError(f"{path} has {state.st_size:,} bytes, more than the {most:,} that are read")
-            # also no more than that if it grows meanwhile
-            return file.read(most)
+            # no more than that, even if it grows meanwhile
+            return file.read(state.st_size)
     except IsADirectoryError:
         raise ConfigError(f"{path} is not a plain file") from None
     except (OSError, ValueError) as error:
@@ -78,7 +79,7 @@ def read_bytes(path: Path, most: int, *, follow: bool = True) -> bytes:
 
 
 def read_text(path: Path, most: int, *, follow: bool = True) -> str:
-    """The same as text."""
+    """The text of a plain file; see ``read_bytes``."""
     try:
         return read_bytes(path, most, follow=follow).decode()
     except UnicodeDecodeError as error:
@@ -93,13 +94,13 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     ...
     fedpews.errors.ConfigError: my.toml is not valid TOML: Invalid value (at end of document)
     """
-    found = _LONG_KEY.search(text)
-    if found is not None:
-        line = text.count("\n", 0, found.start()) + 1
+    long_key = _LONG_KEY.search(text)
+    if long_key is not None:
+        line = text.count("\n", 0, long_key.start()) + 1
         raise ConfigError(f"{where}, line {line}: a key of more than {DEEPEST} parts")
     try:
         values = tomllib.loads(text)
-    # not only its own error: a number of 5,000 digits is a ValueError, a date such as 2025-02-30 too
+    # not only tomllib's own error: a number of 5,000 digits is a ValueError, a date such as 2025-02-30 too
     except ValueError as error:
         raise ConfigError(f"{where} is not valid TOML: {error}") from error
     except RecursionError:
@@ -132,14 +133,14 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def json_lines(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    """Each whole line of a text with its place; what a kill cut off has no line's end and is left out."""
+    """Each whole line of a text, after its file and number; a last line that a kill cut off is skipped."""
     for number, line in enumerate(text.split("\n")[:-1], start=1):
-        place = f"{where}, line {number}"
-        yield place, parse_json(line, place)
+        named = f"{where}, line {number}"
+        yield named, parse_json(line, named)
 
 
 def shaped(schema: Any, value: Any, where: str) -> Any:
-    """The value, if it has the shape of a schema (a TypedDict, say); its keys and values stay as they are."""
+    """The value, unchanged, if it has the shape of a schema (such as a TypedDict)."""
     try:
         return _adapter(schema).validate_python(value, strict=True)
     except ValidationError as error:

@@ -1,7 +1,8 @@
-"""What a finished run returns."""
+"""The results of a run: as ``fedpews.run`` returns them, and as ``fedpews.load`` reads them from a folder."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
@@ -9,19 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedpews.errors import ConfigError
+from fedpews.build import Model, build_network, load_data
+from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.neurons.network import Network
-from fedpews.results.records import Rounds
+from fedpews.results import layout
+from fedpews.results.files import is_expected, read_sums, read_verified
+from fedpews.results.records import Rounds, read_rounds
+from fedpews.results.schema import GIVEN, read_summary
+from fedpews.results.tensors import read_tensors
 from fedpews.tasks.names import show
 from fedpews.trees import Tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedpews.report.runs import Run
+    from fedpews.report.runs import Run as ReportedRun
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Result:
     summary: dict[str, Any]
     params: dict[int, Tree]
     """The global model by seed."""
-    neurons: dict[int, dict[int, torch.Tensor]]
+    neurons: dict[int, dict[int, Tensor]]
     """By seed and client: who owned what in the last warmup round."""
     folder: Path | None
     _net: Network
@@ -68,11 +74,11 @@ class Result:
             rows += f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
         return f"<table>{rows}</table>"
 
-    def _run(self) -> Run:
-        from fedpews.report.runs import Run
+    def _run(self) -> ReportedRun:
+        from fedpews.report.runs import Run as ReportedRun
 
-        told = (list(self.rounds), self.summary, self.experiment.to_dict())
-        return Run(self.summary["method"], self.folder, *told)
+        method = self.summary["method"]
+        return ReportedRun(method, self.folder, list(self.rounds), self.summary, self.experiment.to_dict())
 
     def plot(
         self, path: str | Path | None = None, *, kind: str = "curves", format: str | None = None
@@ -97,7 +103,97 @@ class Result:
         return draw([self._run()], kind, path, format, masks)
 
 
-def _get(found: Mapping[int, Tree], key: int, setting: str) -> Tree:
-    if key not in found:
+def _get(trees: Mapping[int, Tree], key: int, setting: str) -> Tree:
+    if key not in trees:
         raise ConfigError(f"there is none for {key}; a run keeps it if {setting} is set")
-    return found[key]
+    return trees[key]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run read from its folder, finished or not."""
+
+    folder: Path
+    experiment: Experiment
+    rounds: Rounds
+    summary: dict[str, Any]
+    """Empty if the run is not finished."""
+    params: dict[int, Tree]
+    """The last global model by seed."""
+    best: dict[int, Tree]
+    """The best global model by seed, of a run that keeps it."""
+    neurons: dict[int, dict[int, Tensor]]
+    """By seed and client: who owned what in the last warmup round."""
+
+    def model(self, seed: int | None = None, *, best: bool = False, model: Model | None = None) -> nn.Module:
+        """The last or the best global model of a seed (by default the first), ready for use.
+
+        Args:
+            model: your own module or a function that makes one, if that is what was trained; else the experiment's
+                model is built again, which needs its data.
+        """
+        seed = self.experiment.seeds[0] if seed is None else seed
+        trees = self.best if best else self.params
+        if seed not in trees:
+            raise ConfigError(f"{self.folder} has no {'best ' if best else ''}model of seed {seed}")
+        params = trees[seed]
+        if model is None and GIVEN in (self.experiment.model.name, self.experiment.data.name):
+            raise ConfigError(
+                f"{self.folder}: its model or its data was given in Python, so the model cannot be built here; "
+                f"pass your module, or a function that makes it: model({seed}, model=…)"
+            )
+        if model is None:
+            net = build_network(self.experiment, load_data(self.experiment))[0]
+            try:
+                return net.module(params)
+            except (KeyError, RuntimeError) as error:
+                raise ConfigError(f"this is not the model that was trained: {first_line(error)}") from error
+        module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        missing = params.keys() - module.state_dict().keys()
+        if missing:
+            raise ConfigError(f"this is not the model that was trained: it has no {sorted(missing)[0]}")
+        module.load_state_dict(params, strict=False)
+        return module.eval()
+
+    def __repr__(self) -> str:
+        so_far = "" if self.summary else " so far"
+        return f"<Run in {self.folder}: {self.experiment.method_label}, {len(self.rounds)} records{so_far}>"
+
+
+def load(folder: str | Path) -> Run:
+    """Read a run's folder: its configuration, records, summary, models and masks.
+
+    >>> load("nowhere")
+    Traceback (most recent call last):
+    ...
+    fedpews.errors.ConfigError: nowhere holds no run: there is no config.toml in it
+    """
+    path = Path(folder)
+    if not (path / layout.CONFIG).exists():
+        raise ConfigError(f"{path} holds no run: there is no {layout.CONFIG} in it")
+    for name in read_sums(path):
+        read_verified(path / name)
+    experiment = Experiment.load(path / layout.CONFIG)
+    return Run(
+        path,
+        experiment,
+        Rounds(read_rounds(path) if is_expected(path / layout.ROUNDS) else []),
+        read_summary(path / layout.SUMMARY) if layout.is_finished(path) else {},
+        _models({seed: path / layout.model_file(seed) for seed in experiment.seeds}),
+        _models({seed: path / layout.best_file(seed) for seed in experiment.seeds}),
+        {seed: _masks(file) for seed, file in layout.masks_files(path).items()},
+    )
+
+
+def _models(files: Mapping[int, Path]) -> dict[int, Tree]:
+    return {seed: read_tensors(file) for seed, file in files.items() if file.exists()}
+
+
+def _masks(file: Path) -> dict[int, Tensor]:
+    masks = read_tensors(file)
+    clients = {name: name.removeprefix("client-") for name in masks}
+    # isascii too: ² is a digit to isdigit, and no number
+    strange = [name for name, number in clients.items() if not (number.isascii() and number.isdigit())]
+    if strange:
+        raise ConfigError(f"{file} is damaged: {strange[0]!r:.60} is no client")
+    return {int(clients[name]): mask.bool() for name, mask in masks.items()}

@@ -30,12 +30,13 @@ from fedpews.neurons.graph import NeuronGraph
 from fedpews.notices import Notices
 from fedpews.pretraining import pretrain
 from fedpews.result import Result
-from fedpews.results.checkpoints import Checkpoint
+from fedpews.results import layout
+from fedpews.results.checkpoint import Checkpoint
+from fedpews.results.early_stop import NO_VALIDATION, StopRule
+from fedpews.results.folder import RunFolder
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize, value_of
-from fedpews.results.run_folder import RunFolder
-from fedpews.results.stopping import NO_VALIDATION, StopRule
-from fedpews.resuming import Reopened, fingerprinted, hold_to, reopen
+from fedpews.resuming import add_fingerprints
 from fedpews.saving import Saver
 from fedpews.server import Server
 from fedpews.stopping import stop_signal
@@ -130,62 +131,43 @@ def train(
         make_engine: makes what trains the clients, and says why it was chosen; by default an engine in this process.
         memories: where clients' memories are kept; by default with the run.
     """
-    setup = setup if out is None else fingerprinted(setup)
+    setup = setup if out is None else add_fingerprints(setup)
     check_finetuning(setup)
     notices = Notices(setup)
     if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.data.validation:
         raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
-        reopened = Reopened() if folder is None else reopen(folder, setup, resume, make_engine)
-        device = setup.net.device
-        store = memories or (MemoryStore(None, device) if folder is None else folder.memory_store(device))
+        saver = Saver(folder, setup, resume)
+        place = None if folder is None else folder.path / layout.CHECKPOINT / layout.MEMORIES
+        store = memories or MemoryStore(place, setup.net.device)
         # before anything is trained: without an accountant there is no such run
         spent = privacy_spent(setup.experiment, len(setup.data))
         engine, why = make_engine(setup)
         with closing(engine), settled():
-            if folder is not None:
-                reopened = hold_to(engine, why, reopened, setup, folder.path)
-            server = _server(setup, engine, store, reopened.checkpoint, folder)
-            saver = Saver(folder, setup, reopened)
+            records = saver.start(engine, why, store)
+            server = _server(setup, engine, store, saver.resumed)
+            so_far = Progress(records, {} if saver.resumed is None else saver.resumed.best)
             try:
-                done = _loop(
-                    setup, server, folder, reopened.checkpoint, saver, watcher or Watcher(), why, notices
-                )
+                done = _loop(setup, server, so_far, saver, watcher or Watcher(), why, notices)
             except KeyboardInterrupt:
                 # the second Ctrl-C: whatever is being written is whole or not there
-                raise Interrupted(f"stopped at once; {_kept(saver)}") from None
+                raise Interrupted(f"stopped at once; {saver.describe()}") from None
         result = _result(setup, server, done, folder)
         if spent is not None:
             result.summary["privacy"] = spent
-        result.summary["machines"] = saver.machines
-        if saver.went_on:
-            result.summary["went_on"] = list(saver.went_on)
-        if folder is not None:
-            constants = {seed: setup.net.at(seed).constants() for seed in result.params}
-            whole, best = (
-                {seed: tree | constants[seed] for seed, tree in trees.items()}
-                for trees in (result.params, result.best)
-            )
-            folder.finish(result.summary, whole, result.neurons, best, result.finetuned)
+        saver.finish(result)
         return result
 
 
-def _server(
-    setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None, folder: RunFolder | None
-) -> Server:
+def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None) -> Server:
     clients = len(setup.data)
     starts = pretrain(setup) if checkpoint is None else setup.starts
     states = {s: setup.method.init(setup.net.at(s), params, clients) for s, params in starts.items()}
-    if checkpoint is None:
-        memories.restore({}, {})
-    else:
+    if checkpoint is not None:
         states = {
             seed: place_like(state, states[seed], setup.net.device)
             for seed, state in checkpoint.states.items()
         }
-        contents = checkpoint.contents
-        kept = set() if folder is None else folder.memories_before(checkpoint)
-        memories.restore(contents.memories, contents.digests, kept)
     server = Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
     server.pending = [] if checkpoint is None else list(checkpoint.about.get("pending", []))
     return server
@@ -205,20 +187,15 @@ class Progress:
 def _loop(
     setup: Setup,
     server: Server,
-    folder: RunFolder | None,
-    checkpoint: Checkpoint | None,
+    so_far: Progress,
     saver: Saver,
     watcher: Watcher,
     why: str,
     notices: Notices,
 ) -> Progress:
     """All rounds that are left; the run from its first round on."""
-    experiment, done = setup.experiment, 0 if checkpoint is None else checkpoint.round
+    experiment, done = setup.experiment, 0 if saver.resumed is None else saver.resumed.round
     rule = _stop_rule(setup)
-    so_far = Progress(
-        [] if folder is None else folder.start_rounds(checkpoint),
-        {} if checkpoint is None else checkpoint.best,
-    )
     watcher.begin(experiment, done, f"{server.engine.name} engine" + (f", {why}" if why else ""))
     active = [seed for seed in experiment.seeds if not rule.is_over(so_far.of_seed(seed))]
     with stop_signal(watcher.stopping) as stop:
@@ -231,14 +208,14 @@ def _loop(
             except RankLost:
                 # the state is still that of the round before
                 if round > 1:
-                    saver.save(round - 1, server, so_far.best)
+                    saver.checkpoint(round - 1, server, so_far.best)
                 raise
             except ClientDiverged as failure:
                 # nothing of this round counts yet, so the last good one is where a lower rate can go on
                 if round > 1:
-                    saver.save(round - 1, server, so_far.best)
-                raise RunFailed(f"{failure}. {_kept(saver)}") from failure
-            new = saver.told(new)
+                    saver.checkpoint(round - 1, server, so_far.best)
+                raise RunFailed(f"{failure}. {saver.describe()}") from failure
+            new = saver.record(new, server.observed)
             so_far.records += new
             notices.round(new)
             if rule.judges:
@@ -247,30 +224,18 @@ def _loop(
                 active = [seed for seed in active if not rule.is_over(so_far.of_seed(seed))]
             if watcher.models is not None:
                 watcher.models(round, server.models())
-            saver.add(new, server)
             last = round == experiment.rounds or stop.is_set() or not active
             if last or round % experiment.runtime.checkpoint_every == 0:
-                saver.save(round, server, so_far.best)
+                saver.checkpoint(round, server, so_far.best)
             if new and watcher.round(new) is True:
-                saver.save(round, server, so_far.best)
+                saver.checkpoint(round, server, so_far.best)
                 break
             if stop.is_set():
-                saver.save(round, server, so_far.best)
-                raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {_kept(saver)}")
+                saver.checkpoint(round, server, so_far.best)
+                raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {saver.describe()}")
     # of a run that its watcher ended: the last record may still wait for its evaluation
-    rest = server.settle()
-    so_far.records += rest
-    saver.end(rest, server)
+    so_far.records += saver.record(server.settle())
     return so_far
-
-
-def _kept(saver: Saver) -> str:
-    """What a run that stops leaves, and how to go on."""
-    if saver.place is None:
-        return "nothing was saved"
-    if not saver.saved:
-        return f"nothing was saved yet; the same command with --resume begins again ({saver.place})"
-    return f"saved as of round {saver.saved}: go on with the same command and --resume ({saver.place})"
 
 
 def _keep_best(rule: StopRule, so_far: Progress, server: Server, seeds: Sequence[int]) -> None:

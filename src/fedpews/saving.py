@@ -1,4 +1,4 @@
-"""What of a run is written while it goes on, and when; a run without a folder writes nothing."""
+"""Saving a run while it goes on; a run without a folder saves nothing."""
 
 from __future__ import annotations
 
@@ -7,79 +7,94 @@ from math import prod
 from typing import Any
 
 from fedpews.build import Setup
+from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import describe_machine
 from fedpews.neurons.structure import fingerprint
 from fedpews.observe import describe_federation
+from fedpews.result import Result
+from fedpews.results.folder import RunFolder
+from fedpews.results.masks import Ownership
+from fedpews.results.memories import Store
 from fedpews.results.records import Record
-from fedpews.results.run_folder import RunFolder
-from fedpews.resuming import Reopened, about
+from fedpews.resuming import Resumed, about, check_engine, find_resumed, update_config
 from fedpews.server import Server
 from fedpews.trees import Tree
 
 
 class Saver:
-    """The folder of a run, written to as its rounds are done."""
+    """Writes a run to its folder: ``start``, ``record`` and ``checkpoint`` for each round, ``finish``."""
 
-    def __init__(self, folder: RunFolder | None, setup: Setup, reopened: Reopened) -> None:
+    def __init__(self, folder: RunFolder | None, setup: Setup, resume: bool) -> None:
         self._folder, self._setup = folder, setup
-        self.went_on = reopened.went_on
-        was = () if reopened.checkpoint is None else reopened.checkpoint.about.get("machines", ())
-        self.machines = list(dict.fromkeys([*was, describe_machine(setup.net.device)]))
-        """All that the run was trained on."""
-        # said once, in the first round that it is true of
-        known = 0 if reopened.checkpoint is None else len(reopened.checkpoint.about.get("went_on", ()))
-        self._untold = list(reopened.went_on[known:])
-        self.saved = 0 if reopened.checkpoint is None else reopened.checkpoint.round
-        """The round of the last checkpoint."""
+        self._resumed = Resumed() if folder is None else find_resumed(folder, setup, resume)
+        self.resumed = self._resumed.checkpoint
+        """The checkpoint that the run continues from, if any."""
+        self._changes = list(self._resumed.changes)
+        known: Mapping[str, Any] = {} if self.resumed is None else self.resumed.about
+        self._machines = list(dict.fromkeys([*known.get("machines", ()), describe_machine(setup.net.device)]))
+        self._logged = len(known.get("went_on", ()))  # changes that the records have already
+        self._saved = 0 if self.resumed is None else self.resumed.round  # the round of the last checkpoint
+        self._is_described = False
 
-    @property
-    def place(self) -> str | None:
-        """The folder in words; None where nothing is kept."""
-        return None if self._folder is None else str(self._folder.path)
+    def start(self, engine: Engine, why: str, memories: Store) -> list[Record]:
+        """Continue with an engine, after all checks; the records so far."""
+        if self._folder is None:
+            return []
+        if self.resumed is not None:
+            change = check_engine(engine, why, self.resumed, self._setup, self._folder.path)
+            self._changes += [f"after round {self.resumed.round}: {change}"] if change else []
+        update_config(self._folder, self._setup.experiment, self._resumed.earlier)
+        return self._folder.start(self.resumed, memories)
 
-    def told(self, records: Sequence[Record]) -> list[Record]:
-        """The records of a round, saying what was changed before it."""
-        if not self._untold or not records:
-            return [*records]
-        said, self._untold = "; ".join(self._untold), []
-        return [record | {"went_on": said} for record in records]
-
-    def add(self, records: Sequence[Record], server: Server) -> None:
-        """Write the records of a round that is done."""
+    def record(self, records: Sequence[Record], observed: Sequence[Ownership] = ()) -> list[Record]:
+        """Write the records of a round; the first ones after a change say what was changed."""
+        new = self._changes[self._logged :]
+        if new and records:
+            records = [record | {"went_on": "; ".join(new)} for record in records]
+            self._logged = len(self._changes)
         if self._folder is not None:
-            self._describe(server)
-            self._folder.append(records, server.observed)
+            if not self._is_described:
+                self._folder.describe(lambda masked: self._federation(masked or bool(observed)))
+                self._is_described = True
+            self._folder.append(records, observed)
+        return [*records]
 
-    def end(self, records: Sequence[Record], server: Server) -> None:
-        """After the last round: write records that had waited for their evaluation."""
-        if self._folder is not None:
-            # of a finished run that is resumed, this may be all there is to mend
-            self._describe(server)
-            self._folder.append(records)
-
-    def _describe(self, server: Server) -> None:
-        assert self._folder is not None
-        self._folder.describe(lambda masked: self._federation(masked or bool(server.observed)))
-
-    def save(self, round: int, server: Server, best: Mapping[int, Tree]) -> None:
+    def checkpoint(self, round: int, server: Server, best: Mapping[int, Tree]) -> None:
         """Write a checkpoint, unless there is one of this round."""
-        if self._folder is not None and self.saved != round:
-            made = about(self._setup, server.engine)
-            told = made | {
-                "pending": server.pending,
-                "went_on": list(self.went_on),
-                "machines": self.machines,
-            }
-            self._folder.save_checkpoint(round, server.states, server.memories, told, best)
-            self.saved = round
+        if self._folder is not None and self._saved != round:
+            more = {"pending": server.pending, "went_on": self._changes, "machines": self._machines}
+            made = about(self._setup, server.engine) | more
+            self._folder.save_checkpoint(round, server.states, best, server.memories, made)
+            self._saved = round
+
+    def finish(self, result: Result) -> None:
+        """Complete the summary, and write it with the models and masks."""
+        result.summary["machines"] = self._machines
+        if self._changes:
+            result.summary["went_on"] = self._changes
+        if self._folder is None:
+            return
+        params, best = (
+            {seed: tree | self._setup.net.at(seed).constants() for seed, tree in trees.items()}
+            for trees in (result.params, result.best)
+        )
+        self._folder.finish(result.summary, params, result.neurons, best, result.finetuned)
+
+    def describe(self) -> str:
+        """What is saved of a run that stops now, and how to continue it."""
+        if self._folder is None:
+            return "nothing was saved"
+        path = self._folder.path
+        if not self._saved:
+            return f"nothing was saved yet; the same command with --resume begins again ({path})"
+        return f"saved as of round {self._saved}: go on with the same command and --resume ({path})"
 
     def _federation(self, masked: bool) -> dict[str, Any]:
-        data = self._setup.data
+        setup, data = self._setup, self._setup.data
         counts = data.counts() if len(data.y) else None
-        found = describe_federation(
-            self._setup.net, data.client_names, data.class_names, counts, len(data), masked
+        federation = describe_federation(
+            setup.net, data.client_names, data.class_names, counts, len(data), masked
         )
-        made = self._setup.structure
-        weights = sum(prod(shape) for shape in made["shapes"].values())
-        model = {"fingerprint": fingerprint(made), "weights": weights}
-        return found | {"data": self._setup.data_hash, "model": model}
+        weights = sum(prod(shape) for shape in setup.structure["shapes"].values())
+        model = {"fingerprint": fingerprint(setup.structure), "weights": weights}
+        return federation | {"data": setup.data_hash, "model": model}

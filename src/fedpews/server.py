@@ -23,11 +23,10 @@ from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.robust import Aggregate
 from fedpews.neurons.network import Network
 from fedpews.observe import observe_neurons, update_cosine
+from fedpews.results.masks import Ownership
 from fedpews.results.memories import Store
-from fedpews.results.nests import leaves
-from fedpews.results.neurons import Ownership
 from fedpews.seeds import fold
-from fedpews.trees import Nest, Tree, norm, stack
+from fedpews.trees import Nest, Tree, leaves, norm, stack
 
 
 @dataclass(frozen=True)

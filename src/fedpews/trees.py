@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -39,6 +40,27 @@ def flatten(nest: Mapping[str, Any]) -> tuple[list[Tensor], Layout]:
 def unflatten(leaves: Iterator[Tensor], layout: Layout) -> Nest:
     """The inverse of ``flatten``; takes as many of the tensors as the layout has."""
     return {key: next(leaves) if inner is None else unflatten(leaves, inner) for key, inner in layout}
+
+
+def leaves(nest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a nest with its path.
+
+    >>> [path for path, _ in leaves({"a": {"w": torch.ones(1)}, "b": {}})]
+    ['a/w']
+    """
+    for key, value in nest.items():
+        # a slash in a key is no step of the path
+        path = f"{prefix}{quote(str(key), safe='')}"
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}/")
+        else:
+            yield path, value
+
+
+def nest_bytes(nest: Mapping[str, Any]) -> int | None:
+    """The bytes of all tensors of a nest; None if it has no tensor."""
+    sizes = [leaf.nbytes for leaf in flatten(nest)[0]]
+    return sum(sizes) if sizes else None
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], nest: Mapping[str, Any]) -> Nest:

@@ -30,9 +30,8 @@ from fedpews.errors import CheckpointError, RunFailed
 from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
-from fedpews.results.nests import leaves
 from fedpews.server import Rules, Server
-from fedpews.trees import Nest, Tree
+from fedpews.trees import Nest, Tree, leaves
 from fedpews.warmup import Fixed, Learned, with_warmup
 
 TOLERANCE = 1e-5

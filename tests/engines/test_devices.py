@@ -33,9 +33,8 @@ from fedpews.methods.wire import decode_download, decode_upload, encode_download
 from fedpews.neurons.network import Network
 from fedpews.results import memories
 from fedpews.results.memories import MemoryStore
-from fedpews.results.nests import leaves
 from fedpews.server import Rules, Server
-from fedpews.trees import Tree, flatten, unflatten
+from fedpews.trees import Tree, flatten, leaves, unflatten
 from fedpews.warmup import Auto, Fixed, Learned, with_warmup
 
 WARM = [name for name in METHODS if method_class(name).takes_warmup]
@@ -183,7 +182,7 @@ def _through(net: Network, download: Any) -> Any:
 def test_memories_that_were_spilled_come_back_to_their_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memories, "HELD_BYTES", 0)
+    monkeypatch.setattr(memories, "RAM_BYTES", 0)
     with OtherDevice() as device:
         store = MemoryStore(tmp_path, OTHER)
         for client in range(3):

@@ -141,7 +141,7 @@ def contents(folder: Path) -> dict[str, bytes | str]:
             continue
         if name.startswith("checkpoint/round-"):
             body = json.loads(path.read_text())["checkpoint"]
-            body["memories"] = sorted(body["memories"])
+            body["memories"] = {key: digest for key, (_, digest) in body["memories"].items()}
             found[name] = json.dumps(body, sort_keys=True)
         else:
             found[name] = path.read_bytes()

@@ -21,11 +21,11 @@ from fedpews.configs import flatten, parse_setting, recipes
 from fedpews.data.federation import from_clients
 from fedpews.experiment import Experiment, known_keys
 from fedpews.flower.roster import KnownSites
-from fedpews.loading import load
 from fedpews.outside import parse_json, parse_toml
 from fedpews.report.compare import remarks, table, verdicts
 from fedpews.report.html import make_report
 from fedpews.report.runs import find_runs
+from fedpews.result import load
 from fedpews.running import run as run_experiment
 from fedpews.studies.study import load_study
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import fedpews
 from fedpews.build import build_engine
 from fedpews.errors import CheckpointError, Interrupted
 from fedpews.results import files, layout
-from fedpews.results.nests import read_nest, write_nest
+from fedpews.results.files import read_sums, write_sums
 from fedpews.results.records import read_rounds
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
@@ -46,8 +47,11 @@ def run(
 def stopped(out: Path, after: int = 7, **more: Any) -> Path:
     """A run that was killed after a round: its summary is not there, nor is what goes with it."""
     run(out, stop_after=after, **more)
-    for name in (layout.SUMMARY, layout.SUMS, layout.model_file(0)):
+    sums = read_sums(out)
+    for name in (layout.SUMMARY, layout.model_file(0)):
         (out / name).unlink()
+        del sums[name]
+    write_sums(out, sums)
     return out
 
 
@@ -151,28 +155,6 @@ def test_every_finished_file_has_its_digest(whole: Path, tmp_path: Path) -> None
         fedpews.load(folder)
 
 
-def test_a_checkpoint_of_the_first_layout_is_read(whole: Path, tmp_path: Path) -> None:
-    """The layout of before: one file with the states, which says in its header what goes with it."""
-    stopped(tmp_path)
-    folder = tmp_path / "checkpoint"
-    contents = json.loads((folder / "round-7.json").read_text())["checkpoint"]
-    nest, header = read_nest(folder / "state-7.safetensors")
-    old = {
-        "round": 7,
-        "rounds_bytes": contents["rounds"][0],
-        "neurons_bytes": 0,
-        "memories": contents["memories"],
-        "about": {key: contents["about"][key] for key in ("data", "layout")},
-    }
-    write_nest(folder / "state.safetensors", nest, old)
-    for path in [*folder.glob("round-*"), *folder.glob("state-*")]:
-        path.unlink()
-    run(tmp_path, resume=True)
-    assert numbers(tmp_path) == numbers(whole)
-    assert not (folder / "state.safetensors").exists()
-    assert header == {"round": 7}
-
-
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -242,10 +224,53 @@ def test_a_run_made_longer_and_killed_before_its_next_checkpoint_goes_on(tmp_pat
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
 
 
-def test_lines_of_an_earlier_version_may_stand_before_lines_with_sums_and_nowhere_else(
-    tmp_path: Path,
+def unfinished(out: Path) -> Path:
+    """A run that was stopped one round after its last checkpoint."""
+
+    def stop(records: Any) -> None:
+        if records[0]["round"] == 7:
+            raise Interrupted("killed")
+
+    with pytest.raises(Interrupted):
+        fedpews.run(
+            model=small, clients=CLIENTS, test=(X, Y), out=out, method="scaffold", rounds=9,
+            train={"batch_size": 8}, runtime={"engine": "eager", "checkpoint_every": 3},
+            watcher=fedpews.Watcher(round=stop),
+        )  # fmt: skip
+    return out
+
+
+def test_a_changed_record_after_the_last_checkpoint_is_refused_by_readers_and_written_again_by_resume(
+    whole: Path, tmp_path: Path
 ) -> None:
-    old, new = b'{"round": 1}\n', files.sealed({"round": 2}).encode()
-    assert files.unsealed(old + old + new + new, tmp_path) == [{"round": 1}] * 2 + [{"round": 2}] * 2
-    with pytest.raises(CheckpointError, match="line 3 has no sum"):
-        files.unsealed(old + new + old + new, tmp_path)
+    unfinished(tmp_path)
+    assert [record["round"] for record in read_rounds(tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
+    file = tmp_path / "rounds.jsonl"
+    text = file.read_text()
+    *lines, last = text.splitlines(keepends=True)
+    file.write_text("".join(lines) + json.dumps(json.loads(last) | {"accuracy": 0.125}) + "\n")
+    with pytest.raises(CheckpointError, match=r"rounds\.jsonl is damaged"):
+        read_rounds(tmp_path)
+    run(tmp_path, resume=True)
+    assert numbers(tmp_path) == numbers(whole)
+
+
+def test_lines_that_a_kill_left_behind_the_digest_are_not_read(tmp_path: Path) -> None:
+    unfinished(tmp_path)
+    before = read_rounds(tmp_path)
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(before[-1] | {"round": 8}) + "\n" + '{"seed": 0, "rou')
+    assert read_rounds(tmp_path) == before
+
+
+def test_sha256sum_checks_a_run_at_any_time(whole: Path, tmp_path: Path) -> None:
+    for folder in (whole, unfinished(tmp_path)):
+        for line in (folder / "SHA256SUMS").read_text().splitlines():
+            expected, name = line.split()
+            assert sha256((folder / name).read_bytes()).hexdigest() == expected
+
+
+def test_records_hold_nothing_but_the_record(whole: Path) -> None:
+    lines = (whole / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == read_rounds(whole)
+    assert "sum" not in json.loads(lines[0])

@@ -20,7 +20,7 @@ from fedpews.cli import app
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.report.board import Board
-from fedpews.results.run_folder import RunFolder
+from fedpews.results.folder import RunFolder
 from fedpews.studies.cells import run_cell
 from fedpews.studies.cluster import connect as connecting
 from fedpews.studies.cluster.connect import Place

@@ -10,8 +10,7 @@ from torch import Tensor
 from fedpews.engines.engine import Diverged, Done, Job
 from fedpews.errors import ClientDiverged
 from fedpews.neurons.network import Network
-from fedpews.results.nests import leaves
-from fedpews.trees import flatten, stacks
+from fedpews.trees import flatten, leaves, stacks
 
 LIMIT = 1e15
 """The largest weight that a model can be trained on from: the square of one 20,000 times as large is infinite."""

@@ -34,10 +34,11 @@ from fedpews.methods.contract import Cohort, Download, Upload
 from fedpews.methods.wire import decode_download, encode_upload
 from fedpews.results.files import write_atomically
 from fedpews.results.layout import SITE_STATUS
-from fedpews.results.nests import leaves, read_nest, write_nest
+from fedpews.results.memories import Version
+from fedpews.results.tensors import read_nest, write_nest
 from fedpews.tasks.contract import Sums
 from fedpews.tasks.names import show
-from fedpews.trees import Nest, Tree, map_leaves
+from fedpews.trees import Nest, Tree, leaves, map_leaves
 
 LATE = 10**9
 """A round after every warmup."""
@@ -117,11 +118,9 @@ class AcceptedRounds:
         self._saved: dict[str, int] = {}
         self._saved_before: dict[str, int] = {}
 
-    def restore(
-        self, versions: Mapping[str, int], digests: Mapping[str, str], kept: Collection[str] = ()
-    ) -> None:
-        self._accepted = dict(versions)
-        self._saved, self._saved_before = dict(versions), {}
+    def restore(self, saved: Mapping[str, Version]) -> None:
+        self._accepted = {key: version.number for key, version in saved.items()}
+        self._saved, self._saved_before = dict(self._accepted), {}
 
     def get(self, seed: int, client: int) -> Nest | None:
         return None
@@ -141,11 +140,11 @@ class AcceptedRounds:
         """The oldest round whose memory a server that resumes from one of its two checkpoints may need."""
         return self._saved_before.get(f"{seed}-{client}", 0)
 
-    def commit(self, round: int) -> tuple[dict[str, int], dict[str, str]]:
+    def commit(self) -> dict[str, Version]:
         self._saved_before, self._saved = self._saved, dict(self._accepted)
-        return dict(self._saved), {}
+        return {key: Version(round) for key, round in self._saved.items()}
 
-    def forget_old(self) -> None:
+    def keep(self, files: Collection[str]) -> None:
         pass
 
 

@@ -8,7 +8,7 @@ from fedpews.errors import RankLost
 from fedpews.ranks.group import LEADER, Group
 from fedpews.ranks.packing import Message
 from fedpews.ranks.share import Key, Share
-from fedpews.results.memories import MemoryStore
+from fedpews.results.memories import MemoryStore, Version
 from fedpews.trees import Nest
 
 COLLECTED = 32
@@ -30,10 +30,8 @@ class RankMemories:
         self._homes: dict[Key, int] = {}
         self._changed: dict[Key, None] = {}  # since the last checkpoint; an ordered set
 
-    def restore(
-        self, versions: Mapping[str, int], digests: Mapping[str, str], kept: Collection[str] = ()
-    ) -> None:
-        self._saved.restore(versions, digests, kept)
+    def restore(self, saved: Mapping[str, Version]) -> None:
+        self._saved.restore(saved)
 
     def get(self, seed: int, client: int) -> Nest | None:
         """Nothing: whoever trains the client has it."""
@@ -60,7 +58,7 @@ class RankMemories:
             self._homes[key] = rank
             self._changed[key] = None
 
-    def commit(self, round: int) -> tuple[dict[str, int], dict[str, str]]:
+    def commit(self) -> dict[str, Version]:
         """Collect what changed, and write it."""
         # whatever a rank still had to say of its clients is unknown now, also where it was only asked to evaluate them
         if self._homes and self._group.lost:
@@ -73,10 +71,10 @@ class RankMemories:
             for first in range(0, len(here), COLLECTED):
                 self._collect(rank, here[first : first + COLLECTED])
         self._changed = {}
-        return self._saved.commit(round)
+        return self._saved.commit()
 
-    def forget_old(self) -> None:
-        self._saved.forget_old()
+    def keep(self, files: Collection[str]) -> None:
+        self._saved.keep(files)
 
     def _collect(self, rank: int, keys: Sequence[Key]) -> None:
         if rank == LEADER:

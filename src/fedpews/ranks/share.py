@@ -13,8 +13,7 @@ from fedpews.measure import score_personal
 from fedpews.methods.contract import Download
 from fedpews.ranks.packing import Message, download_parts, join_download, upload_parts
 from fedpews.results.memories import MemoryStore
-from fedpews.results.nests import nest_bytes
-from fedpews.trees import Nest
+from fedpews.trees import Nest, nest_bytes
 
 Key = tuple[int, int]
 """Seed and client."""

@@ -15,7 +15,7 @@ from fedpews.report.colors import colors
 from fedpews.report.compare import Comparison, columns, compare, goal_text, remarks, table
 from fedpews.report.runs import Run
 from fedpews.results import layout
-from fedpews.results.neurons import EACH_CLIENT_UP_TO, Ownership
+from fedpews.results.masks import EACH_CLIENT_UP_TO, Ownership
 from fedpews.results.records import Record, client_values, evaluated, value_of
 from fedpews.results.schema import GIVEN
 from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, Difference

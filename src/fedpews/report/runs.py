@@ -10,10 +10,10 @@ from typing import Any
 
 from fedpews.errors import ConfigError
 from fedpews.results import layout
-from fedpews.results.neurons import Ownership, read_federation, read_neurons
+from fedpews.results.files import is_expected
+from fedpews.results.masks import Ownership, read_federation, read_neurons
 from fedpews.results.records import Record, read_rounds, summarize
 from fedpews.results.schema import read_config_file, read_summary
-from fedpews.results.sums import check_files
 from fedpews.tasks.names import FIRST, Goal, is_share, short
 
 
@@ -39,7 +39,7 @@ class Run:
 
     @cached_property
     def federation(self) -> dict[str, Any]:
-        """Clients' names, counts of classes and layers; empty for a run of an older version."""
+        """Clients' names, counts of classes and layers; empty for a run without a folder."""
         return {} if self.path is None else read_federation(self.path)
 
     @cached_property
@@ -59,15 +59,14 @@ class Run:
 
     @property
     def goal(self) -> Goal:
-        """The metric that has a target, and the target; a run of an older version has only the accuracy."""
-        value = self.summary.get("target", self.summary.get("target_accuracy"))
-        return Goal(self.summary.get("target_metric", "accuracy"), value)
+        """The metric that has a target, and the target."""
+        return Goal(self.summary["target_metric"], self.summary["target"])
 
     @property
     def final(self) -> dict[str, Any]:
         """The goal's metric after the last round, over seeds; shares in percent."""
         metric = self.goal.metric
-        found = self.summary["final"][metric] if "final" in self.summary else self.summary["final_accuracy"]
+        found = self.summary["final"][metric]
         return {
             key: [scale(metric, one) for one in value] if key == "by_seed" else scale(metric, value)
             for key, value in found.items()
@@ -131,13 +130,11 @@ def folders_of_runs(folders: Sequence[Path], missing_ok: bool = False) -> list[P
 
 def read_run(path: Path) -> Run | None:
     """The run in a folder; None before all its seeds have finished a round."""
-    # also those that are listed and gone
-    check_files(path, (layout.CONFIG, layout.SUMMARY, layout.FEDERATION))
     records = read_rounds(path)
-    config = read_config_file(path, layout.CONFIG)
+    config = read_config_file(path / layout.CONFIG)
     if {record["seed"] for record in records} != set(config["seeds"]):
         return None
-    done = read_summary(path, layout.SUMMARY) if layout.is_finished(path) else None
+    done = read_summary(path / layout.SUMMARY) if is_expected(path / layout.SUMMARY) else None
     if done is not None and set(done["seeds"]) != set(config["seeds"]):
         raise ConfigError(f"{path / layout.SUMMARY} has other seeds than {layout.CONFIG} beside it")
     summary = done or summarize(records, config["method"]["name"], _goal(config))

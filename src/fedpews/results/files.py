@@ -1,52 +1,50 @@
-"""Files that are never half written, and that tell when they were changed: digests, and a sum at each line's end."""
+"""Files of a run's folder: written whole or not at all, and verified by their SHA-256 when they are read.
+
+There is one scheme of integrity: a table of digests by file name. ``SHA256SUMS`` is the table of a run's folder, in the
+form that ``sha256sum --check`` takes, and every checkpoint has one of its own files. The digest of a file that grows
+is that of all lines written so far: lines that a killed process added after it are ignored.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from fedpews.errors import CheckpointError
-from fedpews.outside import parse_json
+from fedpews import outside
+from fedpews.errors import CheckpointError, ConfigError
+from fedpews.results import layout
 
 ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.new")
-"""The name of a file that was being written when its process was killed."""
+"""The name of a file that is being written."""
 
-AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-"""How a file is opened: never through a link, and on Windows without another end of lines."""
+FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""How a file is opened for writing: never through a link, and on Windows without changing line ends."""
 
-# a line's own sum stands at its end, as one more key
-SUM = re.compile(r', "sum": "([0-9a-f]{8})"\}$')
+_LINE = re.compile(r"([0-9a-f]{64})  ([\w.+-]+)")
 
 
 def digest(data: bytes) -> str:
-    """What stands in a checkpoint for a file's content: half of its SHA-256, which processors have instructions for.
-
-    >>> digest(b"")
-    'e3b0c44298fc1c149afbf4c8996fb924'
-    """
-    return hashlib.sha256(data).hexdigest()[:32]
+    """The SHA-256 of a file's content."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """A file appears whole or not at all, also when the machine goes down.
+    """A file appears whole or not at all, even if the machine goes down.
 
     Args:
-        durable: whether it must be on disk when this returns; if not, whoever needs it there calls ``sync``.
+        durable: whether the file must be on disk when this returns; if not, the caller calls ``sync`` when it must.
     """
-    # a name that nobody can guess, and never through a link that somebody put there
+    # a name that cannot be guessed, and never through a link
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
-        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | AS_IT_IS, 0o666)
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o666)
         try:
-            write_all(file, data)
+            _write_all(file, data)
             if durable:
                 os.fsync(file)
         finally:
@@ -61,8 +59,8 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
 
 
-def write_all(file: int, data: bytes) -> None:
-    """All of the data: the system may take less at a time."""
+def _write_all(file: int, data: bytes) -> None:
+    """Write all of the data: the system may write less at a time."""
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
@@ -71,7 +69,7 @@ def write_all(file: int, data: bytes) -> None:
 def sync(paths: Iterable[Path]) -> None:
     """Wait until files are on disk."""
     for path in paths:
-        # Windows waits only for a file that may be written to
+        # Windows syncs only files that are open for writing
         _sync(path, os.O_RDWR)
 
 
@@ -89,71 +87,122 @@ def _sync(path: Path, flags: int) -> None:
         os.close(file)
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's content; one that is missing, a folder or otherwise not readable is a CheckpointError."""
+def read_bytes(path: Path, most: int = sys.maxsize) -> bytes:
+    """The content of a plain file of at most ``most`` bytes; anything else is a CheckpointError."""
     try:
-        # neither a pipe nor a device: to read one may never end
-        if path.is_symlink():
-            raise CheckpointError(f"{path} is a link; a run's folder must not reach outside itself")
-        if not path.is_file():
-            raise CheckpointError(f"{path} is {'not a file' if path.exists() else 'missing'}")
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        return outside.read_bytes(path, most, follow=False)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def remove_file(path: Path) -> None:
-    """Delete a file that may be there."""
+    """Delete a file if it exists; a folder of that name does not belong to a run, and stays."""
     try:
-        path.unlink(missing_ok=True)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be deleted: {error.strerror or error}") from error
 
 
-def sealed(record: Mapping[str, Any]) -> str:
-    """A record as a line that carries its own sum.
-
-    >>> sealed({"round": 1})
-    '{"round": 1, "sum": "d9f40321"}\\n'
-    """
-    text = json.dumps(record, allow_nan=False)
-    return f'{text[:-1]}, "sum": "{zlib.crc32(text.encode()):08x}"}}\n'
-
-
-def unsealed(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """The records of lines, each checked against its sum; a last line cut off by a kill is left out.
-
-    Lines of earlier versions have no sum, and a run that they began goes on in the same file: such lines come first.
-    """
-    try:
-        # what follows the last line's end is not a whole line
-        lines = data.decode().split("\n")[:-1]
-        sums = [SUM.search(line) for line in lines]
-        for number, (before, found) in enumerate(pairwise(sums), 2):
-            if before is not None and found is None:
-                raise CheckpointError(f"{path} is damaged: line {number} has no sum")
-        for number, (line, found) in enumerate(zip(lines, sums, strict=True), 1):
-            if found is not None and f"{zlib.crc32(_bare(line, found).encode()):08x}" != found[1]:
-                raise CheckpointError(f"{path} is damaged: line {number} does not give its sum")
-        records: Sequence[Any] = [
-            parse_json(line if found is None else _bare(line, found), f"{path}, line {number}")
-            for number, (line, found) in enumerate(zip(lines, sums, strict=True), 1)
-        ]
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, dict):
-            raise CheckpointError(f"{path}, line {number} is damaged: it is not a record")
-    return list(records)
-
-
-def _bare(line: str, found: re.Match[str]) -> str:
-    return line[: found.start()] + "}"
-
-
-def remove_asides(folder: Path) -> None:
-    """Delete what a killed process was writing; whoever calls this holds the folder."""
+def remove_unfinished(folder: Path) -> None:
+    """Delete the files that a killed process was writing; the caller has locked the run's folder."""
     if folder.is_dir():
         for path in folder.iterdir():
-            if ASIDE.fullmatch(path.name) and path.is_file():
-                path.unlink(missing_ok=True)
+            if ASIDE.fullmatch(path.name):
+                remove_file(path)
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """The digests in SHA256SUMS by file name; none if there is no such file."""
+    path = folder / layout.SUMS
+    if not (path.exists() or path.is_symlink()):
+        return {}
+    try:
+        lines = read_bytes(path).decode().splitlines()
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    matches = [_LINE.fullmatch(line) for line in lines]
+    if not lines or not all(matches):
+        raise CheckpointError(f"{path} is damaged: not every line is a digest and a name")
+    return {match[2]: match[1] for match in matches if match is not None}
+
+
+def write_sums(folder: Path, sums: Mapping[str, str], *, durable: bool = True) -> None:
+    """Write SHA256SUMS; without any digest there is no such file."""
+    if not sums:
+        remove_file(folder / layout.SUMS)
+        return
+    text = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
+    write_atomically(folder / layout.SUMS, text.encode(), durable=durable)
+
+
+def is_expected(path: Path) -> bool:
+    """Whether a file exists, or is listed in SHA256SUMS beside it."""
+    return path.exists() or path.is_symlink() or path.name in read_sums(path.parent)
+
+
+def read_verified(path: Path, most: int = sys.maxsize) -> bytes:
+    """A file's content, if it is what SHA256SUMS beside it says; a file that is not listed there is not verified."""
+    for _ in range(2):
+        expected = read_sums(path.parent).get(path.name)
+        data = read_bytes(path, most)
+        content = data if expected is None else matching(data, expected, path.name)
+        if content is not None:
+            return content
+        # a run that is going on may have replaced both files between the two reads
+    raise CheckpointError(
+        f"{path} is damaged: it does not match its digest in {layout.SUMS}; "
+        "restore a copy, or continue the run (--resume), which writes it again where it can"
+    )
+
+
+def matching(data: bytes, expected: str, name: str) -> bytes | None:
+    """The data if it has the digest expected, of a growing file its first lines that have it; else None.
+
+    >>> matching(b"1\\n2\\n3\\n", digest(b"1\\n2\\n"), layout.ROUNDS)
+    b'1\\n2\\n'
+    """
+    if digest(data) == expected:
+        return data
+    if name in layout.GROWING:
+        hasher, size = hashlib.sha256(), 0
+        for line in [b"", *data.splitlines(keepends=True)]:
+            hasher.update(line)
+            size += len(line)
+            if hasher.hexdigest() == expected:
+                return data[:size]
+    return None
+
+
+class GrowingFile:
+    """A file of lines that one process appends to, and the digest of all that is in it."""
+
+    def __init__(self, path: Path, keep: bytes) -> None:
+        """Open a file and cut off what follows ``keep``, which it starts with: a killed run's later lines."""
+        self._path, self._hasher, self.is_empty = path, hashlib.sha256(keep), not keep
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | FLAGS, 0o666)
+            os.ftruncate(self._file, len(keep))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    @property
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
+    def append(self, text: str) -> None:
+        data = text.encode()
+        if not data:
+            return
+        try:
+            _write_all(self._file, data)
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be written: {error.strerror or error}") from error
+        self._hasher.update(data)
+        self.is_empty = False
+
+    def sync(self) -> None:
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from fedpews.errors import ConfigError
+
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
@@ -14,12 +16,12 @@ FEDERATION = "federation.json"
 """Who takes part, what each holds, and the layers that masks cover."""
 REPORT = "report.html"
 SUMS = "SHA256SUMS"
-"""The digests of the files that do not grow any more."""
+"""The digests of the other files."""
+GROWING = (ROUNDS, NEURONS)
+"""Files that grow by lines while the run goes on."""
 LOCK = ".lock"
 
 CHECKPOINT = "checkpoint"
-STATE = "state.safetensors"
-"""In the checkpoint's folder, of the versions that kept a single checkpoint: every seed's state of the method."""
 MEMORIES = "clients"
 """In the checkpoint's folder: what each client remembers."""
 
@@ -105,3 +107,23 @@ def is_begun(folder: Path) -> bool:
     names = (CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, CHECKPOINT)
     alone = any((folder / name).exists() or (folder / name).is_symlink() for name in names)
     return alone or any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))
+
+
+def refuse_links(run: Path) -> None:
+    """Raise a ConfigError if a file or folder that a run would write, cut or delete is a link.
+
+    The run's folder itself may be a link, and so may files in it that are not a run's.
+    """
+    files = [CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, LOCK, ACTIVATIONS]
+    files += [SITES, SITES_ERROR, SITES_NOTICES, SITES_RUN, SITES_SEEN]
+    folders = [CHECKPOINT, SITES_MEMORY, SITES_WORK, "tensorboard", "wandb"]
+    memories = run / CHECKPOINT / MEMORIES
+    paths = [run / name for name in (*files, *folders)] + [memories]
+    # these two hold only files of runs
+    for folder in (run / CHECKPOINT, memories):
+        paths += folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ()
+    for path in paths:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a link; a run's folder must not reach outside itself. Give another --out."
+            )

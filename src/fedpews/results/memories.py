@@ -8,39 +8,47 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import finalize
 
-from fedpews.results.files import sync, sync_folder
-from fedpews.results.nests import nest_bytes, read_nest, write_nest
+from fedpews.results.files import remove_file, sync, sync_folder
+from fedpews.results.tensors import read_nest, write_nest
 
 if TYPE_CHECKING:
     import torch
 
     from fedpews.trees import Nest
 
-HELD_BYTES = 64 * 2**20
-"""Clients' memories held in RAM; the others are on disk."""
+RAM_BYTES = 64 * 2**20
+"""Clients' memories in RAM; the others are on disk."""
+
+_NAME = re.compile(r"\d+-\d+-(\d+)\.safetensors|\..+\.new")
+"""The files of a store; no other file is deleted."""
 
 
-_NAME = re.compile(r"\d+-\d+-\d+\.safetensors|\..+\.new")
-"""What a run puts beside each other; nothing else is deleted."""
+class Version(NamedTuple):
+    """The version of a memory that a checkpoint needs."""
+
+    number: int
+    digest: str = ""
+    """Of its file; empty if the memory is at a site."""
 
 
 class Store(Protocol):
     """Clients' memories by seed and client, saved with every checkpoint."""
 
-    def restore(
-        self, versions: Mapping[str, int], digests: Mapping[str, str], kept: Collection[str] = ()
-    ) -> None: ...
+    def restore(self, saved: Mapping[str, Version]) -> None:
+        """Continue with the memories of a checkpoint, by "seed-client"."""
 
     def get(self, seed: int, client: int) -> Nest | None: ...
 
     def put(self, seed: int, client: int, memory: Nest) -> None: ...
 
-    def commit(self, round: int) -> tuple[dict[str, int], dict[str, str]]: ...
+    def commit(self) -> dict[str, Version]:
+        """Write all memories to disk; the current version of each."""
 
-    def forget_old(self) -> None: ...
+    def keep(self, files: Collection[str]) -> None:
+        """Delete all files but these, which checkpoints need."""
 
 
 def file_name(key: str, number: int) -> str:
@@ -51,49 +59,36 @@ def file_name(key: str, number: int) -> str:
 class MemoryStore:
     """Clients' memories by seed and client: the recent ones in RAM, the others on disk.
 
-    RAM holds ``HELD_BYTES`` at most, so it does not grow with the number of clients. Every write makes a new
-    file; those of the last two checkpoints stay until the next one is complete. Without a folder, what is too much
-    for RAM goes to a temporary one.
+    RAM holds ``RAM_BYTES`` at most, so it does not grow with the number of clients. Every write makes a new file; those
+    of the last two checkpoints stay until the next one is complete. Without a folder, what exceeds RAM goes to a
+    temporary one.
     """
 
     def __init__(self, folder: Path | None, device: torch.device | str = "cpu") -> None:
         self._folder, self._device = folder, device
-        self._held: OrderedDict[str, Nest] = OrderedDict()  # the least recent first
-        self._sizes: dict[str, int] = {}  # of those held, in bytes
+        self._recent: OrderedDict[str, Nest] = OrderedDict()  # in RAM, the least recent first
+        self._sizes: dict[str, int] = {}  # of those in RAM, in bytes
         self._bytes = 0
-        self._unsaved: dict[str, None] = {}  # keys held whose file is missing or out of date; an ordered set
-        self._versions: dict[str, int] = {}  # key -> the number of its file
-        self._digests: dict[str, str] = {}  # key -> the digest of its file
+        self._unsaved: dict[str, None] = {}  # keys in RAM whose file is missing or outdated; an ordered set
+        self._versions: dict[str, Version] = {}  # of the files
         self._unsynced: set[Path] = set()  # files that may not be on disk yet
-        self._last = 0  # the highest of these numbers so far
-        self._needed: list[frozenset[str]] = []  # the files of the last checkpoints, the oldest first
+        self._last = 0  # the highest number of a file so far
+        self._needed: frozenset[str] = frozenset()  # the files of the last checkpoints
 
-    def restore(
-        self, versions: Mapping[str, int], digests: Mapping[str, str], kept: Collection[str] = ()
-    ) -> None:
-        """Go on from a checkpoint; files that neither it needs nor the one before it (``kept``) are deleted."""
-        self._versions, self._digests = dict(versions), dict(digests)
-        mine = frozenset(file_name(key, number) for key, number in versions.items())
-        self._needed = [frozenset(kept), mine]
-        known = mine.union(kept)
-        # numbers only rise, so a new file never takes the name of one that a checkpoint needs
-        self._last = max((int(name.rpartition("-")[2].partition(".")[0]) for name in known), default=0)
-        if self._folder is not None and self._folder.is_dir() and not self._folder.is_symlink():
-            for path in self._folder.iterdir():
-                # a killed run leaves files of after the checkpoint, or of one that is gone
-                if path.name not in known and _NAME.fullmatch(path.name):
-                    _remove(path)
+    def restore(self, saved: Mapping[str, Version]) -> None:
+        self._versions = dict(saved)
+        self._last = max([self._last, *(version.number for version in saved.values())])
 
     def get(self, seed: int, client: int) -> Nest | None:
         key = f"{seed}-{client}"
-        if key in self._held:
-            # used again, so the last to be dropped
-            self._held.move_to_end(key)
-            return self._held[key]
+        if key in self._recent:
+            self._recent.move_to_end(key)
+            return self._recent[key]
         if key not in self._versions:
             return None
-        memory, _ = read_nest(self._path(key, self._versions[key]), self._device, self._digests.get(key))
-        self._hold(key, memory)
+        version = self._versions[key]
+        memory, _ = read_nest(self._path(key, version.number), self._device, version.digest)
+        self._add(key, memory)
         return memory
 
     def put(self, seed: int, client: int, memory: Nest) -> None:
@@ -101,49 +96,56 @@ class MemoryStore:
         key = f"{seed}-{client}"
         self._release(key)
         if key in self._versions:
-            # what is on disk is out of date from now on, even if the new memory turns out to be empty
+            # the file is outdated from now on, even if the new memory is empty
             self._discard_file(key)
-        if self._hold(key, memory):
+        if self._add(key, memory):
             self._unsaved[key] = None
 
-    def commit(self, round: int) -> tuple[dict[str, int], dict[str, str]]:
-        """Write what is not on disk yet; the versions that make up the store now, and their digests."""
+    def commit(self) -> dict[str, Version]:
         for key in list(self._unsaved):
             self._write(key)
         if self._unsynced and self._folder is not None:
             sync(sorted(self._unsynced))
             sync_folder(self._folder)
             self._unsynced.clear()
-        return dict(self._versions), dict(self._digests)
+        return dict(self._versions)
 
-    def forget_old(self) -> None:
-        """The checkpoint with what was committed is complete: delete what neither it nor the one before it needs."""
-        mine = frozenset(file_name(key, number) for key, number in self._versions.items())
-        gone = self._needed[:-1]
-        self._needed = [*self._needed[-1:], mine]
-        still = frozenset[str]().union(*self._needed)
-        for name in sorted(frozenset[str]().union(*gone) - still):
-            if self._folder is not None:
-                _remove(self._folder / name)
+    def keep(self, files: Collection[str]) -> None:
+        self._needed = frozenset(files)
+        if self._folder is None or not self._folder.is_dir() or self._folder.is_symlink():
+            return
+        for path in self._folder.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match is None:
+                continue
+            if path.name not in self._needed:
+                # outdated, or left by a killed run
+                remove_file(path)
+            else:
+                # numbers only rise, so a new file never gets the name of one that a checkpoint needs
+                self._last = max(self._last, int(match[1]))
 
-    def _hold(self, key: str, memory: Nest) -> bool:
-        """Keep a memory in RAM, unless it holds nothing; the least recent ones make room for it."""
+    def _add(self, key: str, memory: Nest) -> bool:
+        """Keep a memory in RAM, unless it has no tensor; the least recent ones go to disk."""
+        # imported late: what reads results does not need torch
+        from fedpews.trees import nest_bytes
+
         size = nest_bytes(memory)
         if size is None:
             return False
-        self._held[key], self._sizes[key] = memory, size
+        self._recent[key], self._sizes[key] = memory, size
         self._bytes += size
-        # the one just put stays, however large: it may be asked for next
-        while self._bytes > HELD_BYTES and len(self._held) > 1:
-            oldest = next(iter(self._held))
-            # written only now, and not at all if it was read from disk and has not changed
+        # the one just added stays, however large: it may be asked for next
+        while self._bytes > RAM_BYTES and len(self._recent) > 1:
+            oldest = next(iter(self._recent))
+            # one that was read from disk and has not changed is not written
             if oldest in self._unsaved:
                 self._write(oldest)
             self._release(oldest)
         return True
 
     def _release(self, key: str) -> None:
-        if self._held.pop(key, None) is not None:
+        if self._recent.pop(key, None) is not None:
             self._bytes -= self._sizes.pop(key)
         self._unsaved.pop(key, None)
 
@@ -151,20 +153,17 @@ class MemoryStore:
         self._last += 1
         path = self._path(key, self._last)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # what leaves RAM need not be on disk before a checkpoint names it
-        self._digests[key] = write_nest(path, self._held[key], {}, durable=False)
+        # synced by commit, before a checkpoint names it
+        self._versions[key] = Version(self._last, write_nest(path, self._recent[key], {}, durable=False))
         self._unsynced.add(path)
-        self._versions[key] = self._last
         del self._unsaved[key]
 
     def _discard_file(self, key: str) -> None:
-        number = self._versions.pop(key)
-        self._digests.pop(key, None)
-        path = self._path(key, number)
-        # a kill before the next checkpoint goes back to this file, so it must outlive its successor
-        if not any(path.name in needed for needed in self._needed):
+        path = self._path(key, self._versions.pop(key).number)
+        # a run that is killed before the next checkpoint goes back to this file
+        if path.name not in self._needed:
             self._unsynced.discard(path)
-            _remove(path)
+            remove_file(path)
 
     def _path(self, key: str, number: int) -> Path:
         if self._folder is None:
@@ -172,9 +171,3 @@ class MemoryStore:
             self._folder = Path(mkdtemp(prefix="fedpews-"))
             finalize(self, rmtree, self._folder, ignore_errors=True)
         return self._folder / file_name(key, number)
-
-
-def _remove(path: Path) -> None:
-    # a folder of this name is not ours
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)

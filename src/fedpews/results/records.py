@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError, need_extra
 from fedpews.results import layout
-from fedpews.results.checkpoints import known_marks
-from fedpews.results.growing import read_lines
-from fedpews.results.schema import RecordShape, check_clients
-from fedpews.results.sums import read_sums
+from fedpews.results.files import is_expected
+from fedpews.results.schema import RecordShape, check_clients, read_lines
 from fedpews.tasks.names import Goal, higher_is_better
 
 if TYPE_CHECKING:
@@ -138,7 +136,7 @@ def summarize(
 
 
 def _metrics(records: Sequence[Record], goal: Goal) -> list[str]:
-    """Those that were measured; a run of an earlier version has only the accuracy."""
+    """The metrics that were measured, the goal's first."""
     seen = evaluated(records)
     return list(dict.fromkeys([goal.metric, *(seen[-1].get("metrics", {}) if seen else ())]))
 
@@ -223,15 +221,10 @@ def _std(values: Sequence[float]) -> float | None:
 
 
 def read_rounds(path: Path) -> list[Record]:
-    """The records of a run's folder; a last line cut off by a kill is left out."""
+    """The records of a run's folder."""
     file = path / layout.ROUNDS
-    if not file.exists() and not file.is_symlink() and not _is_vouched_for(path):
+    if not is_expected(file):
         raise ConfigError(f"{path} holds no run: there is no {layout.ROUNDS} in it")
-    records: list[Record] = read_lines(path, layout.ROUNDS, RecordShape)
+    records: list[Record] = read_lines(file, RecordShape)
     check_clients(records, str(file))
     return records
-
-
-def _is_vouched_for(path: Path) -> bool:
-    """Whether there were records, according to what else is in the folder."""
-    return layout.ROUNDS in read_sums(path) or known_marks(path)[0].size > 0

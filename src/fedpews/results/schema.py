@@ -1,7 +1,7 @@
-"""What the files of a run's folder look like: the one schema that everything read from a folder must fit.
+"""What the files of a run's folder look like: the schema that everything read from a folder must fit.
 
-A folder may come from somebody else, or from a disk that lost some of it. Keys that are not named here are left as they
-are: later versions may write more.
+A folder may come from another person, or from a disk that lost some of it. Keys that are not named here are not
+checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from fedpews.errors import ConfigError
-from fedpews.outside import MEGABYTE, MOST_TOML, json_lines, parse_json, parse_toml, read_text, shaped
+from fedpews.outside import MEGABYTE, MOST_TOML, json_lines, parse_json, parse_toml, shaped
+from fedpews.results.files import read_verified
 
 MOST_TEXT = 1024 * MEGABYTE
 """Bytes of one text file of a run; 2,000 rounds of five seeds with 100 clients have 60 million."""
@@ -89,11 +90,9 @@ class SummaryShape(TypedDict, total=False):
     rounds: Required[Whole]
     rounds_to_target: Required[Reach]
     totals: Required[Totals]
-    target_metric: str
+    target_metric: Required[str]
     target: Number | None
-    target_accuracy: Number | None
-    final: dict[str, Spread]
-    final_accuracy: Spread
+    final: Required[dict[str, Spread]]
     machines: Machines
 
 
@@ -187,46 +186,50 @@ class SeenShape(TypedDict):
 
 def read_lines(file: Path, schema: Any) -> list[Any]:
     """The whole lines of a JSON-lines file, each of a schema's shape."""
-    lines = json_lines(read_text(file, MOST_TEXT, follow=False), str(file))
-    return [shaped(schema, line, place) for place, line in lines]
+    return [shaped(schema, line, where) for where, line in json_lines(_read_text(file), str(file))]
 
 
 def read_object(file: Path, schema: Any) -> Any:
     """A JSON file of a schema's shape."""
-    return shaped(schema, parse_json(read_text(file, MOST_TEXT, follow=False), str(file)), str(file))
+    return shaped(schema, parse_json(_read_text(file), str(file)), str(file))
 
 
-def read_summary(folder: Path, file: str) -> dict[str, Any]:
-    """A run's summary, whose numbers have one value for each seed."""
-    path = folder / file
-    found: dict[str, Any] = read_object(path, SummaryShape)
-    metric = found.get("target_metric", "accuracy")
-    final = found["final"].get(metric) if "final" in found else found.get("final_accuracy")
-    if final is None:
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a run, whose numbers have one value for each seed."""
+    summary: dict[str, Any] = read_object(path, SummaryShape)
+    metric, seeds = summary["target_metric"], summary["seeds"]
+    if metric not in summary["final"]:
         raise ConfigError(f"{path} is damaged: it has no final {metric}")
-    for spread in (final, found["rounds_to_target"]):
-        if len(spread["by_seed"]) != len(found["seeds"]) or not found["seeds"]:
+    for spread in (summary["final"][metric], summary["rounds_to_target"]):
+        if len(spread["by_seed"]) != len(seeds) or not seeds:
             raise ConfigError(
-                f"{path} is damaged: it has {len(found['seeds'])} seeds and {len(spread['by_seed'])} values"
+                f"{path} is damaged: it has {len(seeds)} seeds and {len(spread['by_seed'])} values"
             )
-    return found
+    return summary
 
 
-def read_config_file(folder: Path, file: str) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[str, Any]:
     """The configuration of a run, as nested tables."""
-    path = folder / file
-    text = read_text(path, MOST_TOML, follow=False)
-    found: dict[str, Any] = shaped(ConfigShape, parse_toml(text, str(path)), str(path))
-    return found
+    config: dict[str, Any] = shaped(
+        ConfigShape, parse_toml(_read_text(path, MOST_TOML), str(path)), str(path)
+    )
+    return config
+
+
+def _read_text(path: Path, most: int = MOST_TEXT) -> str:
+    try:
+        return read_verified(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text: {error}") from error
 
 
 def check_clients(records: Sequence[dict[str, Any]], where: str) -> None:
     """Either every record of an evaluation says how single clients do, and of as many, or none does."""
     seen = [record for record in records if "metrics" in record or "accuracy" in record]
-    told = [{"": record.get("client_accuracy"), **record.get("client_metrics", {})} for record in seen]
+    columns = [{"": record.get("client_accuracy"), **record.get("client_metrics", {})} for record in seen]
     shapes = {
-        tuple((key, None if values is None else len(values)) for key, values in sorted(one.items()))
-        for one in told
+        tuple((key, None if values is None else len(values)) for key, values in sorted(clients.items()))
+        for clients in columns
     }
     sizes = {size for shape in shapes for _, size in shape if size is not None}
     if len(shapes) > 1 or len(sizes) > 1:

@@ -79,7 +79,7 @@ def read_cell(root: Path, cell: Cell, published: Path | None = None) -> Found:
         runs |= {seed: records.of_seed(seed) for seed in wanted}
         if wanted:
             folders.append(folder)
-            machines += read_summary(folder, layout.SUMMARY).get("machines", [])
+            machines += read_summary(folder / layout.SUMMARY).get("machines", [])
     # a run of this machine goes before one that was published
     runs = {**read_published(published, cell), **runs}
     complete = set(runs) >= set(cell.experiment.seeds)

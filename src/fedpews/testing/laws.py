@@ -17,10 +17,10 @@ from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Uploa
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
 from fedpews.neurons.network import Batch, Network
-from fedpews.results.nests import leaves, read_nest, write_nest
+from fedpews.results.tensors import read_nest, write_nest
 from fedpews.seeds import global_generator
 from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
-from fedpews.trees import Nest, Tree, pick
+from fedpews.trees import Nest, Tree, leaves, pick
 from fedpews.warmup import Fixed, Learned, with_warmup
 from fedpews.warmup.masks import contiguous
 

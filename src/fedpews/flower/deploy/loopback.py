@@ -21,7 +21,6 @@ from fedpews.flower.deploy.processes import LOOPBACK, environment, free_ports, s
 from fedpews.flower.logs import Follower, raise_failure
 from fedpews.flower.roster import KnownSite, KnownSites
 from fedpews.results import layout
-from fedpews.results.links import refuse_links
 from fedpews.results.records import Record, read_rounds
 from fedpews.running import Watcher
 
@@ -165,7 +164,7 @@ def up(
     out, watcher = out.resolve(), watcher or Watcher()
     if layout.is_begun(out) and not resume:
         raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or give another --out")
-    refuse_links(out)
+    layout.refuse_links(out)
     count = _count_sites(experiment, sites, site_data, data_dir)
     work = out / layout.SITES_WORK
     shared = {} if data_dir is None else {"data-dir": str(data_dir.resolve())}

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from fedpews.errors import ConfigError
 from fedpews.results import layout
 from fedpews.results.files import write_atomically
-from fedpews.results.run_folder import RunFolder
+from fedpews.results.folder import RunFolder
 
 
 def pack(folder: Path) -> bytes:

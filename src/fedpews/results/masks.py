@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
 from fedpews.results import layout
-from fedpews.results.growing import read_lines
-from fedpews.results.schema import FederationShape, OwnershipShape, read_object
-from fedpews.results.sums import check_files, read_sums
+from fedpews.results.files import is_expected
+from fedpews.results.schema import FederationShape, OwnershipShape, read_lines, read_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,24 +91,25 @@ class Ownership:
 
 
 def read_neurons(folder: Path) -> list[Ownership]:
-    """The lines of a run's folder; of an older run, or one without masks, none."""
+    """The lines of neurons.jsonl; a run without masks has none."""
     file = folder / layout.NEURONS
-    lines = read_lines(folder, layout.NEURONS, OwnershipShape)
-    found = [Ownership(**line | {"clients": tuple(line["clients"])}) for line in lines]
-    for number, one in enumerate(found, start=1):
-        if not one.is_whole():
-            raise ConfigError(f"{file}, line {number} is damaged: it does not hold a mask of {one.neurons}")
-    return found
+    lines = read_lines(file, OwnershipShape) if is_expected(file) else []
+    rounds = [Ownership(**line | {"clients": tuple(line["clients"])}) for line in lines]
+    for number, ownership in enumerate(rounds, start=1):
+        if not ownership.is_whole():
+            raise ConfigError(
+                f"{file}, line {number} is damaged: it does not hold a mask of {ownership.neurons}"
+            )
+    return rounds
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
-    """Who takes part and what each holds; of an older run nothing is known."""
+    """The clients, their counts of classes and the layers that masks cover; empty before the first round."""
     file = folder / layout.FEDERATION
-    if not file.exists() and layout.FEDERATION not in read_sums(folder):
+    if not is_expected(file):
         return {}
-    check_files(folder, [layout.FEDERATION])
-    found: dict[str, Any] = read_object(file, FederationShape)
-    counts = found.get("counts") or []
+    federation: dict[str, Any] = read_object(file, FederationShape)
+    counts = federation.get("counts") or []
     if len({len(row) for row in counts}) > 1 or not all(counts):
         raise ConfigError(f"{file} is damaged: its counts are not a table of clients by classes")
-    return found
+    return federation

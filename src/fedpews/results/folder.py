@@ -1,0 +1,200 @@
+"""A run on disk: its configuration, a line per seed and round, a summary, models, and checkpoints to resume from.
+
+No file is ever half written: files are written aside and renamed, and ``rounds.jsonl`` and ``neurons.jsonl`` are cut
+back to the last checkpoint when a killed run is resumed. Every file is verified by its digest when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from fedpews.errors import CheckpointError, FolderInUse
+from fedpews.results import checkpoint, layout
+from fedpews.results.checkpoint import Checkpoint, Contents
+from fedpews.results.files import (
+    GrowingFile,
+    digest,
+    read_bytes,
+    read_sums,
+    remove_file,
+    remove_unfinished,
+    write_atomically,
+    write_sums,
+)
+from fedpews.results.masks import Ownership
+from fedpews.results.memories import Store
+from fedpews.results.records import Record, read_rounds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpews.trees import Nest, Tree
+
+
+class RunFolder:
+    """The folder of a run, locked by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        layout.refuse_links(path)
+        self._lock = _lock(path)
+        for folder in (path, path / layout.CHECKPOINT):
+            remove_unfinished(folder)
+        try:
+            self._sums = read_sums(path)
+        except CheckpointError:
+            # written again as the run goes on
+            self._sums = {}
+        self._growing: dict[str, GrowingFile] = {}
+        self._checkpoints: list[Contents] = []  # the last two, the older one first
+
+    def close(self) -> None:
+        for file in self._growing.values():
+            file.close()
+        self._lock.release()
+
+    @property
+    def has_run(self) -> bool:
+        return layout.is_begun(self.path)
+
+    @property
+    def config(self) -> Path:
+        return self.path / layout.CONFIG
+
+    def is_intact(self, name: str) -> bool:
+        """Whether a file is listed, and as it was written."""
+        try:
+            return digest(read_bytes(self.path / name)) == self._sums.get(name)
+        except CheckpointError:
+            return False
+
+    def is_listed(self, name: str) -> bool:
+        return name in self._sums
+
+    def write_config(self, toml: str) -> None:
+        """Write the configuration and delete the summary, which is that of a shorter run."""
+        self._unlist(layout.SUMMARY)
+        remove_file(self.path / layout.SUMMARY)
+        self._write(layout.CONFIG, toml.encode())
+
+    def start(self, resumed: Checkpoint | None, memories: Store) -> list[Record]:
+        """Continue from a checkpoint, or from the start; the records until there."""
+        if resumed is not None:
+            self._checkpoints = [*checkpoint.before(self.path, resumed.round), resumed]
+        self._remove_old(memories)
+        memories.restore({} if resumed is None else resumed.memories)
+        kept = {name: checkpoint.read_growing(self.path, name, resumed) for name in layout.GROWING}
+        # before anything is cut; all other files are written again at the end
+        sums = {name: self._sums[name] for name in (layout.CONFIG, layout.FEDERATION) if name in self._sums}
+        self._sums = sums | {name: digest(lines) for name, lines in kept.items()}
+        write_sums(self.path, self._sums)
+        self._growing = {name: GrowingFile(self.path / name, lines) for name, lines in kept.items()}
+        return read_rounds(self.path)
+
+    def describe(self, federation: Callable[[bool], Mapping[str, Any]]) -> None:
+        """Write ``federation(masked)``, once; ``masked``: whether clients owned neurons in an earlier round."""
+        if not self.is_intact(layout.FEDERATION):
+            described = federation(not self._growing[layout.NEURONS].is_empty)
+            self._write(layout.FEDERATION, (json.dumps(described) + "\n").encode())
+
+    def append(self, records: Sequence[Record], observed: Sequence[Ownership] = ()) -> None:
+        """Append the records of a round, and who owned which neurons in it."""
+        # neurons first: a page that is read meanwhile never has a round without its masks
+        self._append(layout.NEURONS, [ownership.record() for ownership in observed])
+        self._append(layout.ROUNDS, records)
+        write_sums(self.path, self._sums, durable=False)
+
+    def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        file = self._growing[name]
+        file.append("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
+        self._sums[name] = file.digest
+
+    def save_checkpoint(
+        self,
+        round: int,
+        states: Mapping[int, Nest],
+        best: Mapping[int, Tree],
+        memories: Store,
+        about: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint; a kill at any moment leaves this one or the one before it."""
+        # the records must be on disk before a checkpoint that has their digest
+        for file in self._growing.values():
+            file.sync()
+        growing = {name: file.digest for name, file in self._growing.items()}
+        saved = checkpoint.save(self.path, round, states, best, memories, growing, about)
+        self._checkpoints = [*self._checkpoints[-1:], saved]
+        self._remove_old(memories)
+
+    def _remove_old(self, memories: Store) -> None:
+        """Delete everything that neither of the last two checkpoints needs."""
+        checkpoint.remove_others(self.path, [contents.round for contents in self._checkpoints])
+        memories.keep({name for contents in self._checkpoints for name in contents.memory_files})
+
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        params: Mapping[int, Tree],
+        neurons: Mapping[int, Mapping[int, Tensor]],
+        best: Mapping[int, Tree],
+        finetuned: Mapping[int, Mapping[int, Tree]],
+    ) -> None:
+        """Write the files of a finished run: each seed's models and masks, and last the summary."""
+        from torch import uint8
+
+        files: dict[str, bytes] = {}
+        for seed, tree in best.items():
+            files[layout.best_file(seed)] = _tensors(tree)
+        for seed, clients in finetuned.items():
+            named = {f"client-{i}/{name}": v for i, tree in clients.items() for name, v in tree.items()}
+            files[layout.finetuned_file(seed)] = _tensors(named)
+        for seed, tree in params.items():
+            files[layout.model_file(seed)] = _tensors(tree)
+            if neurons[seed]:
+                masks = {f"client-{client}": mask.to(uint8) for client, mask in neurons[seed].items()}
+                files[layout.masks_file(seed)] = _tensors(masks)
+        # last: a folder with a summary is a finished run, so everything else must be there
+        files[layout.SUMMARY] = (json.dumps(summary, indent=2) + "\n").encode()
+        for file in self._growing.values():
+            file.sync()
+        for name, data in files.items():
+            write_atomically(self.path / name, data)
+            self._sums[name] = digest(data)
+        write_sums(self.path, self._sums)
+
+    def _unlist(self, name: str) -> None:
+        """Remove a file from the list before it is written again: a kill in between must not make it look damaged."""
+        if self._sums.pop(name, None) is not None:
+            write_sums(self.path, self._sums)
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Write a file and list it."""
+        self._unlist(name)
+        write_atomically(self.path / name, data)
+        self._sums[name] = digest(data)
+        write_sums(self.path, self._sums)
+
+
+def _tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    from safetensors.torch import save
+
+    return bytes(save({key: value.contiguous().cpu() for key, value in tensors.items()}))
+
+
+def _lock(path: Path) -> BaseFileLock:
+    """Lock the folder for this process. The system releases it even after kill -9."""
+    # another thread than the one that opened the folder may close it
+    lock = FileLock(path / layout.LOCK, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise FolderInUse(
+            f"{path} is in use by another run; wait for it or give another folder (--out)"
+        ) from error
+    return lock
