@@ -88,7 +88,7 @@ def test_validation_data_choose_where_there_are_some() -> None:
 
 def test_without_validation_data_nothing_is_chosen_unless_the_test_data_may(tmp_path: Path) -> None:
     for stop in ({"patience": 2}, {"best": True}):
-        with pytest.raises(ConfigError, match="takes validation data, and there are none"):
+        with pytest.raises(ConfigError, match="needs validation data, and there are none"):
             run(rounds=2, stop=stop, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -134,11 +134,6 @@ def test_table_1_ships_as_named_configs() -> None:
     assert {"synthetic-32k", "synthetic-3.2k"} <= set(recipes())
 
 
-def test_an_old_name_of_a_key_is_taken_with_a_word_about_it(caplog: pytest.LogCaptureFixture) -> None:
-    assert Experiment(warmup={"share": "masks"}).warmup.upload == "masks"
-    assert "warmup.share is called warmup.upload now" in caplog.text
-
-
 def test_what_a_recipe_sets_and_the_method_asked_for_has_no_use_for_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -17,9 +17,6 @@ from fedpews.outside import DEEPEST, MOST_TOML, parse_toml, read_text
 STUDIES = "fedpews.studies.paper"
 """Where the tables and figures of the paper are."""
 
-RENAMED = {"warmup.share": "warmup.upload"}
-"""Keys that had another name: still taken, with a word about it."""
-
 
 def recipes() -> dict[str, Any]:
     """The configurations that ship with the package, by name."""
@@ -141,18 +138,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _base(name: str) -> str:
     return name.lower().split("+")[0]
-
-
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values under the names that keys have now."""
-    result = dict(values)
-    for old, new in RENAMED.items():
-        (table, key), (_, now) = old.split("."), new.split(".")
-        given = result.get(table)
-        if isinstance(given, Mapping) and key in given:
-            logging.getLogger("fedpews").warning("%s is called %s now", old, new)
-            result[table] = {now if name == key else name: value for name, value in given.items()}
-    return result
 
 
 OPTIONS_OF_METHODS = ("optimizer", "momentum", "weight_decay", "clip_norm", "server_lr")

@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedpews.compose import Kind, MethodName
-from fedpews.configs import fit_method, override, read_config, renamed
+from fedpews.configs import fit_method, override, read_config
 from fedpews.errors import ConfigError, explain
 from fedpews.tables import (
     Count,
@@ -264,7 +264,7 @@ class Experiment(Table):
 
     def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**renamed(values))
+            super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(explain(error, known=known_keys())) from None
 

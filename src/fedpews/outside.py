@@ -142,9 +142,10 @@ def json_lines(text: str, where: str) -> Iterator[tuple[str, Any]]:
 def shaped(schema: Any, value: Any, where: str) -> Any:
     """The value, unchanged, if it has the shape of a schema (such as a TypedDict)."""
     try:
-        return _adapter(schema).validate_python(value, strict=True)
+        _adapter(schema).validate_python(value, strict=True)
     except ValidationError as error:
         raise ConfigError(f"{where} is damaged: {explain(error)}") from error
+    return value
 
 
 @cache

@@ -134,12 +134,12 @@ def train(
     setup = setup if out is None else add_fingerprints(setup)
     check_finetuning(setup)
     notices = Notices(setup)
-    if _stop_rule(setup).judges and setup.experiment.stop.on == "validation" and not setup.data.validation:
+    if _stop_rule(setup).is_active and setup.experiment.stop.on == "validation" and not setup.data.validation:
         raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
         saver = Saver(folder, setup, resume)
-        place = None if folder is None else folder.path / layout.CHECKPOINT / layout.MEMORIES
-        store = memories or MemoryStore(place, setup.net.device)
+        path = None if folder is None else folder.path / layout.CHECKPOINT / layout.MEMORIES
+        store = memories or MemoryStore(path, setup.net.device)
         # before anything is trained: without an accountant there is no such run
         spent = privacy_spent(setup.experiment, len(setup.data))
         engine, why = make_engine(setup)
@@ -203,8 +203,8 @@ def _loop(
             if not active:
                 break
             try:
-                # whoever judges by a round's record needs it at once
-                new = server.run(round, active, last=round == experiment.rounds or rule.judges)
+                # early stopping needs the complete record at once
+                new = server.run(round, active, last=round == experiment.rounds or rule.is_active)
             except RankLost:
                 # the state is still that of the round before
                 if round > 1:
@@ -218,7 +218,7 @@ def _loop(
             new = saver.record(new, server.observed)
             so_far.records += new
             notices.round(new)
-            if rule.judges:
+            if rule.is_active:
                 rule.check(new)
                 _keep_best(rule, so_far, server, active)
                 active = [seed for seed in active if not rule.is_over(so_far.of_seed(seed))]
@@ -259,7 +259,7 @@ def _result(setup: Setup, server: Server, done: Progress, folder: RunFolder | No
     runs = {seed: done.of_seed(seed) for seed in experiment.seeds}
     if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
         summary["ended_after"] = [run[-1]["round"] for run in runs.values()]
-    if rule.judges:
+    if rule.is_active:
         best = [run[rule.best(run)] for run in runs.values()]
         summary["best"] = {
             "on": rule.on,

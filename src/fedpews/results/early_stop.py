@@ -1,4 +1,4 @@
-"""When a run has learnt what it will learn, and which of its models is the best: both read off its records."""
+"""Early stopping: when a run ends, and which of its models is the best, both from its records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCURACY = Goal()
 class StopRule:
     """A seed ends when ``patience`` rounds in a row were no better than the best before them by ``min_delta``.
 
-    Rounds of a warmup do not count: their models are made of parts, and are not meant to be used.
+    Rounds of a warmup do not count: their models are not meant to be used.
 
     >>> rule = StopRule(patience=2, on="test")
     >>> [rule.is_over([{"accuracy": a, "phase": "train"} for a in seen]) for seen in ([0.1, 0.3], [0.3, 0.2, 0.3])]
@@ -33,12 +33,12 @@ class StopRule:
     goal: Goal = ACCURACY
 
     @property
-    def judges(self) -> bool:
-        """Whether it looks at the records at all."""
+    def is_active(self) -> bool:
+        """Whether it needs the records at all."""
         return self.patience is not None or self.keeps_best
 
     def check(self, records: Sequence[Record]) -> None:
-        """Refuse to choose by a metric that the samples do not define, such as auroc on a single class."""
+        """Refuse a metric that is undefined on the samples, such as auroc on a single class."""
         for record in records:
             values = record.get("metrics" if self.on == "test" else "validation", {})
             if self.goal.metric in values and values[self.goal.metric] is None:
@@ -48,7 +48,7 @@ class StopRule:
                 )
 
     def is_over(self, records: Sequence[Record]) -> bool:
-        """Whether a seed with these records is to end."""
+        """Whether a seed with these records ends."""
         if self.patience is None or not records:
             return False
         since = records[self.best(records) + 1 :]
@@ -65,10 +65,10 @@ class StopRule:
 
 
 def series(records: Sequence[Record], on: Where, goal: Goal = ACCURACY) -> list[float]:
-    """The numbers that choose, one for each record; more is better, so a metric that is to fall is turned round.
+    """The metric that chooses the best round, for each record; higher is better, so the sign of a loss is changed.
 
-    The test data are for judging what was chosen, so they choose only where a user says so. A value that is undefined
-    is worse than any.
+    The test data are for evaluating what was chosen, so they choose only if the user says so. An undefined value is
+    worse than any other.
     """
     if any("validation" not in record for record in records) and on == "validation":
         raise ConfigError(NO_VALIDATION)
@@ -81,6 +81,6 @@ def series(records: Sequence[Record], on: Where, goal: Goal = ACCURACY) -> list[
 
 
 NO_VALIDATION = (
-    "to stop early or to keep the best model takes validation data, and there are none; set stop.on to 'test' if the "
+    "stopping early or keeping the best model needs validation data, and there are none; set stop.on to 'test' if the "
     "test data may choose (the metric on them is then no longer an honest estimate)"
 )

@@ -1,4 +1,4 @@
-"""The files of a run folder: the one place that names them."""
+"""The names of a run folder's files; no other module has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUMMARY = "summary.json"
 NEURONS = "neurons.jsonl"
 """Who owned which neurons, a line per seed and round."""
 FEDERATION = "federation.json"
-"""Who takes part, what each holds, and the layers that masks cover."""
+"""The clients, their counts of classes, and the layers that masks cover."""
 REPORT = "report.html"
 SUMS = "SHA256SUMS"
 """The digests of the other files."""
@@ -26,15 +26,15 @@ MEMORIES = "clients"
 """In the checkpoint's folder: what each client remembers."""
 
 SITES = "sites.jsonl"
-"""Of a run across sites: who answered in each round."""
+"""Of a run across sites: which sites answered in each round."""
 SITES_ERROR = "flower-error.json"
 """Of a run across sites: how the server's process ended, if it failed."""
 SITES_RUN = "flower-run-id"
 """Of a run across sites: what names its memory at the sites."""
 SITES_SEEN = "sites-seen.json"
-"""Of a run across sites: what each said of itself at first contact; it must not change within a run."""
+"""Of a run across sites: what each reported of itself at first contact; it must not change within a run."""
 SITES_NOTICES = "sites.log"
-"""Of a run across sites: which sites came, which were refused or failed, and why, as the server said it."""
+"""Of a run across sites: which sites connected, which were refused or failed, and why."""
 SITE_STATUS = "status.log"
 """At a site: a line for each round, and where its models are."""
 ROSTER = "roster.toml"
@@ -91,10 +91,10 @@ def masks_file(seed: int) -> str:
 
 def masks_files(folder: Path) -> dict[int, Path]:
     """The masks of every seed that has them."""
-    files = {file.stem.removeprefix("masks-"): file for file in folder.glob("masks-*.safetensors")}
-    # a name that is no seed is none of ours
-    found = {int(seed): file for seed, file in files.items() if re.fullmatch("[0-9]{1,20}", seed)}
-    return dict(sorted(found.items()))
+    names = {file.stem.removeprefix("masks-"): file for file in folder.glob("masks-*.safetensors")}
+    # other names are not a run's
+    files = {int(seed): file for seed, file in names.items() if re.fullmatch("[0-9]{1,20}", seed)}
+    return dict(sorted(files.items()))
 
 
 def is_finished(folder: Path) -> bool:
@@ -103,10 +103,11 @@ def is_finished(folder: Path) -> bool:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a folder holds anything of a run: one that lost its configuration must not be written over either."""
+    """Whether a folder holds any file of a run: a run that lost its configuration must not be overwritten either."""
     names = (CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, CHECKPOINT)
-    alone = any((folder / name).exists() or (folder / name).is_symlink() for name in names)
-    return alone or any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))
+    if any((folder / name).exists() or (folder / name).is_symlink() for name in names):
+        return True
+    return any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))
 
 
 def refuse_links(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who owned which neurons in a round, in a few bytes: the lines of neurons.jsonl."""
+"""The neurons that each client owned in a round, packed into few bytes: the lines of neurons.jsonl."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BINS = 32
-"""Equal parts of 0 to 1 in a histogram of θ."""
+"""Bins of equal width from 0 to 1 in a histogram of θ."""
 
 EACH_CLIENT_UP_TO = 200
 """In a federation of more clients than this, only the number of owners of each neuron is kept."""
@@ -26,15 +26,15 @@ EACH_CLIENT_UP_TO = 200
 
 @dataclass(frozen=True)
 class Ownership:
-    """One round of one seed. ``owned`` or ``owners`` is there, as base64."""
+    """The masks of one round of one seed; either ``owned`` or ``owners`` is given, as base64."""
 
     seed: int
     round: int
     clients: tuple[int, ...]  # of the cohort; empty where only numbers are kept
     neurons: int
     owned: str | None = None  # a bit for each client and neuron, client by client, the first bit highest
-    owners: str | None = None  # for each neuron, what part of the cohort owns it, in 255ths
-    theta: list[list[int]] | None = None  # (layers, BINS): how many θ lie in each part of 0 to 1
+    owners: str | None = None  # for each neuron, the share of the cohort that owns it, in 255ths
+    theta: list[list[int]] | None = None  # (layers, BINS): how many θ are in each bin
 
     @classmethod
     def of(
@@ -57,7 +57,7 @@ class Ownership:
         return cls(seed, round, (), size, owners=b64encode(shares.tobytes()).decode(), theta=theta)
 
     def masks(self) -> NDArray[np.bool_]:
-        """(clients, neurons); of no client where only numbers were kept."""
+        """(clients, neurons); without clients if only the shares were kept."""
         import numpy as np
 
         if self.owned is None:
@@ -67,7 +67,7 @@ class Ownership:
         return bits.reshape(len(self.clients), self.neurons).astype(bool)
 
     def shares(self) -> NDArray[np.float64]:
-        """(neurons,) the part of the cohort that owns each."""
+        """(neurons,) the share of the cohort that owns each."""
         import numpy as np
 
         if self.owners is None:
@@ -86,7 +86,7 @@ class Ownership:
             return False
 
     def record(self) -> dict[str, Any]:
-        """As in a line of the file; what is not there is left out."""
+        """The line of the file; keys without a value are left out."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 

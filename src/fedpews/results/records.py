@@ -1,4 +1,4 @@
-"""The records of a run, one for each seed and round, and what they add up to."""
+"""The records of a run, one for each seed and round, and their summary."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Rounds(Sequence[Record]):
 
 
 def evaluated(records: Sequence[Record]) -> list[Record]:
-    """The records of rounds after which the global model was evaluated; others say nothing about it.
+    """The records of rounds after which the global model was evaluated.
 
     >>> [record["round"] for record in evaluated([{"round": 1}, {"round": 2, "accuracy": 0.5}])]
     [2]
@@ -68,13 +68,13 @@ def evaluated(records: Sequence[Record]) -> list[Record]:
 
 
 def value_of(record: Record, metric: str) -> float | None:
-    """A metric of the global model on test data, wherever a record has it; None where it is undefined.
+    """A metric of the global model on test data; None if it is undefined or was not measured.
 
     >>> value_of({"accuracy": 0.5, "metrics": {"accuracy": 0.5, "auroc": 0.7}}, "auroc")
     0.7
     """
-    found = record.get("metrics", {}).get(metric, record.get(metric))
-    return None if found is None else float(found)
+    value = record.get("metrics", {}).get(metric, record.get(metric))
+    return None if value is None else float(value)
 
 
 def client_values(record: Record, metric: str) -> list[float | None] | None:
@@ -83,8 +83,8 @@ def client_values(record: Record, metric: str) -> list[float | None] | None:
     >>> client_values({"client_metrics": {"mae": [0.5, None]}}, "mae")
     [0.5, None]
     """
-    found: list[float | None] | None = record.get("client_metrics", {}).get(metric)
-    return record.get("client_accuracy") if found is None and metric == "accuracy" else found
+    values: list[float | None] | None = record.get("client_metrics", {}).get(metric)
+    return record.get("client_accuracy") if values is None and metric == "accuracy" else values
 
 
 def rounds_to_target(records: Sequence[Record], goal: Goal) -> int | None:
@@ -97,7 +97,7 @@ def summarize(
 ) -> dict[str, Any]:
     """A run in a few numbers: the last round's metrics, rounds to the target, totals.
 
-    Every number says on which data it was measured. What is best is chosen on validation data, or not at all.
+    ``measured_on`` says on which data. The best round is chosen on validation data, or not at all.
     """
     rounds = Rounds(records)
     every = [evaluated(rounds.of_seed(seed)) for seed in rounds.seeds]
@@ -106,7 +106,7 @@ def summarize(
     finals = {metric: [value_of(run[-1], metric) for run in runs] for metric in _metrics(records, goal)}
     reached = [rounds_to_target(run, goal) for run in every]
     known = [value for value in reached if value is not None]
-    everybody = len(known) == len(runs)
+    all_known = len(known) == len(runs)
     accuracy = {"target_accuracy": goal.value, "final_accuracy": _over_seeds(finals[goal.metric])}
     return {
         "method": method,
@@ -119,10 +119,10 @@ def summarize(
         "final": {metric: _over_seeds(values) for metric, values in finals.items()},
         **_by_client(runs, client_names),
         **_chosen(runs, goal),
-        # a mean over only those seeds that got there would flatter, so it is null unless all did
+        # a mean over only the seeds that reached the target would be too good
         "rounds_to_target": {
-            "mean": _mean(known) if everybody else None,
-            "std": _std(known) if everybody else None,
+            "mean": _mean(known) if all_known else None,
+            "std": _std(known) if all_known else None,
             "by_seed": reached,
             "reached": len(known),
         },
@@ -146,7 +146,7 @@ def _by_client(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> dict[s
     lasts = [run[-1].get("client_metrics") for run in runs]
     if not lasts or any(last is None for last in lasts):
         return {}
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for metric in lasts[0] or {}:
         columns = list(zip(*((last or {})[metric] for last in lasts), strict=True))
         means = [_mean([value for value in column if value is not None]) for column in columns]
@@ -158,18 +158,18 @@ def _by_client(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> dict[s
         if known:
             worst = (min if higher_is_better(metric) else max)(known, key=lambda name: known[name])
             values = list(known.values())
-            found[metric] = {
+            metrics[metric] = {
                 "by_client": known,
                 "worst": known[worst],
                 "worst_client": worst,
                 "std": statistics.pstdev(values),
                 "gap": max(values) - min(values),
             }
-    return {"clients": found}
+    return {"clients": metrics}
 
 
 def _chosen(runs: Sequence[Sequence[Record]], goal: Goal) -> dict[str, Any]:
-    """The round that is best on validation data, and what the test data says of it."""
+    """The round that is best on validation data, and its metric on the test data."""
     chosen = []
     for run in runs:
         seen = [(record["validation"].get(goal.metric), record) for record in run if "validation" in record]
@@ -182,31 +182,31 @@ def _chosen(runs: Sequence[Sequence[Record]], goal: Goal) -> dict[str, Any]:
         "best_on_validation": {
             "metric": goal.metric,
             "by_seed": chosen,
-            "test": _over_seeds([one["test"] for one in chosen]),
+            "test": _over_seeds([seed["test"] for seed in chosen]),
         }
     }
 
 
 def _measured_on(records: Sequence[Record]) -> dict[str, str]:
     last = (evaluated(records) or [{}])[-1]
-    own = "client_metrics" in last
-    test = "the clients' own test data together" if own else "the common test data"
-    said = {"final": test, "rounds_to_target": test}
-    if own:
-        said["clients"] = "each client's own test data"
+    by_client = "client_metrics" in last
+    test = "the clients' own test data together" if by_client else "the common test data"
+    data = {"final": test, "rounds_to_target": test}
+    if by_client:
+        data["clients"] = "each client's own test data"
     elif "client_accuracy" in last:
-        said["client_accuracy"] = "the common test data, weighted by each client's classes"
+        data["client_accuracy"] = "the common test data, weighted by each client's classes"
     if "validation" in last:
-        said["best_on_validation"] = "the round is chosen on validation data, its test value is " + test
-    return said
+        data["best_on_validation"] = "the round is chosen on validation data, its test value is " + test
+    return data
 
 
 def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
     known = [value for value in values if value is not None]
-    everybody = len(known) == len(values)
+    all_known = len(known) == len(values)
     return {
-        "mean": _mean(known) if everybody else None,
-        "std": _std(known) if everybody else None,
+        "mean": _mean(known) if all_known else None,
+        "std": _std(known) if all_known else None,
         "by_seed": list(values),
     }
 
@@ -216,7 +216,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _std(values: Sequence[float]) -> float | None:
-    """Over the runs seen, as papers report it: with n − 1; a single run has none."""
+    """The standard deviation with n − 1, as papers report it; a single run has none."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 

@@ -29,13 +29,10 @@ Seed = Annotated[int, Field(ge=0, le=2**64)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e300, le=1e300)]
 Values = dict[str, Number | None]
 
-_OPEN = ConfigDict(extra="allow")
-
 
 class RecordShape(TypedDict, total=False):
     """A line of rounds.jsonl."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     seed: Required[Seed]
     round: Required[Annotated[int, Field(ge=1, le=2**53)]]
     phase: Required[str]
@@ -61,7 +58,6 @@ class RecordShape(TypedDict, total=False):
 class Spread(TypedDict):
     """A number over seeds."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     mean: Number | None
     std: Number | None
     by_seed: list[Number | None]
@@ -72,7 +68,6 @@ class Reach(Spread):
 
 
 class Totals(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     bytes_up: Whole
     bytes_down: Whole
     seconds: Number
@@ -84,7 +79,6 @@ Machines = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_leng
 class SummaryShape(TypedDict, total=False):
     """summary.json."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     method: Required[str]
     seeds: Required[list[Seed]]
     rounds: Required[Whole]
@@ -97,12 +91,10 @@ class SummaryShape(TypedDict, total=False):
 
 
 class NamedShape(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: str
 
 
 class TaskShape(TypedDict, total=False):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: str
     metrics: list[str]
 
@@ -110,7 +102,6 @@ class TaskShape(TypedDict, total=False):
 class ConfigShape(TypedDict, total=False):
     """config.toml, as far as results are read by it; what decides a run is checked by `Experiment`."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     rounds: Required[Annotated[int, Field(ge=1, le=2**53)]]
     seeds: Required[Annotated[list[Seed], Field(min_length=1)]]
     method: Required[NamedShape]
@@ -124,6 +115,7 @@ class ConfigShape(TypedDict, total=False):
 class OwnershipShape(TypedDict, total=False):
     """A line of neurons.jsonl."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     seed: Required[Seed]
     round: Required[Whole]
     clients: Required[list[Whole]]
@@ -134,14 +126,12 @@ class OwnershipShape(TypedDict, total=False):
 
 
 class LayerShape(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     name: str
     start: Whole
     size: Whole
 
 
 class ModelShape(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     fingerprint: str
     weights: Whole
 
@@ -149,7 +139,6 @@ class ModelShape(TypedDict):
 class FederationShape(TypedDict, total=False):
     """federation.json."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     clients: Annotated[int, Field(ge=0, le=10**7)]
     client_names: list[str]
     class_names: list[str]
@@ -162,7 +151,6 @@ class FederationShape(TypedDict, total=False):
 class ActivationShape(TypedDict):
     """A line of activations.jsonl."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     seed: Seed
     round: Whole
 
@@ -177,7 +165,6 @@ class SitesErrorShape(TypedDict):
 class SeenShape(TypedDict):
     """What a site said at first contact, in sites-seen.json."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
     key: str | None
     data: str
     samples: Whole

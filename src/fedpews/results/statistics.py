@@ -1,7 +1,8 @@
-"""Which of two runs is better, by how much, and how sure that is: seeds are paired, they differ more than methods.
+"""Which of two runs is better, by how much, and how sure that is. Seeds are paired, because they differ more than
+methods do.
 
-A number here is always a *gain*: positive where the first is better, whether the measure is one to raise
-(accuracy) or to lower (loss, rounds, bytes).
+All numbers are *gains*: positive if the first run is better, whether higher (accuracy) or lower (loss, rounds, bytes)
+is better.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 ENOUGH_SEEDS = 6
-"""With fewer, nobody is said to be better: even five unanimous seeds have a two-sided sign-flip p of 0.0625."""
+"""With fewer, no run is called better: even five unanimous seeds have a two-sided sign-flip p of 0.0625."""
 
 SIGNIFICANT = 0.05
-"""Nor with a p of this or more, corrected for all comparisons made together (Holm)."""
+"""A run is called better only with a lower p, corrected for all comparisons made together (Holm)."""
 
 BOOTSTRAP_FROM = 10
-"""From so many seeds on the interval is a BCa bootstrap; with fewer, whose resamples are too few, Student's t."""
+"""From this many seeds on the interval is a BCa bootstrap; with fewer, Student's t."""
 
 EXACT_UP_TO = 16
-"""Up to so many seeds all 2ⁿ flips of sign are tried; with more, 9,999 drawn ones."""
+"""Up to this many seeds all 2ⁿ flips of sign are tried; with more, ``DRAWN`` random ones."""
 
 DRAWN = 9999
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one is than the other, over the seeds that both have."""
+    """How much better one run is than another, over the seeds that both have."""
 
     mean: float
     low: float  # of the 95 % interval; -inf with a single seed
@@ -38,7 +39,7 @@ class Difference:
 
     @property
     def outcome(self) -> str:
-        """better, worse, undecided, or not enough runs: the one rule, for tables, pages and studies."""
+        """better, worse, undecided, or not enough runs: the rule for tables, pages and studies."""
         if self.seeds < ENOUGH_SEEDS:
             return "not enough runs"
         if self.p >= SIGNIFICANT or self.low <= 0 <= self.high:
@@ -64,14 +65,14 @@ class Difference:
         return f"{self.outcome} by {span}{unit}"
 
     def describe_bound(self, digits: int = 1, unit: str = "") -> str:
-        """How large the difference may be at most, for one that was shown to be small."""
+        """The largest difference that the interval allows, for a difference that was shown to be small."""
         return f"no difference larger than {max(abs(self.low), abs(self.high)):.{digits}f}{unit}"
 
 
-def corrected(found: Sequence[Difference]) -> list[Difference]:
-    """Differences that are looked at together, each with its p corrected for that (Holm)."""
-    ps = holm([one.p for one in found])
-    return [replace(one, p=p) for one, p in zip(found, ps, strict=True)]
+def corrected(differences: Sequence[Difference]) -> list[Difference]:
+    """Differences that are tested together, each with its p corrected for that (Holm)."""
+    ps = holm([difference.p for difference in differences])
+    return [replace(difference, p=p) for difference, p in zip(differences, ps, strict=True)]
 
 
 def paired_difference(
@@ -83,10 +84,9 @@ def paired_difference(
     """The mean gain of ``a`` over ``b`` with its interval, over the seeds that both have.
 
     Args:
-        a: seed -> number, or numbers whose places are the seeds. One that is not finite is left out; a seed that
-            never arrives somewhere has a number too, see ``restricted_rounds``.
-        b: the same of what it is compared with.
-        higher_is_better: whether more is a gain.
+        a: seed -> number, or numbers whose indices are the seeds. Numbers that are not finite are left out; for seeds
+            that never reach a target see ``restricted_rounds``.
+        b: the same of the run that it is compared with.
 
     >>> paired_difference([0.9, 0.8, 0.85] * 2, [0.6, 0.5, 0.55] * 2).describe(digits=2)
     'better by 0.30'
@@ -130,11 +130,11 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     if float(np.ptp(array)) <= 1e-12 * max(1.0, abs(mean)):
         return mean, mean
     if len(array) >= BOOTSTRAP_FROM:
-        found = stats.bootstrap(
+        resampled = stats.bootstrap(
             (array,), np.mean, confidence_level=confidence, method="BCa", rng=np.random.default_rng(0)
         ).confidence_interval
-        if math.isfinite(found.low) and math.isfinite(found.high):
-            return float(found.low), float(found.high)
+        if math.isfinite(resampled.low) and math.isfinite(resampled.high):
+            return float(resampled.low), float(resampled.high)
     half = float(stats.sem(array)) * float(stats.t.ppf((1 + confidence) / 2, len(array) - 1))
     return mean - half, mean + half
 
@@ -142,13 +142,12 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 def unpaired_interval(
     values: Sequence[float], mean: float, deviation: float, count: int, confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """By how much the mean of these values exceeds one of which only mean, deviation and number are known.
+    """By how much the mean of these values exceeds a published mean, with both ends of Welch's interval.
 
-    Welch's interval, for numbers that somebody else published: there are no seeds to pair. Returns the difference
-    and its two ends.
+    Published numbers have a mean, a deviation and a count, but no seeds to pair.
 
-    >>> found = unpaired_interval([10.0, 12.0, 14.0], mean=11.0, deviation=2.0, count=3)
-    >>> [round(number, 2) for number in found]  # 12 - 11, and 2.776 · √(4/3 + 4/3) either side
+    >>> difference = unpaired_interval([10.0, 12.0, 14.0], mean=11.0, deviation=2.0, count=3)
+    >>> [round(number, 2) for number in difference]  # 12 - 11, and 2.776 · √(4/3 + 4/3) either side
     [1.0, -3.53, 5.53]
     """
     import numpy as np
@@ -156,19 +155,19 @@ def unpaired_interval(
 
     array = np.asarray(values, dtype=float)
     difference = float(array.mean()) - mean
-    parts = [float(array.var(ddof=1)) / len(array), deviation**2 / count]
-    if sum(parts) == 0:
+    variances = [float(array.var(ddof=1)) / len(array), deviation**2 / count]
+    if sum(variances) == 0:
         return difference, difference, difference
     counts = (len(array), count)
-    freedom = sum(parts) ** 2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
-    half = sum(parts) ** 0.5 * float(stats.t.ppf((1 + confidence) / 2, freedom))
+    freedom = sum(variances) ** 2 / sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
+    half = sum(variances) ** 0.5 * float(stats.t.ppf((1 + confidence) / 2, freedom))
     return difference, difference - half, difference + half
 
 
 def sign_flip_test(
     gains: Sequence[float], alternative: Literal["two-sided", "greater"] = "two-sided"
 ) -> float:
-    """How likely a mean gain so far from 0 is if in each seed either side could have been the better one.
+    """The p of a mean gain this far from 0, if in each seed either run could have been the better one.
 
     >>> sign_flip_test([1.0, 2.0, 3.0])  # of 2³ flips, only all + and all - are so far out
     0.25
@@ -180,7 +179,7 @@ def sign_flip_test(
     if len(array) < 2 or not array.any():
         return 1.0
     drawn = float("inf") if len(array) <= EXACT_UP_TO else DRAWN
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         (array,),
         np.mean,
         permutation_type="samples",
@@ -189,13 +188,13 @@ def sign_flip_test(
         n_resamples=drawn,
         rng=np.random.default_rng(0),
     )
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def equivalence_test(gains: Sequence[float], within: float) -> float:
-    """How likely gains so small are if the true one is ``within`` or more, either way (two one-sided tests).
+    """The p of gains this small, if the true gain is ``within`` or more in either direction (two one-sided tests).
 
-    A test for a difference cannot show that there is none: with few seeds it finds nothing.
+    A test for a difference cannot show that there is none: with few seeds it is not significant.
 
     >>> equivalence_test([0.1, -0.1, 0.0], within=1.0)  # of 2³ flips, one is so far from -1, and one from 1
     0.125
@@ -207,14 +206,14 @@ def equivalence_test(gains: Sequence[float], within: float) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Several tests at once: the p of each so that all of them together err as rarely as one (Holm 1979).
+    """The p of each of several tests, corrected so that all together err as rarely as one test (Holm 1979).
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     adjusted, highest = [0.0] * len(ps), 0.0
-    for place, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        highest = max(highest, min(1.0, (len(ps) - place) * ps[index]))
+    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[index]))
         adjusted[index] = highest
     return adjusted
 
@@ -222,9 +221,9 @@ def holm(ps: Sequence[float]) -> list[float]:
 def restricted_rounds(
     reached: Mapping[int, int | None] | Sequence[int | None], horizon: int
 ) -> dict[int, float]:
-    """Rounds to a target, seed by seed, none left out: one that never arrives counts as all ``horizon`` rounds.
+    """Rounds to a target by seed; a seed that never reaches it counts as all ``horizon`` rounds.
 
-    Their mean is the restricted mean: leaving the slow seeds out would make the method that fails look fast.
+    Their mean is the restricted mean: without the slow seeds, a method that fails would look fast.
 
     >>> restricted_rounds([12, None, 20], horizon=50)
     {0: 12.0, 1: 50.0, 2: 20.0}
