@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedpews.methods.contract import Download, Upload
-from fedpews.methods.message import DTYPES
 from fedpews.ranks.packing import (
+    TYPES,
     Message,
     download_parts,
     join_download,
@@ -20,7 +20,7 @@ from fedpews.ranks.packing import (
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1, 5)], ids=str)
 def test_a_tensor_of_any_type_and_shape_comes_back_as_it_was(
     dtype: torch.dtype, shape: tuple[int, ...]

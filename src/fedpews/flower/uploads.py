@@ -14,7 +14,7 @@ from fedpews import trees
 from fedpews.engines.batches import count_steps
 from fedpews.engines.engine import Job, Schedule
 from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.wire import BadMessage, decode_upload, message_size
+from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
 from fedpews.tables import FlowerTable
@@ -120,7 +120,7 @@ class UploadCheck:
                 mask=None if sample.mask is None else _ones(sample.mask),
                 extra={name: _ones(tree) for name, tree in sample.extra.items()},
             )
-            self._samples[key] = sample, message_size(self.net, largest) + SLACK
+            self._samples[key] = sample, len(encode_upload(self.net, largest)) + SLACK
         return self._samples[key]
 
 

@@ -2,11 +2,11 @@
 
 The layout is a safetensors file. A tree of parameters becomes one flat vector of the elements the client owns,
 in the tree's order; if it has so many zeros that it pays, only the others are sent, with a bit for each
-element. Booleans are packed eight to a byte; what is left goes in whole. Every value comes back to the bit, and
-how many digits a number has never changes a message's length, so engines that round apart agree on it.
+element. Booleans are packed eight to a byte; what is left goes in whole. Every value comes back to the bit.
 
-A message is first described (every tensor's type and shape, and how to make it), then built or only measured: in one
-process nothing travels, so a round's bytes are counted without building them.
+A message is first described (every tensor's type and shape, and how to make it), then encoded or only counted: in one
+process nothing travels, so a round's bytes are counted without encoding them. The bytes of a message are those of its
+tensors, without the header that names them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
 
 LOSS = struct.Struct(">d")
-"""A loss travels as its eight bytes in hexadecimal: printed, its length would depend on its digits."""
+"""A loss travels as its eight bytes in hexadecimal, so that it comes back to the bit."""
 
 
 class BadMessage(FedpewsError):
@@ -53,8 +53,8 @@ def encode_download(net: Network, download: Download) -> bytes:
 
 
 def message_size(net: Network, sent: Upload | Download) -> int:
-    """How many bytes ``encode_upload`` or ``encode_download`` would give, without making them."""
-    return _describe(net, sent).size()
+    """The bytes of the tensors that ``encode_upload`` or ``encode_download`` would give, without making them."""
+    return _describe(net, sent).payload()
 
 
 def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
@@ -64,7 +64,7 @@ def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
     counts: Sequence[Mapping[str, int] | None] = [None] * len(sent)
     if neurons and len(neurons) == len(sent):
         counts = net.graph.count(stack(neurons), net.shapes) or counts
-    return [_describe(net, *one, dense=dense).size() for one in zip(sent, counts, strict=True)]
+    return [_describe(net, *one, dense=dense).payload() for one in zip(sent, counts, strict=True)]
 
 
 def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset[str]:
@@ -147,25 +147,23 @@ def _describe(
         dense: keys of trees that are known to have next to no zeros.
     """
     neurons, mask = sent.neurons, None
-    words: dict[str, str] = {}
+    about: dict[str, Any]
     if isinstance(sent, Upload):
-        numbers = {"client": sent.client, "round": sent.round, "samples": sent.samples, "steps": sent.steps}
-        words["loss"] = LOSS.pack(sent.loss).hex()
+        about = {"client": sent.client, "round": sent.round, "samples": sent.samples, "steps": sent.steps}
+        about["loss"] = LOSS.pack(sent.loss).hex()
         mask = sent.mask
     else:
-        numbers = {"round": sent.round, "total": sent.total}
-        words["phase"] = sent.phase
+        about = {"round": sent.round, "total": sent.total, "phase": sent.phase}
     parts: dict[str, Part] = {}
     if neurons is not None:
         # one bit each, in whole bytes: −(−n // 8) is n / 8 rounded up
         parts["neurons"] = Part(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
-    shapes = None
     if mask is not None:
-        shapes = tuple((name, tuple(bits.shape)) for name, bits in mask.items())
+        about["mask"] = {name: tuple(bits.shape) for name, bits in mask.items()}
         bits = torch.cat([bits.flatten() for bits in mask.values()])
         parts["mask"] = Part(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
     owned, everything = Owned(net, neurons, mask, counts), Owned(net, None, None)
-    trees = []
+    about["trees"] = {}
     for key, tree in _trees(sent).items():
         # a tree shaped like the model (or some of its layers) is cut down to what the client owns; any
         # other, such as one number per neuron, has no owned elements to pick
@@ -173,7 +171,7 @@ def _describe(
             # single weights are owned in the model; what is sent beside it goes whole
             mine = everything if mask is not None and key != PARAMS else owned
             yes_no = {name: value for name, value in tree.items() if value.dtype == torch.bool}
-            trees.append((key, tuple(tree), tuple(yes_no)))
+            about["trees"][key] = {"names": list(tree), "bits": list(yes_no)}
             if yes_no:
                 make = partial(_pack_owned, mine, yes_no)
                 parts[f"{key}:bits"] = Part(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
@@ -183,7 +181,7 @@ def _describe(
         else:
             for name, value in tree.items():
                 parts[f"{key}/{name}"] = Part(value.dtype, tuple(value.shape), value.contiguous)
-    return Message(numbers, words, tuple(trees), shapes, parts)
+    return Message(about, parts)
 
 
 class Owned:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedpews.methods.contract import Download, Upload
-from fedpews.methods.message import DTYPES
 from fedpews.trees import Nest, flatten, unflatten
 
 ALIGN = 16
@@ -24,7 +23,14 @@ ALIGN = 16
 LENGTH = 8
 """Bytes that say how long the words are."""
 
-TYPES = {name: dtype for dtype, name in DTYPES.items()}
+TYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    )
+}
+"""The types of tensors that travel, by name."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def pack(message: Message, device: torch.device) -> Tensor:
         "about": message.about,
         "layout": layout,
         "which": [number[id(leaf)] for leaf in leaves],
-        "leaves": [(DTYPES[leaf.dtype], list(leaf.shape)) for leaf in distinct.values()],
+        "leaves": [(str(leaf.dtype), list(leaf.shape)) for leaf in distinct.values()],
     }
     words = json.dumps(header).encode()
     length = torch.tensor([len(words)]).view(torch.uint8)
