@@ -43,6 +43,7 @@ SERVERS: dict[str, str] = {
     "fedadagrad": "fedpews.methods.server_optimizers:Adagrad",
     "fedyogi": "fedpews.methods.server_optimizers:Yogi",
     "fedadam": "fedpews.methods.server_optimizers:Adam",
+    "fedexp": "fedpews.methods.server_optimizers:FedExP",
 }
 """Server optimisers, for every method that has a ``server``."""
 

@@ -114,8 +114,10 @@ class FedWeIT(Method, ClientHalf):
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         old = state["params"]
-        aggregate = old | average([u.params for u in uploads], trees.pick(old, _weights(net)))
-        params, slots = step_server(self.server, net, old, aggregate, state["server"], average)
+        values = [upload.params for upload in uploads]
+        aggregate = old | average(values, trees.pick(old, _weights(net)))
+        goal = self.server.goal(net, old, aggregate, values, average)
+        params, slots = step_server(self.server, net, old, goal, state["server"], average)
         adaptive = {str(upload.client): upload.extra["adaptive"] for upload in uploads}
         return {"params": params, "server": slots, "adaptive": state["adaptive"] | adaptive}
 

@@ -115,8 +115,10 @@ class LocalSGD(Method, ClientHalf):
         )
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        aggregate = self.aggregate(net, state["params"], uploads, average)
-        params, slots = step_server(self.server, net, state["params"], aggregate, state["server"], average)
+        old = state["params"]
+        aggregate = self.aggregate(net, old, uploads, average)
+        goal = self.server.goal(net, old, aggregate, [upload.params for upload in uploads], average)
+        params, slots = step_server(self.server, net, old, goal, state["server"], average)
         return state | {"params": params, "server": slots}
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
