@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,24 +63,12 @@ class FedNova(FedProx):
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = super().finish(net, download, local, work)
-        done = torch.as_tensor(self.work(float(work.steps), work.lr), dtype=torch.float32, device=net.device)
-        upload = upload.adding({"work": {"done": done}})
-        if STEPS_TAKEN not in local:
-            return memory, upload
-        each = {
-            name: torch.as_tensor(self.work(steps.double(), work.lr)).to(local[PARAMS][name])
-            for name, steps in local[STEPS_TAKEN].items()
-            if name in net.trainable
-        }
-        # of the parameters' shapes, so that only what the client owns is sent
-        return memory, upload.adding(
-            {"work_each": {name: value.expand(net.shapes[name]) for name, value in each.items()}}
-        )
+        return memory, add_work(net, local, upload, lambda steps: self.work(steps, work.lr))
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
         model = trees.pick(old, net.trainable)
         nothing = trees.zeros_like(model)
-        done = [_work_of(upload, model) for upload in uploads]  # a_i
+        done = [work_of(upload, model) for upload in uploads]  # a_i
         progress = [
             {n: torch.where(a[n] > 0, (value - upload.params[n]) / a[n], 0.0) for n, value in model.items()}
             for a, upload in zip(done, uploads, strict=True)
@@ -94,7 +82,26 @@ class FedNova(FedProx):
         return {name: value - effective[name] * direction[name] for name, value in model.items()} | buffers
 
 
-def _work_of(upload: Upload, model: Tree) -> Tree:
-    """a_i of every element."""
+def add_work(
+    net: Network, local: Nest, upload: Upload, work: Callable[[float | Tensor], float | Tensor]
+) -> Upload:
+    """The upload with the local work behind it: a number, and in a warmup one for each element."""
+    done = torch.as_tensor(work(float(upload.steps)), dtype=torch.float32, device=net.device)
+    upload = upload.adding({"work": {"done": done}})
+    if STEPS_TAKEN not in local:
+        return upload
+    each = {
+        name: torch.as_tensor(work(steps.double())).to(local[PARAMS][name])
+        for name, steps in local[STEPS_TAKEN].items()
+        if name in net.trainable
+    }
+    # of the parameters' shapes, so that only what the client owns is sent
+    return upload.adding(
+        {"work_each": {name: value.expand(net.shapes[name]) for name, value in each.items()}}
+    )
+
+
+def work_of(upload: Upload, model: Tree) -> Tree:
+    """The work behind every element, as ``add_work`` sent it."""
     done, each = upload.extra["work"]["done"], upload.extra.get("work_each", {})
     return {name: each.get(name, done).to(value).expand_as(value) for name, value in model.items()}

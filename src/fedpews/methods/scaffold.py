@@ -40,7 +40,10 @@ class Scaffold(LocalSGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum:
-            raise ConfigError(f"scaffold needs plain SGD; its momentum must be 0, got {self.momentum:g}.")
+            raise ConfigError(
+                f"scaffold needs plain SGD; its momentum must be 0, got {self.momentum:g}. "
+                "scaffold-m has a momentum of its own"
+            )
         if not self.is_plain:
             raise ConfigError(
                 "scaffold needs plain SGD (train.optimizer = 'sgd', no clip_norm): only then is (x_g − y)/(K·η) the "
@@ -99,7 +102,8 @@ class Scaffold(LocalSGD):
             drift = (download.params[name] - local["params"][name]) / (steps.clamp_min(1) * work.lr)
             moves = (steps > 0) & owned.get(name, torch.tensor(True, device=net.device))
             # c_i⁺ = drift − (c − c_i)
-            new[name] = torch.where(moves, drift - local["correction"][name], old)
+            corrected = self.mean_step(local, name, drift) - local["correction"][name]
+            new[name] = torch.where(moves, corrected, old)
             known[name] = local["known"][name] | moves
         upload = upload.adding({"control": trees.subtract(new, local["control"])})
         if work.neurons is None:
@@ -107,6 +111,10 @@ class Scaffold(LocalSGD):
         # elements owned for the first time: the server counts every owner once
         first = {name: now & ~local["known"][name] for name, now in known.items()}
         return {"control": new, "known": known}, upload.adding({"first": first})
+
+    def mean_step(self, local: Nest, name: str, drift: Tensor) -> Tensor:
+        """The mean of g − c_i + c over the steps, given how far a parameter went, over K·η."""
+        return drift
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         controls, owners, heard, took_part = (state[key] for key in ("sum", "owners", "heard", "took_part"))

@@ -14,7 +14,7 @@ SampleWeight = Callable[[Tensor], Tensor | None]
 """labels -> how much each sample weighs; None where all weigh the same."""
 
 Term = Callable[[Tensor, Tensor], Tensor]
-"""(features, outputs) -> one number per sample."""
+"""(features, outputs) -> one number per sample, or one for the batch."""
 
 
 class Batch(NamedTuple):

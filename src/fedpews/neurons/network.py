@@ -208,8 +208,8 @@ class Network:
     ) -> tuple[Tensor, Tree, Tree]:
         """Loss, its gradient by the trainable parameters, and the buffers after the pass.
 
-        ``term(features, outputs)`` is one more number per sample to descend on; the loss returned does not
-        contain it.
+        ``term(features, outputs)`` is one more number per sample, or for the batch, to descend on; the loss
+        returned does not contain it.
         """
         fixed = trees.pick(params, self.buffers)
 

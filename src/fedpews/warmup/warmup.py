@@ -46,7 +46,7 @@ def with_warmup(
         name = type(method).__name__
         raise ConfigError(
             f"{name} trains parts of the network by its own rule, so it takes no warmup; "
-            "put the warmup around fedavg, fedprox, scaffold, fednova, moon or feddyn."
+            "put the warmup around a method that trains all of it, such as fedavg, fedprox or scaffold."
         )
     return Warmup(method, rounds, Learned() if masks is None else masks)
 

@@ -1,0 +1,118 @@
+"""FedAvg-M: local steps lean towards where all clients went in the last round (Cheng et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedpews import trees
+from fedpews.errors import ConfigError
+from fedpews.methods import optimizers
+from fedpews.methods.average import Average
+from fedpews.methods.contract import Cohort, Download, Upload, Work
+from fedpews.methods.fednova import add_work, work_of
+from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.optimizers import Optimizer, Rate, Slots
+from fedpews.methods.options import Share
+from fedpews.neurons.network import Network
+from fedpews.trees import Nest, Tree
+
+DIRECTION = "direction"
+"""In the state, in downloads and in local states: v, the mean step of all clients in the last round."""
+
+
+@dataclass(frozen=True)
+class Leaning(Optimizer):
+    """x ← x − η·(β·g + (1 − β)·v), with a direction v that stays as it is for the round."""
+
+    slots: ClassVar[tuple[str, ...]] = (DIRECTION,)
+
+    beta: Share
+
+    def start(self, like: Tensor) -> Slots:
+        return {DIRECTION: torch.zeros_like(like)}
+
+    def step(
+        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
+    ) -> tuple[Tensor, Slots]:
+        direction = slots[DIRECTION]
+        return value - lr * (self.beta * gradient + (1 - self.beta) * direction), {DIRECTION: direction}
+
+
+@dataclass(frozen=True)
+class FedAvgMomentum(LocalSGD):
+    """FedAvg whose steps are β·g + (1 − β)·v, with v the mean step of all clients in the last round.
+
+    v starts at 0 and becomes mean((x_g − y_i)/(K_i·η)); the server takes the mean of the y_i, which is the paper's
+    rate γ = K·η where all take K steps. Xu et al. (2021) call the same rule FedCM. Weight decay is part of g. The paper
+    has no public program. `fedavgm` is another thing: momentum of the server's own steps.
+
+    In a warmup K counts the steps in which the element took part, which a client then sends for each element, and v is
+    averaged over the owners that took one; where there is none v stays.
+
+    Args:
+        beta: β, the weight of the client's own gradient; 1 is FedAvg.
+
+    >>> FedAvgMomentum(beta=0.2).beta
+    0.2
+    """
+
+    counts_steps: ClassVar[bool] = True
+
+    beta: Share = 0.1
+
+    def __post_init__(self) -> None:
+        if self.momentum or type(self.optimizer) is not optimizers.SGD:
+            raise ConfigError(
+                "fedavg-m and scaffold-m have a momentum of their own around plain SGD: leave train.momentum at 0 and "
+                "train.optimizer at 'sgd'"
+            )
+        super().__post_init__()
+
+    @cached_property
+    def rule(self) -> Optimizer:
+        return Leaning(self.beta)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.clip_norm is None
+
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        nothing = trees.zeros_like(trees.pick(params, net.trainable))
+        return super().init(net, params, total) | {DIRECTION: nothing}
+
+    def broadcast(self, state: Nest, cohort: Cohort) -> Download:
+        download = super().broadcast(state, cohort)
+        return replace(download, extra={**download.extra, DIRECTION: state[DIRECTION]})
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        local = super().start(net, download, memory)
+        # what stays at the client (fedbn) has no common direction: v = 0
+        return local | {DIRECTION: {**local[DIRECTION], **download.extra[DIRECTION]}}
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        memory, upload = super().finish(net, download, local, work)
+        return memory, add_work(net, local, upload, lambda steps: steps * work.lr)
+
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        old = trees.pick(state["params"], net.trainable)
+        lengths = [work_of(upload, old) for upload in uploads]  # K_i·η
+        steps = [
+            {n: torch.where(way[n] > 0, (x - upload.params[n]) / way[n], 0.0) for n, x in old.items()}
+            for way, upload in zip(lengths, uploads, strict=True)
+        ]
+        moved = average
+        if any("work_each" in upload.extra for upload in uploads):
+            masks = [{} if mask is None else mask for mask in average.masks]
+            took_steps = [
+                {n: (way[n] > 0) & mask[n] if n in mask else way[n] > 0 for n in old}
+                for way, mask in zip(lengths, masks, strict=True)
+            ]
+            moved = replace(average, masks=tuple(took_steps))
+        direction = moved(steps, state[DIRECTION])
+        return super().update(net, state, uploads, average) | {DIRECTION: direction}
