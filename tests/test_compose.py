@@ -132,7 +132,7 @@ def test_fedpm_takes_no_server_optimiser() -> None:
 def test_base_optimisers_take_a_warmup_and_methods_with_masks_do_not() -> None:
     takers = {name for name in METHODS if method_class(name).takes_warmup}
     bases = {"fedavg", "fedprox", "scaffold", "fednova", "moon", "feddyn"}
-    assert takers == bases | {"fedavg-m", "scaffold-m", "feddecorr", "feduv"}
+    assert takers == bases | {"fedavg-m", "scaffold-m", "feddecorr", "feduv", "fedswa", "fedmoswa"}
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_a_run_that_stops_and_goes_on_is_the_same_to_the_bit(name: str, tmp_path
 
 @pytest.mark.parametrize("name", [name for name in METHODS if takes_optimizer(name)])
 def test_every_method_takes_adam_or_says_why_not(name: str) -> None:
-    if name in ("scaffold", "fednova", "fedavg-m", "scaffold-m"):
+    if name in ("scaffold", "fednova", "fedavg-m", "scaffold-m", "fedmoswa", "fedselect"):
         with pytest.raises(ConfigError, match=r"plain SGD|not behind Adam"):
             make(name, optimizer="adam")
         return

@@ -1,0 +1,124 @@
+"""FedSelect: each client keeps the weights that move most, more of them over time (Tamirisa et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpews import trees
+from fedpews.errors import ConfigError
+from fedpews.methods import optimizers
+from fedpews.methods.average import Average
+from fedpews.methods.contract import Cohort, Download, Upload, Work
+from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.options import Share
+from fedpews.neurons.network import Network
+from fedpews.trees import Nest, Tree
+
+
+@dataclass(frozen=True)
+class FedSelect(LocalSGD):
+    """Every client has a mask of single weights that are its own: trained there, never sent, never averaged.
+
+    The mask is empty at first. After every ``every`` rounds of the client, not counting its first, the ``grow`` of the
+    other weights of each layer that moved most since the last time become its own, until more than ``limit`` of a layer
+    are. The first half of a round's steps move the client's own weights alone, the others the common ones alone; the
+    server averages each weight over the clients whose own it is not. A client's model is the common one with its own
+    weights in it.
+
+    As in the authors' program a new weight of the client's own starts at the common value, and biases stay common.
+    There each half is an epoch; here it is half of the steps that the client took in its last round.
+
+    Args:
+        grow: the part of the common weights that become the client's own at a time.
+        limit: the part of a layer's weights at which its mask stops growing.
+        every: how many rounds lie between two growths.
+
+    >>> FedSelect().personalised
+    True
+    """
+
+    takes_warmup: ClassVar[bool] = False
+
+    grow: Share = 0.25
+    limit: Share = 0.8
+    every: Annotated[int, Field(ge=1)] = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.rule) is not optimizers.SGD:
+            raise ConfigError("fedselect needs plain SGD (train.optimizer = 'sgd', no momentum)")
+
+    @property
+    def personalised(self) -> bool:
+        return True
+
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        return super().init(net, params, total) | {"masks": {}}
+
+    def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
+        whole = self.broadcast(state, cohort)
+        masks = [state["masks"].get(str(client), {}) for client in cohort.clients]
+        # what is the client's own is not sent: zeros travel as bits
+        nothing = trees.zeros_like(whole.params)
+        return [replace(whole, params=trees.where(mask, whole.params, nothing)) for mask in masks]
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        params = download.params
+        if memory is None:
+            weights = {name: params[name] for name in net.trainable if len(net.shapes[name]) > 1}
+            own = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in weights.items()}
+            before, rounds, steps = weights, *torch.zeros(2, dtype=torch.int64, device=net.device)
+        else:
+            own, before, rounds, steps = (memory[key] for key in ("own", "before", "rounds", "steps"))
+            params = self.personal(net, download, memory)
+            if int(rounds) > 1 and (int(rounds) - 1) % self.every == 0:
+                after = trees.pick(memory["params"], before)
+                own = {n: self.grown(mask, (after[n] - before[n]).abs()) for n, mask in own.items()}
+                before = after
+        return super().start(net, replace(download, params=params), None) | {
+            "own": own,
+            "before": before,
+            "rounds": rounds,
+            # of the last round, so that in its first one a client has no steps for its own weights
+            "progress": {"taken": torch.zeros_like(steps), "of": steps},
+        }
+
+    def grown(self, own: Tensor, moved: Tensor) -> Tensor:
+        """The mask with those of the other weights that moved most."""
+        if float(own.float().mean()) > self.limit:
+            return own
+        others = int((~own).sum())
+        most = torch.where(own, -1.0, moved).flatten().argsort(descending=True, stable=True)
+        chosen = most[: others - round((1 - self.grow) * others)]
+        return own.flatten().index_fill(0, chosen, True).view_as(own)
+
+    def descend(self, local: Nest, grads: Mapping[str, Tensor], buffers: Tree, lr: float | Tensor) -> Nest:
+        progress, own = local["progress"], local["own"]
+        is_own = 2 * progress["taken"] < progress["of"]
+        moved = super().descend(local, grads, buffers, lr)
+        # a parameter without a mask is common
+        trained = {n: own[n] == is_own if n in own else ~is_own.expand(grads[n].shape) for n in grads}
+        params = trees.where(trained, moved["params"], local["params"])
+        return moved | {"params": params, "progress": progress | {"taken": progress["taken"] + 1}}
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        _, upload = super().finish(net, download, local, work)
+        memory = {key: local[key] for key in ("own", "before", "params")}
+        memory["rounds"] = local["rounds"] + 1
+        memory["steps"] = torch.tensor(work.steps, device=net.device)
+        return memory, replace(upload, mask=trees.map_tree(torch.logical_not, local["own"]))
+
+    def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
+        return download.params | trees.where(
+            memory["own"], trees.pick(memory["params"], memory["own"]), download.params
+        )
+
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        masks = {str(upload.client): upload.mask for upload in uploads}
+        return super().update(net, state, uploads, average) | {"masks": state["masks"] | masks}
