@@ -40,6 +40,7 @@ METHODS: dict[str, str] = {
     "fedweit": "fedpews.methods.fedweit:FedWeIT",
     "fedselect": "fedpews.methods.fedselect:FedSelect",
     "fedala": "fedpews.methods.fedala:FedALA",
+    "spafl": "fedpews.methods.spafl:SpaFL",
     "fjord": "fedpews.methods.fjord:FjORD",
     "heterofl": "fedpews.methods.heterofl:HeteroFL",
     "fedrolex": "fedpews.methods.fedrolex:FedRolex",
