@@ -25,8 +25,8 @@ from fedpews.compose import (
 from fedpews.compose import method as make
 from fedpews.errors import ConfigError
 from fedpews.methods.fedprox import FedProx
-from fedpews.methods.options import option_types
 from fedpews.methods.scaffold import Scaffold
+from fedpews.options import option_types
 from fedpews.warmup import Learned, with_warmup
 
 

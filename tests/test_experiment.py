@@ -12,7 +12,7 @@ from fedpews.configs import override, parse_setting, recipes
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, WarmupTable
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.options import option_types
+from fedpews.options import option_types
 from fedpews.warmup import with_warmup
 
 

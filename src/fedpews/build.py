@@ -25,13 +25,13 @@ from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.given import check_given
 from fedpews.methods.contract import Method
-from fedpews.methods.options import option_types
 from fedpews.methods.private import with_dp
 from fedpews.methods.robust import Aggregate
 from fedpews.neurons.differentiate import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
+from fedpews.options import option_types
 from fedpews.results.schema import GIVEN
 from fedpews.results.tensors import read_tensors
 from fedpews.seeds import fold, global_generator

@@ -198,7 +198,7 @@ def method(
 
 def _split(parts: MethodName, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of what gives clients their own models, checked, and the base method's."""
-    from fedpews.methods.options import check, option_types
+    from fedpews.options import check, option_types
 
     if parts.personal is None:
         return {}, options
@@ -211,7 +211,7 @@ def _split(parts: MethodName, options: dict[str, Any]) -> tuple[dict[str, Any], 
 def _base(
     parts: MethodName, server: dict[str, Any], local: dict[str, Any], options: dict[str, Any]
 ) -> Method:
-    from fedpews.methods.options import check
+    from fedpews.options import check
 
     cls = method_class(parts.base)
     made: dict[str, Any] = check(cls, options, "method.", parts.base)
@@ -231,7 +231,7 @@ def _base(
 
 
 def _with_warmup(method: Method, kind: Kind, given: dict[str, Any]) -> Method:
-    from fedpews.methods.options import check
+    from fedpews.options import check
     from fedpews.warmup import with_warmup
 
     if "rounds" not in given:
@@ -247,7 +247,7 @@ def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer
     >>> server_optimizer("fedadam", lr=0.01).lr
     0.01
     """
-    from fedpews.methods.options import check
+    from fedpews.options import check
 
     cls = server_class(name) if name else _load(PLAIN_SERVER, "server step", "plain")
     server: ServerOptimizer = cls(**check(cls, options, "server.", name or "the server"))
@@ -260,7 +260,7 @@ def local_optimizer(name: str = "sgd", **options: Any) -> Optimizer:
     >>> local_optimizer("adam", beta2=0.99).beta2
     0.99
     """
-    from fedpews.methods.options import check
+    from fedpews.options import check
 
     cls = optimizer_class(name)
     optimizer: Optimizer = cls(**check(cls, options, "optimizer.", name))
@@ -322,7 +322,7 @@ def _load(place: str, what: str, name: str) -> type[Any]:
         cls = getattr(load_module(module), attribute)
     except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"the {what} {name!r} cannot be loaded: {first_line(error)}") from error
-    from fedpews.methods.options import Options
+    from fedpews.options import Options
 
     # of ours: any other dataclass has an __init__ that was not written to be called from a configuration
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, Options)):

@@ -18,13 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedpews.compose import Kind, MethodName
 from fedpews.configs import fit_method, override, read_config
 from fedpews.errors import ConfigError, explain
+from fedpews.options import Count, NotNegative, Positive
 from fedpews.tables import (
-    Count,
     FinetuneTable,
     FlowerTable,
     ModelTable,
-    NotNegative,
-    Positive,
     PretrainTable,
     PrivacyTable,
     RuntimeTable,

@@ -57,11 +57,11 @@ def config_keys() -> Iterator[Key]:
 
 def option_keys() -> Iterator[Key]:
     """The options of each task, model, method and optimiser, whose names follow in brackets; all are imported."""
-    from fedpews.methods.options import option_types
-    from fedpews.tasks.making import NOT_OPTIONS, task_class
+    from fedpews.options import option_types
+    from fedpews.tasks.task import task_class
 
     for name in TASKS:
-        yield from _options("task", name, task_class(name), without=NOT_OPTIONS)
+        yield from _options("task", name, task_class(name), without={"metrics", "criterion"})
     for name in MODELS:
         yield from _options("model", name, model_class(name), without=OF_THE_DATA)
     for table, names, find in (

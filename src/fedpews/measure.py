@@ -17,9 +17,9 @@ from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
 from fedpews.results.memories import Store
-from fedpews.tasks.contract import Task
+from fedpews.tasks.metrics import accuracy
 from fedpews.tasks.names import short
-from fedpews.tasks.sums import accuracy
+from fedpews.tasks.task import Task
 from fedpews.trees import Nest, Tree
 
 SHOWN_CLIENTS = 100

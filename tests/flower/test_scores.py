@@ -12,7 +12,8 @@ from fedpews.errors import ConfigError
 from fedpews.flower.scores import ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Multilabel, Regression, Segmentation
-from fedpews.tasks.contract import Sums, Task
+from fedpews.tasks.metrics import Sums
+from fedpews.tasks.task import Task
 
 SAMPLES = 20
 

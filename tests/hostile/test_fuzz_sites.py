@@ -27,7 +27,7 @@ from fedpews.flower.roster import Facts, hello_content, read_hello
 from fedpews.flower.scores import FORMAT, ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Regression, Segmentation
-from fedpews.tasks.contract import Task
+from fedpews.tasks.task import Task
 
 REQUEST = Request("a" * 32, 3, 0.1, (SeedDownload(0, b"bytes", 2, 1),), True)
 FACTS = Facts(0, "0.1.0", "f" * 16, "3", 2, 10, 5, 0, "d" * 16)

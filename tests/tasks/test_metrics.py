@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.tasks import Classification, Multilabel, Regression, Segmentation, Task, Tokens, make
-from fedpews.tasks.contract import add
+from fedpews.tasks.metrics import add
 from fedpews.tasks.names import METRICS, TASKS
 
 G = torch.Generator().manual_seed(0)
@@ -178,7 +178,11 @@ def test_every_metric_of_a_task_is_known_by_name(name: str) -> None:
         ("regression", {"metrics": ["auroc"]}, "regression has no metric 'auroc'"),
         ("regression", {"options": {"los_kind": "mae"}}, "did you mean 'loss_kind'"),
         ("regression", {"options": {"loss_kind": "l3"}}, "task.loss_kind"),
-        ("classification", {"options": {"label_smoothing": 1.5}}, "label_smoothing must be from 0"),
+        (
+            "classification",
+            {"options": {"label_smoothing": 1.5}},
+            "task.label_smoothing: input should be less",
+        ),
         ("nowhere:Task", {}, "cannot be loaded"),
         ("math:sqrt", {}, "part of Python itself"),
     ],

@@ -220,7 +220,7 @@ def _models() -> Iterator[tuple[str, str]]:
 
 
 def _tasks() -> Iterator[tuple[str, ...]]:
-    from fedpews.tasks.making import describe_tasks
+    from fedpews.tasks.task import describe_tasks
 
     yield from describe_tasks()
     yield "", "your own: module:Task or path/to/file.py:Task (docs/tasks.md)"

@@ -19,7 +19,7 @@ from fedpews.data.npz import read_npz
 from fedpews.errors import ConfigError, DataMissing
 from fedpews.outside import MEGABYTE, read_text
 from fedpews.tasks.class_names import check_listed, check_spellings
-from fedpews.tasks.contract import Task
+from fedpews.tasks.task import Task
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 TABLES = {".csv", ".parquet"}

@@ -16,7 +16,7 @@ from fedpews.data.samples import Pair, Samples, describe, parts_of, read_pair
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 from fedpews.tasks.classification import Classification
-from fedpews.tasks.contract import Task
+from fedpews.tasks.task import Task
 
 __all__ = ["Federation", "Samples", "build", "from_clients", "hold_out"]
 

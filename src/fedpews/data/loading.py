@@ -15,7 +15,7 @@ from fedpews.data.federation import Federation
 from fedpews.data.pool import Pool, assign, number_classes
 from fedpews.errors import ConfigError
 from fedpews.tasks.classification import Classification
-from fedpews.tasks.contract import Task
+from fedpews.tasks.task import Task
 
 
 def load(

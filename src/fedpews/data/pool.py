@@ -16,7 +16,7 @@ from fedpews.data.partition import partition
 from fedpews.errors import ConfigError
 from fedpews.tasks.class_names import LIST, check_listed
 from fedpews.tasks.classification import Classification
-from fedpews.tasks.contract import Task
+from fedpews.tasks.task import Task
 
 BY_LABEL = {"class", "classes", "dirichlet", "noc", "parity"}
 """Partitions that look at a sample's class."""

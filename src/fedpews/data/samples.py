@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedpews.data.inputs import Lazy, check, count, stack, tensor
 from fedpews.errors import ConfigError
-from fedpews.tasks.contract import Task
+from fedpews.tasks.task import Task
 from fedpews.torch_private import tree_leaves
 
 Samples = tuple[Any, Any] | Dataset[Any] | Mapping[str, Any]

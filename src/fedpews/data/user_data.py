@@ -36,7 +36,7 @@ from fedpews.data.inputs import Lazy, select
 from fedpews.data.pool import Pool
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.tasks.classification import Classification
-from fedpews.tasks.contract import Task
+from fedpews.tasks.task import Task
 from fedpews.user_code import load_named, working_directory
 
 

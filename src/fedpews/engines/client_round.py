@@ -16,7 +16,7 @@ from fedpews.errors import ConfigError
 from fedpews.methods.contract import Work
 from fedpews.neurons.network import Network
 from fedpews.seeds import fold
-from fedpews.tasks.contract import add
+from fedpews.tasks.metrics import add
 from fedpews.trees import Nest, Tree
 
 

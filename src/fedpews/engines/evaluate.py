@@ -15,8 +15,7 @@ from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.neurons.modules import channels_last
 from fedpews.neurons.network import Network
-from fedpews.tasks.contract import Sums, add
-from fedpews.tasks.sums import accuracy
+from fedpews.tasks.metrics import Sums, accuracy, add
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
 

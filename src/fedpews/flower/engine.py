@@ -38,7 +38,7 @@ from fedpews.methods.wire import BadMessage, encode_download
 from fedpews.results import layout
 from fedpews.tables import FlowerTable
 from fedpews.tasks import Classification
-from fedpews.tasks.contract import Sums, add
+from fedpews.tasks.metrics import Sums, add
 from fedpews.torch_private import tree_leaves
 from fedpews.trees import Tree
 

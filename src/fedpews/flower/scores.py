@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fedpews.engines.evaluate import Part
 from fedpews.errors import ConfigError
 from fedpews.methods.wire import BadMessage
-from fedpews.tasks.contract import Sums, Task
+from fedpews.tasks.metrics import Sums
+from fedpews.tasks.task import Task
 
 FORMAT = "fedpews.sums"
 

@@ -36,7 +36,7 @@ from fedpews.results.files import write_atomically
 from fedpews.results.layout import SITE_STATUS
 from fedpews.results.memories import Version
 from fedpews.results.tensors import read_nest, write_nest
-from fedpews.tasks.contract import Sums
+from fedpews.tasks.metrics import Sums
 from fedpews.tasks.names import show
 from fedpews.trees import Nest, Tree, leaves, map_leaves
 

@@ -27,8 +27,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedpews.methods.average import Average
-from fedpews.methods.options import Options
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import Options
 from fedpews.trees import Nest, Tree, subtract, where
 
 # Keys that one part of the package writes and another reads; all others are a method's own affair.

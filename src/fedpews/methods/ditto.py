@@ -13,8 +13,8 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import NotNegative
 from fedpews.trees import Nest, Tree
 
 

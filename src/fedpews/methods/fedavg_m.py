@@ -18,8 +18,8 @@ from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.fednova import add_work, work_of
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.optimizers import Optimizer, Rate, Slots
-from fedpews.methods.options import Share
 from fedpews.neurons.network import Network
+from fedpews.options import Share
 from fedpews.trees import Nest, Tree
 
 DIRECTION = "direction"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import NotNegative
 from fedpews.trees import Nest, Tree
 
 

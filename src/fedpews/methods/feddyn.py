@@ -12,8 +12,8 @@ from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import Positive
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import Positive
 from fedpews.trees import Nest, Tree
 
 

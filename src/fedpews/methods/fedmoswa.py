@@ -13,8 +13,8 @@ from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.fedswa import FedSWA
-from fedpews.methods.options import Share
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import Share
 from fedpews.trees import Nest, Tree
 
 

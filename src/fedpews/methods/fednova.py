@@ -15,8 +15,8 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import PARAMS, STEPS_TAKEN, Download, Upload, Work
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.optimizers import SGD, Momentum
-from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Network
+from fedpews.options import NotNegative
 from fedpews.trees import Nest, Tree
 
 

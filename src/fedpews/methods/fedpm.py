@@ -17,8 +17,8 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
 from fedpews.methods.local_sgd import by_slot
 from fedpews.methods.optimizers import SGD, Adam, Optimizer
-from fedpews.methods.options import Positive
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import Positive
 from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree
 

@@ -16,8 +16,8 @@ from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import Share
 from fedpews.neurons.network import Network
+from fedpews.options import Share
 from fedpews.trees import Nest, Tree
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedpews.methods.feddecorr import centred
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import NotNegative
 from fedpews.trees import Nest, Tree
 
 

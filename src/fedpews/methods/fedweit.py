@@ -11,9 +11,9 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
-from fedpews.methods.options import NotNegative, Share
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import NotNegative, Share
 from fedpews.trees import Nest, Tree
 
 

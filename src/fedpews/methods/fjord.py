@@ -12,9 +12,9 @@ from torch.nn.functional import kl_div, log_softmax
 
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import Share
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork, window
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import Share
 from fedpews.trees import Nest, Tree
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedpews.methods.contract import ClientHalf, Cohort, Download
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import Share
 from fedpews.methods.subnetwork import AssignedClient, window
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.options import Share
 from fedpews.trees import Nest
 
 

@@ -15,9 +15,9 @@ from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
 from fedpews.methods.optimizers import Optimizer
-from fedpews.methods.options import Momentum, NotNegative, Positive
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import Momentum, NotNegative, Positive
 from fedpews.trees import Nest, Tree
 
 

@@ -11,8 +11,8 @@ from torch.nn.functional import cosine_similarity, softplus
 from fedpews import trees
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.options import NotNegative, Positive
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import NotNegative, Positive
 from fedpews.trees import Nest, Tree
 
 

@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedpews.methods import options
-from fedpews.methods.options import Options, Positive
+from fedpews import options
+from fedpews.options import Options, Positive
 
 Slots = dict[str, Tensor]
 Rate = float | Tensor

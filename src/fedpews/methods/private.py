@@ -27,8 +27,8 @@ from fedpews import trees
 from fedpews.errors import ConfigError, need_extra
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
-from fedpews.methods.options import NotNegative, Positive
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import NotNegative, Positive
 from fedpews.trees import Nest, Tree
 
 PRIVACY = "privacy"

@@ -16,8 +16,8 @@ from fedpews import trees
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.optimizers import Optimizer, Slots
-from fedpews.methods.options import NotNegative, Positive
 from fedpews.neurons.network import Network
+from fedpews.options import NotNegative, Positive
 from fedpews.trees import Nest, Tree
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
-from fedpews.methods.options import NotNegative
 from fedpews.neurons.network import Batch, Network
+from fedpews.options import NotNegative
 from fedpews.trees import Nest, Tree
 
 LOWEST = 0.01

@@ -1,7 +1,6 @@
-"""The tasks room: what a model is trained for, and how it is evaluated.
+"""What a model is trained for, and how it is evaluated: `make` gives a task by its name.
 
-`make` is the way in by name. Names are imported when they are first used, so that a configuration can be checked
-without torch.
+Names are imported when they are first used, so that a configuration is checked without torch.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedpews.tasks.classification import Classification
-    from fedpews.tasks.contract import Metric, Task
-    from fedpews.tasks.making import make
+    from fedpews.tasks.dense import Segmentation, Tokens
+    from fedpews.tasks.metrics import Metric
     from fedpews.tasks.multilabel import Multilabel
     from fedpews.tasks.regression import Regression
-    from fedpews.tasks.segmentation import Segmentation
-    from fedpews.tasks.tokens import Tokens
+    from fedpews.tasks.task import Task, make
 
-_HOMES = {
+_MODULES = {
     "Classification": "classification",
-    "Metric": "contract",
+    "Metric": "metrics",
     "Multilabel": "multilabel",
     "Regression": "regression",
-    "Segmentation": "segmentation",
-    "Task": "contract",
-    "Tokens": "tokens",
-    "make": "making",
+    "Segmentation": "dense",
+    "Task": "task",
+    "Tokens": "dense",
+    "make": "task",
 }
 
 __all__ = [
@@ -42,6 +40,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"fedpews.tasks.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"fedpews.tasks.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'fedpews.tasks' has no attribute {name!r}")

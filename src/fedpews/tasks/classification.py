@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedpews.errors import ConfigError
-from fedpews.tasks import sums
-from fedpews.tasks.contract import Metric, Tallies, Task
+from fedpews.options import NotNegative
+from fedpews.tasks import metrics
+from fedpews.tasks.metrics import Metric
+from fedpews.tasks.task import Tallies, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,35 +24,26 @@ class Classification(Task):
 
     Args:
         classes: how many; by default the largest label plus one.
-        class_weights: how much a sample of each class weighs in the loss.
-        label_smoothing: the part of a label that is spread over all classes.
+        class_weights: the weight in the loss of a sample of each class.
+        label_smoothing: the share of a label that is spread over all classes.
     """
 
     classes: int | None = None
-    class_weights: tuple[float, ...] | None = None
-    label_smoothing: float = 0.0
+    class_weights: Annotated[tuple[NotNegative, ...], Field(min_length=1)] | None = None
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     name: ClassVar[str] = "classification"
     ALWAYS: ClassVar[tuple[str, ...]] = ("correct", "seen")
     METRICS: ClassVar[Mapping[str, Metric]] = {
-        "accuracy": Metric(("correct", "seen"), sums.accuracy),
-        "balanced_accuracy": Metric(("correct", "seen"), sums.balanced_accuracy),
-        "macro_f1": Metric(("confusion",), sums.macro_f1),
-        "auroc": Metric(("ranks",), sums.auroc),
-        "auprc": Metric(("ranks",), sums.auprc),
-        "sensitivity": Metric(("confusion",), sums.sensitivity),
-        "specificity": Metric(("confusion",), sums.specificity),
-        "calibration_error": Metric(("calibration",), sums.calibration_error),
+        "accuracy": Metric(("correct", "seen"), metrics.accuracy),
+        "balanced_accuracy": Metric(("correct", "seen"), metrics.mean_share),
+        "macro_f1": Metric(("confusion",), metrics.macro_f1),
+        "auroc": Metric(("ranks",), metrics.auroc),
+        "auprc": Metric(("ranks",), metrics.auprc),
+        "sensitivity": Metric(("confusion",), metrics.sensitivity),
+        "specificity": Metric(("confusion",), metrics.specificity),
+        "calibration_error": Metric(("calibration",), metrics.calibration_error),
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"task.label_smoothing must be from 0 to below 1; got {self.label_smoothing}")
-        if self.class_weights is not None and (not self.class_weights or min(self.class_weights) < 0):
-            raise ConfigError(
-                f"task.class_weights must be numbers from 0, one per class; got {self.class_weights}"
-            )
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self.label_smoothing)
@@ -108,7 +102,7 @@ class Classification(Task):
         return {
             "correct": lambda: torch.bincount(labels[predicted == labels], minlength=width),
             "seen": lambda: torch.bincount(labels, minlength=width),
-            "confusion": lambda: sums.confusion(predicted, labels, width),
-            "ranks": lambda: sums.ranks(sums.log_odds(outputs), truth()),
-            "calibration": lambda: sums.calibration(outputs.softmax(1), labels),
+            "confusion": lambda: metrics.confusion(predicted, labels, width),
+            "ranks": lambda: metrics.ranks(metrics.log_odds(outputs), truth()),
+            "calibration": lambda: metrics.calibration(outputs.softmax(1), labels),
         }

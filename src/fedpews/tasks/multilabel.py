@@ -11,25 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpews.errors import ConfigError
-from fedpews.tasks import sums
-from fedpews.tasks.contract import Metric, Tallies, Task
-
-
-def _accuracy(counts: Tensor) -> float:
-    return sums.accuracy(counts[0] + counts[3], counts)
-
-
-def _macro_f1(counts: Tensor) -> float:
-    hits, false, missed, _ = counts
-    return sums.mean_share(2 * hits, 2 * hits + false + missed)
-
-
-def _sensitivity(counts: Tensor) -> float:
-    return sums.mean_share(counts[0], counts[0] + counts[2])
-
-
-def _specificity(counts: Tensor) -> float:
-    return sums.mean_share(counts[3], counts[3] + counts[1])
+from fedpews.tasks.metrics import Metric, accuracy, auprc, auroc, mean_share, ranks
+from fedpews.tasks.task import Tallies, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,33 +23,35 @@ class Multilabel(Task):
     label is predicted from a probability of one half.
 
     Args:
-        positive_weights: how much the presence of each label weighs against its absence.
+        positive_weights: the weight of each label's presence against its absence.
     """
 
     positive_weights: tuple[float, ...] | None = None
 
     name: ClassVar[str] = "multilabel"
     METRICS: ClassVar[Mapping[str, Metric]] = {
-        "auroc": Metric(("ranks",), sums.auroc),
-        "auprc": Metric(("ranks",), sums.auprc),
-        "accuracy": Metric(("counts",), _accuracy),
-        "macro_f1": Metric(("counts",), _macro_f1),
-        "sensitivity": Metric(("counts",), _sensitivity),
-        "specificity": Metric(("counts",), _specificity),
+        "auroc": Metric(("ranks",), auroc),
+        "auprc": Metric(("ranks",), auprc),
+        # counts: true positives, false positives, false negatives, true negatives, (4, labels)
+        "accuracy": Metric(("counts",), lambda counts: accuracy(counts[0] + counts[3], counts)),
+        "macro_f1": Metric(("counts",), lambda c: mean_share(2 * c[0], 2 * c[0] + c[1] + c[2])),
+        "sensitivity": Metric(("counts",), lambda counts: mean_share(counts[0], counts[0] + counts[2])),
+        "specificity": Metric(("counts",), lambda counts: mean_share(counts[3], counts[3] + counts[1])),
         "exact_match": Metric(("exact", "weight"), lambda exact, weight: float(exact / weight)),
     }
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         weights = self.positive_weights
-        heavier = None if weights is None else torch.tensor(weights, device=outputs.device)
-        every = F.binary_cross_entropy_with_logits(outputs, labels, reduction="none", pos_weight=heavier)
-        return every.mean(1)
+        weight = None if weights is None else torch.tensor(weights, device=outputs.device)
+        losses = F.binary_cross_entropy_with_logits(outputs, labels, reduction="none", pos_weight=weight)
+        return losses.mean(1)
 
     def labels(self, y: Tensor, whose: str) -> Tensor:
         if y.ndim != 2:
             raise ConfigError(f"{whose}: y must be (samples, labels) of 0 and 1; got shape {tuple(y.shape)}.")
-        if not bool(((y == 0) | (y == 1)).all()):
-            raise ConfigError(f"{whose}: y must hold 0 (absent) and 1 (present); got {_odd(y)}.")
+        wrong = y[(y != 0) & (y != 1)]
+        if len(wrong):
+            raise ConfigError(f"{whose}: y must hold 0 (absent) and 1 (present); got {float(wrong[0])}.")
         return y.to(torch.float32)
 
     def width(self, y: Tensor) -> int:
@@ -81,18 +66,14 @@ class Multilabel(Task):
         return outputs.sigmoid()
 
     def tallies(self, outputs: Tensor, labels: Tensor) -> Tallies:
-        said, true = outputs > 0, labels > 0.5
+        predicted, true = outputs > 0, labels > 0.5
 
         def counts() -> Tensor:
-            cells = (said & true, said & ~true, ~said & true, ~said & ~true)
+            cells = (predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true)
             return torch.stack([cell.sum(0) for cell in cells])
 
         return {
             "counts": counts,
-            "exact": lambda: (said == true).all(1).sum().double(),
-            "ranks": lambda: sums.ranks(outputs, true),
+            "exact": lambda: (predicted == true).all(1).sum().double(),
+            "ranks": lambda: ranks(outputs, true),
         }
-
-
-def _odd(y: Tensor) -> float:
-    return float(y[(y != 0) & (y != 1)].flatten()[0])

@@ -8,8 +8,8 @@ TASKS: dict[str, str] = {
     "classification": "fedpews.tasks.classification:Classification",
     "multilabel": "fedpews.tasks.multilabel:Multilabel",
     "regression": "fedpews.tasks.regression:Regression",
-    "segmentation": "fedpews.tasks.segmentation:Segmentation",
-    "tokens": "fedpews.tasks.tokens:Tokens",
+    "segmentation": "fedpews.tasks.dense:Segmentation",
+    "tokens": "fedpews.tasks.dense:Tokens",
 }
 """Name -> where its class is; nothing is imported before it is asked for."""
 

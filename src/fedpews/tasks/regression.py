@@ -11,13 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpews.errors import ConfigError
-from fedpews.tasks.contract import Metric, Tallies, Task
+from fedpews.tasks.metrics import Metric
+from fedpews.tasks.task import Tallies, Task
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
-
-
-def _mae(table: Tensor) -> float:
-    return float((table[1] / table[0]).mean())
 
 
 def _mse(table: Tensor) -> float:
@@ -37,22 +34,22 @@ class Regression(Task):
     """Numbers to predict: y (samples,) or (samples, numbers) floating point, as many outputs.
 
     Args:
-        loss_kind: what is trained on: the squared error, the absolute one, or Huber's.
+        loss_kind: the squared error, the absolute error, or Huber's.
     """
 
     loss_kind: Literal["mse", "mae", "huber"] = "mse"
 
     name: ClassVar[str] = "regression"
     METRICS: ClassVar[Mapping[str, Metric]] = {
-        "mae": Metric(("errors",), _mae),
+        "mae": Metric(("errors",), lambda table: float((table[1] / table[0]).mean())),
         "rmse": Metric(("errors",), lambda table: _mse(table) ** 0.5),
         "mse": Metric(("errors",), _mse),
         "r2": Metric(("errors",), _r2),
     }
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        every = LOSSES[self.loss_kind](outputs.reshape(labels.shape), labels, reduction="none")
-        return every.flatten(1).mean(1) if every.dim() > 1 else every
+        losses = LOSSES[self.loss_kind](outputs.reshape(labels.shape), labels, reduction="none")
+        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
     def labels(self, y: Tensor, whose: str) -> Tensor:
         if y.is_complex() or y.dtype == torch.bool:

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpews.methods.options import NotNegative, Share
+from fedpews.options import NotNegative, Share
 from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
 

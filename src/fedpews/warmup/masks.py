@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.methods.contract import Cohort
-from fedpews.methods.options import NotNegative, Options, Positive, Share
 from fedpews.neurons.graph import NeuronGraph
+from fedpews.options import NotNegative, Options, Positive, Share
 from fedpews.seeds import fold
 
 

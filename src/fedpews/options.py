@@ -1,4 +1,4 @@
-"""A method's options: fields of a frozen dataclass, checked when the method is made, from Python as from a file.
+"""The options of methods and tasks: fields of a frozen dataclass, checked whenever one is made.
 
 The type and the limits of an option are its annotation, in pydantic's words::
 
@@ -17,27 +17,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fedpews.errors import ConfigError, explain, nearest
 
-Share = Annotated[float, Field(gt=0, le=1)]
-"""A part of something, more than nothing."""
-
+Count = Annotated[int, Field(ge=1, strict=True)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Options:
-    """The base of dataclasses whose fields a user sets: making one checks them, and converts 1 to 1.0."""
+    """The base of dataclasses whose fields a user sets: it checks them, and converts 1 to 1.0."""
 
     def __post_init__(self) -> None:
         cls = type(self)
         given = {name: getattr(self, name) for name in option_types(cls)}
         for name, value in check(cls, given, f"{cls.__name__}.").items():
-            # the dataclass is frozen for everybody else
+            # the dataclass is frozen
             object.__setattr__(self, name, value)
 
 
 def check(cls: type, given: Mapping[str, Any], prefix: str = "method.", owner: str = "") -> dict[str, Any]:
-    """The options in the types the class wants, or a ConfigError that says what is allowed.
+    """The options in the types that the class declares, or a ConfigError that says what is allowed.
 
     >>> from fedpews.methods.fedprox import FedProx
     >>> check(FedProx, {"mu": 1})
