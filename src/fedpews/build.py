@@ -14,9 +14,10 @@ from torch import nn
 from fedpews import compose, data, models
 from fedpews.configs import OPTIONS_OF_METHODS, override
 from fedpews.data.digest import digest
-from fedpews.data.federation import Federation, Samples, from_clients, hold_out
+from fedpews.data.federation import Federation, hold_out, number_classes
 from fedpews.data.inputs import take
-from fedpews.data.pool import number_classes
+from fedpews.data.loading import load_table
+from fedpews.data.samples import Samples, from_clients
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
@@ -137,26 +138,22 @@ def load_data(
 ) -> Federation:
     """The data handed in, or else what the experiment names."""
     check_given(experiment, GIVEN, clients)
-    task = build_task(experiment) if task is None else task
-    table = experiment.data.model_dump(exclude_none=True)
-    part = table.pop("validation", None)
-    if isinstance(clients, Federation):
-        if type(task) is not type(clients.task):
-            raise ConfigError(f"the data was made for {clients.task.name}, the experiment is for {task.name}")
-        held = replace(clients, task=task)
-    elif clients is not None:
-        held = from_clients(clients, test, task=task, lazy=experiment.data.lazy)
+    task, table = build_task(experiment) if task is None else task, experiment.data
+    if clients is None:
+        federation = load_table(table, data_dir, task)
     else:
-        table.pop("augment")
-        held = data.load(
-            table.pop("name"), data_dir=data_dir, task=task, own_validation=part == "given", **table
-        )
-    if clients is not None and experiment.data.classes:
-        held = number_classes(held, experiment.data.classes)
-    if isinstance(part, float):
-        held = hold_out(held, part, experiment.data.seed)
+        if not isinstance(clients, Federation):
+            federation = from_clients(clients, test, task=task, lazy=table.lazy)
+        elif type(task) is type(clients.task):
+            federation = replace(clients, task=task)
+        else:
+            raise ConfigError(f"the data was made for {clients.task.name}, the experiment is for {task.name}")
+        if table.classes:
+            federation = number_classes(federation, table.classes)
+        if isinstance(table.validation, float):
+            federation = hold_out(federation, table.validation, table.seed)
     device = find_device(experiment.runtime.device)
-    return held if device.type == "cpu" else held.to(device)
+    return federation if device.type == "cpu" else federation.to(device)
 
 
 def load_public(

@@ -17,7 +17,8 @@ from fedpews.build import (
     resolve,
     settings_of,
 )
-from fedpews.data.federation import Federation, Samples
+from fedpews.data.federation import Federation
+from fedpews.data.samples import Samples
 from fedpews.engines.collector import settled
 from fedpews.engines.engine import Engine
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
@@ -255,7 +256,7 @@ def _result(setup: Setup, server: Server, done: Progress, folder: RunFolder | No
     experiment, rule = setup.experiment, _stop_rule(setup)
     models = server.models()
     summary = summarize(done.records, experiment.method_label, experiment.goal, setup.data.client_names)
-    summary["clients_judged_on"] = setup.data.judged_on
+    summary["clients_judged_on"] = setup.data.evaluated_on
     runs = {seed: done.of_seed(seed) for seed in experiment.seeds}
     if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
         summary["ended_after"] = [run[-1]["round"] for run in runs.values()]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedpews
-from fedpews.data.federation import Federation, from_clients
+from fedpews.data import Federation, from_clients
 from fedpews.engines.evaluate import Score, score_models
 from fedpews.errors import ConfigError
 from fedpews.neurons.network import Network
@@ -44,12 +44,12 @@ def test_clients_that_differ_in_inputs_are_judged_on_their_own_test_samples() ->
     # 8 of the first client's 8 are right, none of the second's 4
     assert found.accuracy == pytest.approx(8 / 12)
     assert found.client_accuracy(data.counts()) == [1.0, 0.0]
-    assert data.judged_on == "each client's own test samples"
+    assert data.evaluated_on == "each client's own test samples"
     # one test set for all knows only classes: of each class 4 of 6 are right
     common = from_clients(clients, (data.test_x, data.test_y))
     found = score(net, common)
     assert found.client_accuracy(common.counts()) == pytest.approx([4 / 6, 4 / 6])
-    assert "mix of classes" in common.judged_on
+    assert "mix of classes" in common.evaluated_on
 
 
 def test_a_run_says_what_clients_are_judged_on() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fedpews
 from fedpews.compose import METHODS, OPTIMIZERS, local_optimizer, takes_optimizer
 from fedpews.compose import method as make
-from fedpews.data.federation import from_clients
+from fedpews.data import from_clients
 from fedpews.engines.compiled import engine as compiled
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.looped import Looped

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedpews.data.federation import Federation, from_clients
+from fedpews.data import Federation, from_clients
 from fedpews.experiment import Experiment
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -60,14 +60,13 @@ def new(
 
 
 def _fit(name: str) -> tuple[dict[str, dict[str, Any]], str]:
-    """The tables that fit somebody's own data, and the data in a line."""
+    """The tables that fit the user's own data, and the data in a line."""
     from fedpews.data.fitting import fit
 
     if ":" not in name:
         raise ConfigError("--data is for your own data, folder:PATH or module:function; see also --recipe")
-    found = fit(name)
-    clients = f"{len(found.data)} clients ({', '.join(found.data.names)})"
-    return found.tables, f"{name}: {clients}, {found.data.outputs}\n"
+    data, tables = fit(name)
+    return tables, f"{name}: {len(data)} clients ({', '.join(data.names)}), {data.outputs}\n"
 
 
 def show(name: Shown) -> None:

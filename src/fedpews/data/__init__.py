@@ -1,7 +1,7 @@
-"""The data room: named sources, combinations of them, your own data, and every way to assign it to clients.
+"""Named data sets, combinations of them, your own data, and every way to assign samples to clients.
 
-`load` is the way in by name, `from_clients` for data already in Python; both end in a `Federation`. Names are
-imported when they are first used, so listing the catalogue and the partitions does not wait for torch.
+`load` takes a name, `from_clients` data in Python; both return a `Federation`. Names are imported when they are first
+used, so that the catalogue and the partitions are listed without torch.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedpews.data.catalogue import SOURCES, Source
-    from fedpews.data.federation import Federation, build, from_clients
+    from fedpews.data.federation import Federation, build
     from fedpews.data.loading import load
     from fedpews.data.partition import PARTITIONS
+    from fedpews.data.samples import from_clients
     from fedpews.data.store import Status, get, status
 
-_HOMES = {
+_MODULES = {
     "PARTITIONS": "partition",
     "SOURCES": "catalogue",
     "Federation": "federation",
     "Source": "catalogue",
     "Status": "store",
     "build": "federation",
-    "from_clients": "federation",
+    "from_clients": "samples",
     "get": "store",
     "load": "loading",
     "status": "store",
@@ -44,6 +45,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"fedpews.data.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"fedpews.data.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'fedpews.data' has no attribute {name!r}")

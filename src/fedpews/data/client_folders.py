@@ -1,4 +1,22 @@
-"""A folder with an entry per client: npz files, tables, or folders of images. See `fedpews.data.user_data`."""
+"""``folder:PATH``, a folder with an entry per client, and one called ``test`` if clients have no test set of their own.
+
+An entry is an npz file, a table (``.csv``, ``.parquet``) or a folder. All entries are of one kind:
+
+- ``clinic-a.npz`` holds ``x`` (samples, ...) floating point, or bytes: images (samples, height, width),
+  (samples, height, width, 3) or (samples, channels, height, width), scaled to [-1, 1]; and ``y`` (samples,);
+- ``clinic-a.csv`` has a column for the label, and inputs in the others;
+- ``clinic-a/cat/1.png`` is an image of the class cat;
+- ``clinic-a/`` may also hold one npz file or table, or a ``train``, ``val`` and ``test`` of any kind.
+
+>>> import tempfile
+>>> from fedpews.data import load
+>>> with tempfile.TemporaryDirectory() as folder:
+...     for name, label in (("clinic-a", 0), ("clinic-b", 1), ("test", 1)):
+...         np.savez(f"{folder}/{name}.npz", x=np.random.rand(6, 5), y=np.full(6, label))
+...     data = load(f"folder:{folder}")
+>>> data.client_names, data.counts().tolist()
+(('clinic-a', 'clinic-b'), [[6, 0], [0, 6]])
+"""
 
 from __future__ import annotations
 
@@ -13,94 +31,75 @@ import torch
 from numpy.typing import NDArray
 
 from fedpews.data.client_files import listed, natural, read_image
-from fedpews.data.client_tables import check_columns, fill, group, read_table, standardize
-from fedpews.data.federation import Federation, from_clients
+from fedpews.data.client_tables import read_tables
+from fedpews.data.federation import Federation
 from fedpews.data.npz import read_npz
+from fedpews.data.samples import SPLITS, from_clients
 from fedpews.errors import ConfigError, DataMissing
 from fedpews.outside import MEGABYTE, read_text
+from fedpews.tables import DataTable
 from fedpews.tasks.class_names import check_listed, check_spellings
 from fedpews.tasks.task import Task
 
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 TABLES = {".csv", ".parquet"}
-BESIDES = {".txt", ".md", ".rst", ".csv", ".json", ".toml", ".yaml", ".yml"}  # may lie about: notes, licences
-PARTS = ("train", "val", "test")
+NOTES = {".txt", ".md", ".rst", ".csv", ".json", ".toml", ".yaml", ".yml"}  # may be beside the entries
 CLASSES = "classes.txt"
 """One class a line, in the order of their labels."""
 
-Pair = tuple[NDArray[Any], NDArray[Any]]
-Entry = Mapping[str, Path]
-"""A client's files or folders, by part."""
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+"""Inputs and labels of a file or folder."""
 
 
-def read_folder(
-    folder: Path,
-    name: str,
-    task: Task,
-    label: str | None = None,
-    image_size: int | None = None,
-    classes: Sequence[str] = (),
-    missing: str = "refuse",
-    scaling: str | Sequence[str] | None = None,
-) -> Federation:
-    """The clients of a folder.
-
-    Args:
-        label: the column of a table that holds the label.
-        image_size: what images are brought to.
-        missing: what becomes of missing values in tables, ``refuse`` or ``mean``.
-        scaling: of tables: ``standard`` or None.
-        classes: the names that the experiment lists. The federation's own may be fewer and in another order.
-    """
+def read_folder(table: DataTable, task: Task) -> Federation:
+    """The clients of a folder; their class names may be fewer than the table's, and in another order."""
+    folder = Path(table.name.removeprefix("folder:")).expanduser()
     if not folder.is_dir():
         raise DataMissing(
-            f"data {name!r}: {str(folder)!r} is not a folder; it must hold an entry per client and a test."
+            f"data {table.name!r}: {str(folder)!r} is not a folder; it must hold an entry per client and a test."
         )
-    entries = {title: _parts(path) for title, path in _entries(folder).items()}
-    common = entries.pop("test", {}).get("train")
-    own = bool(entries) and all("test" in parts for parts in entries.values())
-    if not entries or (common is None and not own):
-        lacking = "an entry called test" if entries else "an entry per client beside the test"
+    clients = {name: _splits(path) for name, path in _entries(folder).items()}
+    test = clients.pop("test", {}).get("train")
+    own_tests = bool(clients) and all("test" in paths for paths in clients.values())
+    if not clients or (test is None and not own_tests):
+        lacking = "an entry called test" if clients else "an entry per client beside the test"
         raise ConfigError(f"{folder}: needs {lacking}: an .npz file with x and y, or a folder.")
     owners = {
-        path: title if part == "train" else f"{title}'s {part}"
-        for title, parts in entries.items()
-        for part, path in parts.items()
+        path: name if split == "train" else f"{name}'s {split}"
+        for name, paths in clients.items()
+        for split, path in paths.items()
     }
-    if common is not None:
-        owners[common] = "test"
-    kinds = {_kind(path) for path in owners}
-    if len(kinds) > 1:
+    if test is not None:
+        owners[test] = "test"
+    kind = _kind_of(folder, owners)
+    if table.scaling is not None and (kind, table.scaling) != ("tables", "standard"):
+        allowed = f"of tables data.scaling is 'standard'; got {table.scaling!r}"
         raise ConfigError(
-            f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
+            f"{folder}: {allowed if kind == 'tables' else f'{kind} of your own have no data.scaling'}."
         )
-    kind = kinds.pop()
-    _check_scaling(folder, kind, scaling)
     columns: tuple[str, ...] = ()
     if kind == "images":
-        raw = _read_images(owners, image_size)
+        arrays = _read_images(owners, table.image_size)
     elif kind == "npz files":
-        raw = {path: read_pair(path) for path in owners}
+        arrays = {path: read_client_npz(path) for path in owners}
     else:
-        raw, columns = _read_tables([*entries.values()], common, label, missing, scaling)
-    names = _names(raw, owners, kind, task)
+        arrays, columns = read_tables([*clients.values()], test, table)
+    names = _class_names(arrays, owners, kind, task)
     class_names = _listed_classes(folder)
     if names:
-        tests = {"test", *(owners[parts["test"]] for parts in entries.values() if "test" in parts)}
-        _check_names(names, tests, class_names, classes)
+        tests = {"test", *(owners[paths["test"]] for paths in clients.values() if "test" in paths)}
+        _check_class_names(names, tests, class_names, table.classes or ())
         class_names = class_names or tuple(sorted({*chain(*names.values())}, key=natural))
-        raw = {path: (x, _numbered(y, class_names)) for path, (x, y) in raw.items()}
+        arrays = {path: (x, _numbered(y, class_names)) for path, (x, y) in arrays.items()}
     class_names = class_names if _has_classes(task) else ()
-    clients = [{part: raw[path] for part, path in parts.items()} for parts in entries.values()]
-    test = None if common is None else raw[common]
     try:
         data = from_clients(
-            clients,
-            test,
+            [{split: arrays[path] for split, path in paths.items()} for paths in clients.values()],
+            None if test is None else arrays[test],
             len(class_names) or None,
-            name,
+            table.name,
             class_names,
-            tuple(entries),
+            tuple(clients),
             task=task,
         )
     except ConfigError as error:
@@ -109,19 +108,20 @@ def read_folder(
 
 
 def _entries(folder: Path) -> dict[str, Path]:
-    """The entries by name. Tables beside npz files or folders are taken for notes, not for clients."""
-    found = [path for path in listed(folder) if path.is_dir() or path.suffix == ".npz"]
-    tables = [path for path in listed(folder) if path.is_file() and path.suffix in TABLES]
+    """The entries by name. Tables beside npz files or folders are notes, not clients."""
+    inside = listed(folder)
+    paths = [path for path in inside if path.is_dir() or path.suffix == ".npz"]
+    paths = paths or [path for path in inside if path.is_file() and path.suffix in TABLES]
     entries: dict[str, Path] = {}
-    for path in found or tables:
-        title = path.stem if path.is_file() else path.name
-        if title in entries:
+    for path in paths:
+        name = _name(path)
+        if name in entries:
             raise ConfigError(
-                f"{folder}: {title!r} is there as a file and as a folder, or in two kinds; keep one."
+                f"{folder}: {name!r} is there as a file and as a folder, or in two kinds; keep one."
             )
-        entries[title] = path
-    for path in listed(folder):
-        known = path in (found or tables) or path.suffix.lower() in BESIDES or not path.suffix
+        entries[name] = path
+    for path in inside:
+        known = path in paths or path.suffix.lower() in NOTES or not path.suffix
         if path.is_file() and not known:
             raise ConfigError(
                 f"{path}: an entry must be an .npz file, a table (.csv, .parquet) or a folder; move this one elsewhere."
@@ -129,31 +129,42 @@ def _entries(folder: Path) -> dict[str, Path]:
     return entries
 
 
-def _parts(path: Path) -> Entry:
-    """A client's train, val and test, where its folder has them; else all of it is for training."""
-    parts = {"train": path}
+def _name(path: Path) -> str:
+    return path.stem if path.is_file() else path.name
+
+
+def _splits(path: Path) -> dict[str, Path]:
+    """The train, val and test of a client's folder; without these, all of it is for training."""
+    paths = {"train": path}
     if path.is_dir():
-        inside = {inner.stem if inner.is_file() else inner.name: inner for inner in listed(path)}
-        found = {part: inside[part] for part in PARTS if part in inside}
-        if "train" in found and len(found) > 1:
-            parts = found
-    return {part: _file(inner) for part, inner in parts.items()}
-
-
-def _kind(path: Path) -> str:
-    return "images" if path.is_dir() else "npz files" if path.suffix == ".npz" else "tables"
+        inside = {_name(inner): inner for inner in listed(path)}
+        splits = {split: inside[split] for split in SPLITS if split in inside}
+        if "train" in splits and len(splits) > 1:
+            paths = splits
+    return {split: _file(inner) for split, inner in paths.items()}
 
 
 def _file(path: Path) -> Path:
     """The npz file or table of an entry; the entry itself when it is a folder of images."""
     if path.is_file():
         return path
-    found = [inner for inner in listed(path) if inner.suffix == ".npz" or inner.suffix in TABLES]
-    if len(found) > 1:
+    files = [inner for inner in listed(path) if inner.suffix == ".npz" or inner.suffix in TABLES]
+    if len(files) > 1:
         raise ConfigError(
-            f"{path}: has {len(found)} npz files or tables; put all samples of a client in one."
+            f"{path}: has {len(files)} npz files or tables; put all samples of a client in one."
         )
-    return found[0] if found else path
+    return files[0] if files else path
+
+
+def _kind_of(folder: Path, paths: Iterable[Path]) -> str:
+    kinds = {
+        "images" if path.is_dir() else "npz files" if path.suffix == ".npz" else "tables" for path in paths
+    }
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
+        )
+    return kinds.pop()
 
 
 def _listed_classes(folder: Path) -> tuple[str, ...]:
@@ -166,50 +177,26 @@ def _listed_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _check_scaling(folder: Path, kind: str, scaling: str | Sequence[str] | None) -> None:
-    if scaling is None or (kind, scaling) == ("tables", "standard"):
-        return
-    words = f"of tables data.scaling is 'standard'; got {scaling!r}"
-    raise ConfigError(
-        f"{folder}: {words if kind == 'tables' else f'{kind} of your own have no data.scaling'}."
-    )
-
-
-def _read_tables(
-    clients: Sequence[Entry],
-    common: Path | None,
-    label: str | None,
-    missing: str,
-    scaling: str | Sequence[str] | None,
-) -> tuple[dict[Path, Pair], tuple[str, ...]]:
-    """All tables by path, and the columns that they have in common."""
-    paths = [*(path for parts in clients for path in parts.values()), *([common] if common else [])]
-    tables = {path: read_table(path, label, missing) for path in paths}
-    check_columns([*tables.values()])
-    for change in (fill, standardize) if scaling else (fill,):
-        parts = [{part: tables[path] for part, path in client.items()} for client in clients]
-        tables = change(group(parts, tables[common] if common else None))
-    return {path: (table.x, table.y) for path, table in tables.items()}, tables[paths[0]].columns
-
-
-def _names(
-    raw: Mapping[Path, Pair], owners: Mapping[Path, str], kind: str, task: Task
+def _class_names(
+    arrays: Mapping[Path, Arrays], owners: Mapping[Path, str], kind: str, task: Task
 ) -> dict[str, set[str]]:
-    """Who has which class names, where labels are text."""
-    text = [path for path, (_, y) in raw.items() if y.dtype.kind in "UO"]
+    """The class names of each client and test set, where labels are text."""
+    text = [path for path, (_, y) in arrays.items() if y.dtype.kind in "UO"]
     if not text:
         return {}
     if not _has_classes(task):
-        y = raw[text[0]][1]
+        y = arrays[text[0]][1]
         row = next((row for row, value in enumerate(y.flat) if not _is_number(value)), 0)
         raise ConfigError(
             f"{text[0]}: row {row + 1}: the label {str(y.flat[row])!r:.40} is no number, which {task.name} needs."
         )
-    for path in raw.keys() - text:
+    for path in arrays.keys() - text:
         raise ConfigError(f"labels are numbers in {path} and text in {text[0]}; use one kind for all.")
     if kind == "images":  # a class may have no images yet
-        return {who: {inner.name for inner in listed(path) if inner.is_dir()} for path, who in owners.items()}
-    return {owners[path]: {str(value) for value in y.flat} for path, (_, y) in raw.items()}
+        return {
+            owner: {inner.name for inner in listed(path) if inner.is_dir()} for path, owner in owners.items()
+        }
+    return {owners[path]: {str(value) for value in y.flat} for path, (_, y) in arrays.items()}
 
 
 def _numbered(y: NDArray[Any], class_names: Sequence[str]) -> NDArray[Any]:
@@ -230,10 +217,10 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _check_names(
+def _check_class_names(
     names: Mapping[str, set[str]], tests: set[str], listed: Sequence[str], classes: Sequence[str]
 ) -> None:
-    """Refuse class names that do not fit each other, or the lists there are."""
+    """Refuse class names that contradict each other, classes.txt or data.classes."""
     if classes:
         check_listed(names, classes)
     if listed:
@@ -241,17 +228,17 @@ def _check_names(
     check_spellings(names)
     if classes or listed:
         return
-    trained = {*chain(*(found for owner, found in names.items() if owner not in tests))}
-    for owner, found in names.items():
-        if found - trained:
+    trained = {*chain(*(mine for owner, mine in names.items() if owner not in tests))}
+    for owner, mine in names.items():
+        if mine - trained:
             raise ConfigError(
-                f"{owner} has the class {min(found - trained)!r}, which no client has for training; the clients "
+                f"{owner} has the class {min(mine - trained)!r}, which no client has for training; the clients "
                 f"have {', '.join(sorted(trained, key=natural))}. If it is meant, list all classes: data.classes."
             )
 
 
-def read_pair(path: Path) -> Pair:
-    """The samples in one npz file; bytes are taken for images, and stay bytes."""
+def read_client_npz(path: Path) -> Arrays:
+    """The samples of one npz file; bytes are images, and stay bytes."""
     arrays = read_npz(path, "x", "y")
     x, y = arrays["x"], arrays["y"]
     if y.ndim == 2 and y.shape[1] == 1:
@@ -270,7 +257,7 @@ def read_pair(path: Path) -> Pair:
     return x, y
 
 
-def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Pair]:
+def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Arrays]:
     """Each client's images; the class of an image is the name of its sub-folder."""
     raw: dict[Path, tuple[list[NDArray[np.uint8]], list[str]]] = {}
     size: tuple[int, int] | None = None
@@ -282,7 +269,7 @@ def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Pa
                     raise ConfigError(
                         f"{file}: not an image ({', '.join(sorted(IMAGES))}); move it elsewhere."
                     )
-                # once they are brought to one size, they may have any
+                # any size will do where all are resized
                 image = read_image(file, image_size, None if image_size else size)
                 size = size or (image.shape[0], image.shape[1])
                 images.append(image)
@@ -297,6 +284,6 @@ def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Pa
     return {path: _stacked(*raw.pop(path), channels) for path in list(raw)}
 
 
-def _stacked(images: Sequence[NDArray[np.uint8]], labels: Sequence[str], channels: int) -> Pair:
+def _stacked(images: Sequence[NDArray[np.uint8]], labels: Sequence[str], channels: int) -> Arrays:
     x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), np.array(labels)

@@ -1,8 +1,8 @@
-"""The tables of clients (CSV, Parquet): columns matched by name, missing values refused or filled."""
+"""The tables of clients (CSV, Parquet): columns are matched by name, missing values refused or filled."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedpews.data.client_files import natural
 from fedpews.errors import ConfigError, nearest, need_extra
 from fedpews.outside import check_plain
+from fedpews.tables import DataTable
 
 LABELS = ("label", "target", "y", "class")
 """A column of one of these names is the label when none is named."""
@@ -29,16 +30,39 @@ class Table:
     """Each column and its type, the label's at the end: ``age (number)``."""
 
 
-Groups = Sequence[tuple[Sequence[Table], Sequence[Table]]]
-"""Tables whose training rows tell means and deviations, and the tables these are for."""
+def read_tables(
+    clients: Sequence[Mapping[str, Path]], test: Path | None, options: DataTable
+) -> tuple[dict[Path, tuple[NDArray[Any], NDArray[Any]]], tuple[str, ...]]:
+    """The inputs and labels of all tables by path, missing values filled and numbers scaled; and their columns.
+
+    The means and deviations are those of a client's training rows, and of all clients' for a common test set.
+    """
+    paths = [*(path for splits in clients for path in splits.values()), *([test] if test else [])]
+    tables = {path: read_table(path, options.label, options.missing) for path in paths}
+    first = tables[paths[0]]
+    for table in tables.values():
+        difference = compare_columns(table.columns, first.columns)
+        if difference:
+            raise ConfigError(f"{table.path}: {difference}; {first.path} has {', '.join(first.columns)}.")
+    groups = [([splits["train"]], list(splits.values())) for splits in clients]
+    if test is not None:
+        groups.append(([splits["train"] for splits in clients], [test]))
+    for change in (_fill, _standardize) if options.scaling else (_fill,):
+        # all statistics are of the tables before the change
+        tables = {
+            path: change([tables[source] for source in sources], tables[path])
+            for sources, targets in groups
+            for path in targets
+        }
+    return {path: (table.x, table.y) for path, table in tables.items()}, first.columns
 
 
 def read_table(path: Path, label: str | None = None, missing: str = "refuse") -> Table:
     """A table; every column but the label is an input and must hold numbers, or true and false.
 
     Args:
-        label: the column that holds the label; by default the one called label, target, y or class.
-        missing: ``mean`` leaves missing inputs to ``fill``.
+        label: the column of the label; by default the one called label, target, y or class.
+        missing: ``refuse`` missing inputs; with ``mean`` they are NaN.
     """
     table, pd = _read(path)
     label = _label(path, list(table.columns), label)
@@ -60,65 +84,39 @@ def read_table(path: Path, label: str | None = None, missing: str = "refuse") ->
     return Table(path, table[names].to_numpy(dtype=np.float32, na_value=np.nan), labels, columns)
 
 
-def compare_columns(own: Collection[str], reference: Sequence[str]) -> str:
+def compare_columns(own: Sequence[str], reference: Sequence[str]) -> str:
     """How a table's columns differ from the reference; "" if they do not.
 
     >>> compare_columns(["age (number)", "hb (number)"], ["age (number)", "bmi (number)"])
     'lacks bmi (number) and has hb (number) in addition'
     """
-    mine, theirs = set(own), set(reference)
-    lacking = ", ".join(name for name in reference if name not in mine)
-    more = ", ".join(name for name in own if name not in theirs)
-    words = [f"lacks {lacking}" if lacking else "", f"has {more} in addition" if more else ""]
-    return " and ".join(filter(None, words))
+    lacking = ", ".join(name for name in reference if name not in own)
+    more = ", ".join(name for name in own if name not in reference)
+    return " and ".join([f"lacks {lacking}"] * bool(lacking) + [f"has {more} in addition"] * bool(more))
 
 
-def check_columns(tables: Sequence[Table]) -> None:
-    """Refuse a table whose columns are not those of the first."""
-    first = tables[0]
-    for table in tables:
-        difference = compare_columns(table.columns, first.columns)
-        if difference:
-            raise ConfigError(f"{table.path}: {difference}; {first.path} has {', '.join(first.columns)}.")
-
-
-def fill(groups: Groups) -> dict[Path, Table]:
-    """Every missing value replaced by its column's mean over the sources."""
-    return {table.path: table for sources, targets in groups for table in _filled(sources, targets)}
-
-
-def standardize(groups: Groups) -> dict[Path, Table]:
-    """Numbers brought to mean 0 and deviation 1 over the sources; true and false stay 1 and 0."""
-    scaled: dict[Path, Table] = {}
-    for sources, targets in groups:
-        x = np.concatenate([table.x for table in sources]).astype(np.float64)
-        number = np.array([column.endswith("(number)") for column in sources[0].columns[:-1]])
-        deviation = x.std(0)
-        spread = np.where(number & (deviation > 0), deviation, 1)
-        mean = np.where(number, x.mean(0), 0)
-        scaled |= {t.path: replace(t, x=((t.x - mean) / spread).astype(np.float32)) for t in targets}
-    return scaled
-
-
-def group(clients: Sequence[Mapping[str, Table]], common: Table | None) -> Groups:
-    """Which training rows tell the means of which tables: a client's own those of all its parts; those of all clients
-    that of a common test set."""
-    groups = [([parts["train"]], list(parts.values())) for parts in clients]
-    if common is not None:
-        groups.append(([parts["train"] for parts in clients], [common]))
-    return groups
-
-
-def _filled(sources: Sequence[Table], targets: Sequence[Table]) -> list[Table]:
-    if not any(np.isnan(table.x).any() for table in targets):
-        return list(targets)
-    x = np.concatenate([table.x for table in sources]).astype(np.float64)
+def _fill(sources: Sequence[Table], table: Table) -> Table:
+    """The table with every missing value replaced by its column's mean over the sources."""
+    missing = np.isnan(table.x)
+    if not missing.any():
+        return table
+    x = np.concatenate([source.x for source in sources]).astype(np.float64)
     count = (~np.isnan(x)).sum(0)
     if not count.all():
         name = sources[0].columns[int(count.argmin())].rpartition(" (")[0]
         raise ConfigError(f"{sources[0].path}: column {name!r} has no value at all, and so no mean.")
     mean = np.nansum(x, axis=0) / count
-    return [replace(t, x=np.where(np.isnan(t.x), mean, t.x).astype(np.float32)) for t in targets]
+    return replace(table, x=np.where(missing, mean, table.x).astype(np.float32))
+
+
+def _standardize(sources: Sequence[Table], table: Table) -> Table:
+    """The table with numbers of mean 0 and deviation 1 over the sources; true and false stay 1 and 0."""
+    x = np.concatenate([source.x for source in sources]).astype(np.float64)
+    number = np.array([column.endswith("(number)") for column in table.columns[:-1]])
+    deviation = x.std(0)
+    spread = np.where(number & (deviation > 0), deviation, 1)
+    mean = np.where(number, x.mean(0), 0)
+    return replace(table, x=((table.x - mean) / spread).astype(np.float32))
 
 
 def _read(path: Path) -> tuple[Any, Any]:
@@ -139,12 +137,12 @@ def _read(path: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{path}: has no rows.")
     if len(names) != table.shape[1] or not isinstance(table.index, pd.RangeIndex):
         raise ConfigError(f"{path}: a row has more cells than the first line has names.")
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if pd.isna(name):
             raise ConfigError(
-                f"{path}: column {place + 1} has no name; if it counts the rows, write the table without it."
+                f"{path}: column {index + 1} has no name; if it counts the rows, write the table without it."
             )
-        if name in names[:place]:
+        if name in names[:index]:
             raise ConfigError(f"{path}: has two columns {name!r}.")
     table.columns = [str(name) for name in names]
     return table, pd

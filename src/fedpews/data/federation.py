@@ -1,4 +1,4 @@
-"""What an experiment trains on: every client's own samples, and what models are tested on."""
+"""The data of an experiment: every client's samples, and the test set."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from fedpews.data.inputs import Inputs, Lazy, concatenate, device, move, shape, take
-from fedpews.data.samples import Pair, Samples, describe, parts_of, read_pair
+from fedpews.data.inputs import Inputs, check_samples, describe, device, move, select, shape, take
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
+from fedpews.tasks.class_names import LIST, check_listed
 from fedpews.tasks.classification import Classification
 from fedpews.tasks.task import Task
-
-__all__ = ["Federation", "Samples", "build", "from_clients", "hold_out"]
-
 
 MOST_CLASSES = 1_000_000
 """Also the largest vocabulary; a label above it is an identifier, or damaged."""
@@ -27,10 +22,10 @@ MOST_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class Federation:
-    """Training data that never leaves its client, and what models are tested on.
+    """The training samples of all clients, and the test set.
 
-    All inputs lie in one resident tensor (or a tuple or dict of tensors); a client is the list of its rows. So
-    10,000 clients cost no more memory than one. Make one with `build` or `from_clients`, which check it.
+    All inputs are in one tensor (or a tuple or dict of tensors), and a client is a list of rows, so 10,000 clients need
+    no more memory than one. `build` and `from_clients` make a Federation and check it.
     """
 
     x: Inputs  # (samples, ...), the training inputs of all clients
@@ -38,15 +33,15 @@ class Federation:
     clients: tuple[Tensor, ...]  # per client: int64 rows of x and y
     test_x: Inputs
     test_y: Tensor
-    classes: int  # or however many outputs the task asks for
+    classes: int  # or the number of outputs of another task
     name: str = "custom"
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
     test_owner: Tensor | None = None
-    """(tests,) int64: whose a test sample is, −1 for nobody's; None if they are common to all."""
+    """(tests,) int64: the client of each test sample, −1 for none; None if the test set is common to all."""
     task: Task = field(default_factory=Classification)
     validation: tuple[Tensor, ...] = ()
-    """Per client: rows of x held out for choosing; () when there are none."""
+    """Per client: rows of x held out for validation; () when there are none."""
     columns: tuple[str, ...] = ()
     """Of tables: the name and type of each column of x, then the label's."""
 
@@ -56,12 +51,12 @@ class Federation:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return device(self.x)
 
     @property
     def shape(self) -> Any:
-        """The shape of one input, or of each of its parts."""
+        """The shape of one input; of a tuple or dict, that of each entry."""
         return shape(self.x)
 
     @property
@@ -74,7 +69,7 @@ class Federation:
         return take(self.x, rows), self.y[rows]
 
     def to(self, device: torch.device | str) -> Federation:
-        """The same with all tensors on a device."""
+        """The federation with all tensors on a device."""
         return replace(
             self,
             x=move(self.x, device),
@@ -94,24 +89,24 @@ class Federation:
         return tuple((self.test_owner == client).nonzero().flatten() for client in range(len(self)))
 
     @property
-    def judged_on(self) -> str:
-        """What a client's own accuracy is measured on."""
+    def evaluated_on(self) -> str:
+        """The data on which a client's accuracy is evaluated."""
         if self.test_owner is None:
             return "the common test set, at each client's mix of classes"
         return "each client's own test samples"
 
     @property
     def outputs(self) -> str:
-        """How many classes, labels or targets a model predicts, in words."""
+        """The number of classes, labels or targets that a model predicts, in words."""
         names = {"regression": "target", "multilabel": "label"}
         other = "class" if self.task.largest(self.y) is not None else "output"
         word = names.get(self.task.name, other)
         return f"{self.classes} {word}{'' if self.classes == 1 else 'es' if word == 'class' else 's'}"
 
     def counts(self) -> Tensor:
-        """How many training samples of each class each client has: (clients, classes) int64.
+        """The number of training samples of each class at each client: (clients, classes) int64.
 
-        Where a sample has no one class, all samples are in one column.
+        Where a sample does not have one class, all samples are in one column.
         """
         labels, classes = self.task.classes_of(self.y), self.classes
         if labels is None:
@@ -137,14 +132,14 @@ def build(
     task: Task | None = None,
     validation: Sequence[Tensor] = (),
 ) -> Federation:
-    """A checked Federation; whatever cannot be trained on is a ConfigError that says what and where.
+    """A checked Federation; a ConfigError says which samples cannot be used, and why.
 
-    ``classes`` is by default the largest label plus one, or what the task says. ``test_owner`` says whose each test
-    sample is.
+    ``classes`` is by default the largest label plus one, or the task's. ``test_owner`` is the client of each test
+    sample.
     """
     task = Classification() if task is None else task
-    x, y = _checked(x, y, "the training data", task)
-    test_x, test_y = _checked(test_x, test_y, "the test data", task)
+    x, y = check_samples(x, y, "the training data", task)
+    test_x, test_y = check_samples(test_x, test_y, "the test data", task)
     if shape(x) != shape(test_x):
         raise ConfigError(
             f"training inputs have shape {shape(x)} but test inputs {shape(test_x)}; both must be the same."
@@ -154,20 +149,17 @@ def build(
             f"training labels have shape {tuple(y.shape[1:])} but test labels {tuple(test_y.shape[1:])}."
         )
     if classes is None:
-        every = torch.cat([y, test_y])
-        classes = task.width(every)
-        _notice_from_one(task, every)
-    _check_labels(y, classes, "the training data", task)
-    _check_labels(test_y, classes, "the test data", task)
-    if len(clients) * classes > 200 * MOST_CLASSES and task.classes_of(y) is not None:
-        raise ConfigError(f"{len(clients):,} clients with {classes:,} classes are too many to count.")
+        labels = torch.cat([y, test_y])
+        classes = task.width(labels)
+        _refuse_from_one(task, labels)
+    check_labels(y, classes, "the training data", task)
+    check_labels(test_y, classes, "the test data", task)
     if class_names and len(class_names) != classes:
         raise ConfigError(f"{len(class_names)} class names for {classes} classes; give one each, or none.")
     if client_names and len(client_names) != len(clients):
         raise ConfigError(
             f"{len(client_names)} client names for {len(clients)} clients; give one each, or none."
         )
-    rows = _rows([*clients, *validation], len(y), len(clients))
     if test_owner is not None and (
         test_owner.shape != test_y.shape[:1]
         or not -1 <= int(test_owner.min()) <= int(test_owner.max()) < len(clients)
@@ -175,163 +167,105 @@ def build(
         raise ConfigError(
             f"test_owner must give each test sample a client from 0 to {len(clients) - 1}, or −1."
         )
-    return Federation(
-        x,
-        y,
-        rows[: len(clients)],
-        test_x,
-        test_y,
-        classes,
-        name,
-        tuple(class_names),
-        tuple(client_names),
-        test_owner,
-        task,
-        rows[len(clients) :],
-    )
+    names = tuple(class_names), tuple(client_names)
+    data = Federation(x, y, (), test_x, test_y, classes, name, *names, test_owner, task)
+    return with_clients(data, clients, validation)
 
 
-def from_clients(
-    clients: Sequence[Samples],
-    test: Samples | Sequence[Samples] | None = None,
-    classes: int | None = None,
-    name: str = "custom",
-    class_names: Sequence[str] = (),
-    client_names: Sequence[str] = (),
-    *,
-    task: Task | None = None,
-    lazy: bool = False,
+def with_clients(
+    data: Federation, clients: Sequence[Tensor], validation: Sequence[Tensor] = ()
 ) -> Federation:
-    """Your own data as a Federation: a list of clients and a test set.
-
-    A client, like the test set, is an ``(x, y)`` pair of tensors or NumPy arrays, or a torch Dataset of
-    (input, label) pairs. x may also be a tuple or dict of tensors, for a model that takes several. A client may be a
-    dict of such with its own ``train``, ``val`` and ``test``; then ``test`` may be left out. The test set may also be a
-    list with one for each client; the global model is judged on all of them, a client's own metrics are those on its
-    own.
-
-    Args:
-        classes: by default the largest label plus one.
-        task: what labels are; by default one class per sample.
-        lazy: read the inputs of Datasets batch by batch, for data that does not fit in memory.
-
-    >>> clients = [(torch.randn(8, 5), torch.zeros(8, dtype=torch.int64)), (np.ones((4, 5)), np.ones(4, int))]
-    >>> data = from_clients(clients, test=(torch.randn(2, 5), torch.tensor([0, 1])))
-    >>> len(data), data.classes, data.counts().tolist()
-    (2, 2, [[8, 0], [0, 4]])
-    """
-    if isinstance(clients, Tensor | np.ndarray | Dataset) or not isinstance(clients, Sequence) or not clients:
+    """The federation with other rows for its clients, checked: none empty, none outside, none twice."""
+    if not clients:
+        raise ConfigError("there are no clients; give at least one.")
+    if len(clients) * data.classes > 200 * MOST_CLASSES and data.task.classes_of(data.y) is not None:
+        raise ConfigError(f"{len(clients):,} clients with {data.classes:,} classes are too many to count.")
+    if validation and len(validation) != len(clients):
         raise ConfigError(
-            "clients must be a list with an (x, y) pair or a torch Dataset per client; "
-            f"got {describe(clients)}."
+            f"{len(validation)} lists of validation rows for {len(clients)} clients; each needs one."
         )
-    task = Classification() if task is None else task
-    parts = [parts_of(samples, f"client {number}") for number, samples in enumerate(clients)]
-    read: dict[str, dict[int, Pair]] = {"train": {}, "val": {}, "test": {}}
-    for number, mine in enumerate(parts):
-        for part, samples in mine.items():
-            whose = f"client {number}" if part == "train" else f"client {number}'s {part}"
-            read[part][number] = read_pair(samples, whose, task, lazy)
-    for part in ("val", "test"):
-        if read[part] and len(read[part]) < len(clients) and (part == "val" or test is None):
-            lacking = next(number for number in range(len(clients)) if number not in read[part])
-            raise ConfigError(f"client {lacking} has no {part} part, others have; give all of them one.")
-    sets: list[Any] = list(test) if _is_list_of_sets(test) else []  # type: ignore[arg-type]
-    if sets and len(sets) != len(clients):
-        raise ConfigError(f"{len(sets)} test sets for {len(clients)} clients; give one, or one for each.")
-    if sets:
-        read["test"] = {n: read_pair(one, f"client {n}'s test", task, lazy) for n, one in enumerate(sets)}
-    elif test is not None:
-        # what is nobody's own is tested with the rest, and counts for no client
-        read["test"][-1] = read_pair(test, "the test data", task, lazy)
-    elif not read["test"]:
-        raise ConfigError("there is no test set; give test=(x, y), or each client a 'test' of its own.")
-    trained, tested = [*read["train"].values(), *read["val"].values()], [*read["test"].values()]
-    _same_shapes(trained)
-    if classes is not None:
-        for number, pair in read["train"].items():
-            _check_labels(pair.y, classes, f"client {number}", task)
-    rows = torch.arange(sum(len(pair.y) for pair in trained)).split([len(pair.y) for pair in trained])
-    sizes = torch.tensor([len(pair.y) for pair in tested])
-    owner = torch.repeat_interleave(torch.tensor([*read["test"]]), sizes)
-    return build(
-        _joined(trained),
-        torch.cat([pair.y for pair in trained]),
-        rows[: len(clients)],
-        _joined(tested),
-        torch.cat([pair.y for pair in tested]),
-        classes,
-        name,
-        class_names,
-        client_names,
-        None if [*read["test"]] == [-1] else owner,
-        task=task,
-        validation=rows[len(clients) :],
+    shares = [*clients, *validation]
+    for number, rows in enumerate(shares):
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
+            raise ConfigError(
+                f"client {number % len(clients)}: its rows must be a one-dimensional int64 tensor; got "
+                f"{describe(rows)}."
+            )
+        if len(rows) == 0 and number < len(clients):
+            raise ConfigError(f"client {number} has no samples; leave it out or give it some.")
+    rows = torch.cat(shares)
+    if int(rows.min()) < 0 or int(rows.max()) >= len(data.y):
+        raise ConfigError(
+            f"the clients' rows reach from {int(rows.min())} to {int(rows.max())}, "
+            f"but there are {len(data.y)} samples."
+        )
+    used = torch.bincount(rows, minlength=len(data.y))
+    if int(used.max()) > 1:
+        raise ConfigError(
+            f"sample {int(used.argmax())} is given {int(used.max())} times; a sample belongs to one client."
+        )
+    views = rows.split_with_sizes([len(share) for share in shares])  # one tensor, however many clients
+    return replace(data, clients=views[: len(clients)], validation=views[len(clients) :])
+
+
+def compact(data: Federation) -> Federation:
+    """The federation with only the samples that it uses, in the order of its clients, then of its validation rows."""
+    shares = [*data.clients, *data.validation]
+    used = torch.cat(shares)
+    rows = torch.arange(len(used)).split_with_sizes([len(share) for share in shares])
+    return replace(
+        data,
+        x=select(data.x, used),
+        y=data.y[used],
+        clients=rows[: len(data)],
+        validation=rows[len(data) :],
     )
 
 
-def _is_list_of_sets(test: Any) -> bool:
-    """Whether it is a test set for each client, rather than one pair of inputs and labels."""
-    sets = isinstance(test, list | tuple) and len(test) > 0
-    return sets and all(
-        isinstance(one, Dataset) or (isinstance(one, tuple) and len(one) == 2) for one in test
-    )
+def hold_out(data: Federation, share: float, seed: int = 0) -> Federation:
+    """The federation with a random share of each client's training samples held out for validation.
 
+    A client keeps at least one sample to train on; one with a single sample has none for validation.
 
-def hold_out(data: Federation, part: float, seed: int = 0) -> Federation:
-    """The same with a part of each client's training samples held out for validation, drawn at random.
-
-    A client keeps at least one sample to train on; one with a single sample has none to validate with.
-
-    >>> data = from_clients([(torch.randn(10, 2), torch.arange(10) % 2)], (torch.randn(2, 2), torch.arange(2)))
-    >>> held = hold_out(data, 0.2)
-    >>> len(held.clients[0]), len(held.validation[0])
+    >>> x, y = torch.randn(10, 2), torch.arange(10) % 2
+    >>> data = hold_out(build(x, y, [torch.arange(10)], x, y), 0.2)
+    >>> len(data.clients[0]), len(data.validation[0])
     (8, 2)
     """
-    if not 0 < part < 1:
-        raise ConfigError(f"data.validation must be between 0 and 1; got {part}.")
-    kept, held = [], []
+    if not 0 < share < 1:
+        raise ConfigError(f"data.validation must be between 0 and 1; got {share}.")
+    train, validation = [], []
     for number, rows in enumerate(data.clients):
-        size = min(max(1, round(part * len(rows))), len(rows) - 1)
+        size = min(max(1, round(share * len(rows))), len(rows) - 1)
         generator = torch.Generator().manual_seed(fold(seed, number, "validation"))
         order = torch.randperm(len(rows), generator=generator)
-        held.append(rows[order[:size].sort().values])
-        kept.append(rows[order[size:].sort().values])
-    return replace(data, clients=tuple(kept), validation=tuple(held))
+        validation.append(rows[order[:size].sort().values])
+        train.append(rows[order[size:].sort().values])
+    return replace(data, clients=tuple(train), validation=tuple(validation))
 
 
-def _checked(x: Inputs, y: Tensor, whose: str, task: Task) -> tuple[Inputs, Tensor]:
-    pair = Pair(x, y) if isinstance(x, Lazy) else read_pair((x, y), whose, task)
-    return pair.x, pair.y
-
-
-def _joined(pairs: Sequence[Pair]) -> Inputs:
-    if pairs[0].dataset is not None:
-        return Lazy([pair.dataset for pair in pairs])
-    return pairs[0].x if len(pairs) == 1 else concatenate([pair.x for pair in pairs])
-
-
-def _same_shapes(pairs: Sequence[Pair]) -> None:
-    if len({pair.dataset is None for pair in pairs}) > 1:
-        raise ConfigError(
-            "some clients are Datasets to be read batch by batch and some are not; make all one kind."
-        )
-    if pairs[0].dataset is not None:
-        return
-    first, labels = shape(pairs[0].x), pairs[0].y.shape[1:]
-    for number, pair in enumerate(pairs):
-        if shape(pair.x) != first:
+def number_classes(data: Federation, classes: Sequence[str]) -> Federation:
+    """The federation with its labels numbered by a list of class names; labels without names are numbers already."""
+    if not data.class_names:
+        exact = len(data.y) > 0 and data.task.largest(data.y) is None
+        if data.classes > len(classes) or (exact and data.classes != len(classes)):
             raise ConfigError(
-                f"client {number} has inputs of shape {shape(pair.x)}, client 0 of {first}; "
-                "all clients need the same."
+                f"{data.name} has labels up to {data.classes - 1}, but {LIST} has {len(classes)} "
+                f"name{'s' * (len(classes) > 1)}: {', '.join(classes)}."
             )
-        if pair.y.shape[1:] != labels:
-            raise ConfigError(
-                f"client {number} has labels of shape {tuple(pair.y.shape[1:])}, client 0 of {tuple(labels)}."
-            )
+        return replace(data, classes=len(classes), class_names=tuple(classes))
+    check_listed({data.name: data.class_names}, classes)
+    number = torch.tensor([classes.index(name) for name in data.class_names])
+    return replace(
+        data,
+        y=number[data.y],
+        test_y=number[data.test_y],
+        classes=len(classes),
+        class_names=tuple(classes),
+    )
 
 
-def _notice_from_one(task: Task, y: Tensor) -> None:
+def _refuse_from_one(task: Task, y: Tensor) -> None:
     """Refuse labels 1 to K: they would silently make a class 0 without samples."""
     if isinstance(task, Classification) and task.classes is None and task.class_weights is None:
         present = y.unique().tolist()
@@ -343,7 +277,8 @@ def _notice_from_one(task: Task, y: Tensor) -> None:
             )
 
 
-def _check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
+def check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
+    """Refuse labels outside the classes."""
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise ConfigError(f"classes must be a whole number above 0; got {classes!r}.")
     largest = task.largest(y)
@@ -358,37 +293,8 @@ def _check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
         )
 
 
-def _rows(shares: Sequence[Tensor], samples: int, clients: int) -> tuple[Tensor, ...]:
-    """The clients' rows, and those held out, as views of one tensor, checked: none empty, none outside, none twice."""
-    if not shares or not clients:
-        raise ConfigError("there are no clients; give at least one.")
-    if len(shares) not in (clients, 2 * clients):
-        raise ConfigError(
-            f"{len(shares) - clients} lists of rows held out for {clients} clients; each needs one."
-        )
-    for number, rows in enumerate(shares):
-        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
-            raise ConfigError(
-                f"client {number % clients}: its rows must be a one-dimensional int64 tensor; got {describe(rows)}."
-            )
-        if len(rows) == 0 and number < clients:
-            raise ConfigError(f"client {number} has no samples; leave it out or give it some.")
-    every = torch.cat(list(shares))
-    if int(every.min()) < 0 or int(every.max()) >= samples:
-        raise ConfigError(
-            f"the clients' rows reach from {int(every.min())} to {int(every.max())}, "
-            f"but there are {samples} samples."
-        )
-    used = torch.bincount(every, minlength=samples)
-    if int(used.max()) > 1:
-        raise ConfigError(
-            f"sample {int(used.argmax())} is given {int(used.max())} times; a sample belongs to one client."
-        )
-    return tuple(every.split_with_sizes([len(rows) for rows in shares]))
-
-
 def _moved(shares: tuple[Tensor, ...], device: torch.device | str) -> tuple[Tensor, ...]:
     """Rows on a device: one copy, not one per client."""
     if not shares:
         return ()
-    return tuple(torch.cat(shares).to(device).split_with_sizes([len(mine) for mine in shares]))
+    return tuple(torch.cat(shares).to(device).split_with_sizes([len(share) for share in shares]))

@@ -1,8 +1,7 @@
-"""A configuration's tables that fit somebody's own data."""
+"""The tables of a configuration that fit a user's own data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from fedpews.data.client_files import UnequalSizes
@@ -12,19 +11,11 @@ from fedpews.errors import ConfigError
 from fedpews.tasks import Regression
 
 LARGEST = 64
-"""What images of unequal sizes are brought to at most: more is slow on a CPU."""
+"""The size that images of unequal sizes get at most: more is slow on a CPU."""
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Own data as they are, and what a configuration says of them."""
-
-    data: Federation
-    tables: dict[str, dict[str, Any]]
-
-
-def fit(name: str) -> Fit:
-    """Read ``folder:PATH`` or ``module:function`` and choose its task, its model and the size of its images."""
+def fit(name: str) -> tuple[Federation, dict[str, dict[str, Any]]]:
+    """Read ``folder:PATH`` or ``module:function``: its data, and tables with its task, model and image size."""
     options: dict[str, Any] = {}
     task = {}
     try:
@@ -34,7 +25,7 @@ def fit(name: str) -> Fit:
             options["image_size"] = min(unequal.side, LARGEST)
             data = load(name, **options)
     except ConfigError as error:
-        # targets that are fractions are no classes; any other fault is the one to hear of
+        # fractions are targets of regression; if that fails too, the first error is the one to report
         try:
             data = load(name, task=Regression(), **options)
         except ConfigError:
@@ -46,4 +37,4 @@ def fit(name: str) -> Fit:
     # cnn halves an image three times
     images = isinstance(shape, tuple) and len(shape) == 3 and min(shape[1:]) >= 8
     tables = {"data": {"name": name, **options}, "model": {"name": "cnn" if images else "mlp"}}
-    return Fit(data, {**tables, "task": task} if task else tables)
+    return data, {**tables, "task": task} if task else tables

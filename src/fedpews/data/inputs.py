@@ -1,7 +1,7 @@
 """Samples of any form: a tensor, a tuple or dict of tensors, or a Dataset that is read batch by batch.
 
-Bytes are taken for pixels: they stay bytes in memory, a quarter of what numbers need, and become [-1, 1] when a batch
-is made. Other whole numbers (tokens, categories) stay what they are.
+Bytes are pixels: they stay bytes in memory, a quarter of what numbers need, and become [-1, 1] in a batch. Other whole
+numbers (tokens, categories) are not changed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError
+from fedpews.tasks.task import Task
 from fedpews.torch_private import tree_leaves, tree_map_only
 
 Inputs = Any
@@ -25,10 +26,10 @@ READERS = 4
 
 
 class Lazy:
-    """Inputs that are read from Datasets when a batch needs them, and forgotten after it.
+    """Inputs that are read from Datasets when a batch needs them, and not kept.
 
-    Only labels stay in memory. A batch is read by a few threads, which helps where files are decoded; each item is
-    read once per epoch. Items must be the same whenever they are read, or a run cannot be repeated.
+    Only labels stay in memory. A few threads read a batch, which helps where files are decoded; each item is read once
+    per epoch. Items must be the same whenever they are read, or a run cannot be repeated.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -41,12 +42,12 @@ class Lazy:
 
     def take(self, rows: Tensor | slice) -> Any:
         """These samples, stacked."""
-        wanted = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
-        return stack([item[0] for item in self._pool.map(self.item, wanted)], "a Dataset")
+        numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        return stack([item[0] for item in self._pool.map(self._item, numbers)], "a Dataset")
 
-    def item(self, row: int) -> Any:
-        which = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._datasets[which][row - int(self._starts[which])]
+    def _item(self, row: int) -> Any:
+        index = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._datasets[index][row - int(self._starts[index])]
 
 
 def take(x: Inputs, rows: Tensor | slice) -> Any:
@@ -73,17 +74,17 @@ def prepare(x: Any) -> Any:
 
 
 def count(x: Inputs) -> int:
-    """How many samples."""
+    """The number of samples."""
     return len(x) if isinstance(x, Tensor | Lazy) else len(tree_leaves(x)[0])
 
 
 def device(x: Inputs) -> torch.device:
-    """Where the samples are."""
+    """The device of the samples."""
     return torch.device("cpu") if isinstance(x, Lazy) else tree_leaves(x)[0].device
 
 
 def move(x: Inputs, to: torch.device | str) -> Inputs:
-    """The same on a device; what is read batch by batch cannot be moved."""
+    """The inputs on a device; those read batch by batch cannot be moved."""
     if isinstance(x, Lazy):
         raise ConfigError(
             "a Dataset that is read batch by batch stays on the CPU; set runtime.device to cpu."
@@ -92,19 +93,18 @@ def move(x: Inputs, to: torch.device | str) -> Inputs:
 
 
 def shape(x: Inputs) -> Any:
-    """The shape of one sample, of each part of it."""
-    one = take(x, slice(0, 1))
-    return tree_map_only(Tensor, lambda leaf: tuple(leaf.shape[1:]), one)
+    """The shape of one sample; of a tuple or dict, that of each entry."""
+    return tree_map_only(Tensor, lambda leaf: tuple(leaf.shape[1:]), take(x, slice(0, 1)))
 
 
 def stack(items: Sequence[Any], whose: str) -> Any:
-    """Samples one below the other, part by part."""
+    """Samples stacked, entry by entry."""
     first = items[0]
     try:
         if isinstance(first, Mapping):
             return {key: stack([item[key] for item in items], whose) for key in first}
         if isinstance(first, tuple | list):
-            return tuple(stack(part, whose) for part in zip(*items, strict=True))
+            return tuple(stack(entries, whose) for entries in zip(*items, strict=True))
         return torch.stack([tensor(item) for item in items])
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
@@ -112,29 +112,42 @@ def stack(items: Sequence[Any], whose: str) -> Any:
         ) from None
 
 
-def concatenate(parts: Sequence[Any]) -> Any:
-    """The samples of several clients in one."""
-    first = parts[0]
+def concatenate(inputs: Sequence[Any]) -> Any:
+    """The inputs of several clients in one."""
+    first = inputs[0]
     if isinstance(first, Mapping):
-        return {key: concatenate([part[key] for part in parts]) for key in first}
+        return {key: concatenate([x[key] for x in inputs]) for key in first}
     if isinstance(first, tuple):
-        return tuple(concatenate(part) for part in zip(*parts, strict=True))
-    return torch.cat(list(parts))
+        return tuple(concatenate(entries) for entries in zip(*inputs, strict=True))
+    return torch.cat(list(inputs))
+
+
+def check_samples(x: Any, y: Any, whose: str, task: Task) -> tuple[Inputs, Tensor]:
+    """Inputs and labels in the types that a run uses, or a ConfigError that says ``whose`` they are."""
+    if isinstance(x, Lazy):
+        return x, y
+    try:
+        x, y = check(x, whose), tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{whose}: x and y must be tensors or numeric arrays: {error}") from None
+    if y.ndim == 0:
+        raise ConfigError(f"{whose}: y must have a label per sample; got a single number.")
+    if count(x) != len(y):
+        raise ConfigError(f"{whose}: {count(x)} inputs but {len(y)} labels; each input needs one label.")
+    return x, task.labels(y.detach(), whose).to("cpu").contiguous()
 
 
 def check(x: Any, whose: str) -> Any:
     """Inputs in the types that models take: float32, int64, bytes, bool; or a ConfigError."""
-    if isinstance(x, Lazy):
-        return x
     if isinstance(x, Mapping):
         checked: Any = {str(key): check(value, f"{whose}: {key}") for key, value in x.items()}
     elif isinstance(x, tuple | list) and len(x) and not np.isscalar(x[0]):
-        checked = tuple(check(value, f"{whose}: input {place}") for place, value in enumerate(x))
+        checked = tuple(check(value, f"{whose}: input {index}") for index, value in enumerate(x))
     else:
         return _check_leaf(x, whose)
     sizes = {len(leaf) for leaf in tree_leaves(checked)}
     if len(sizes) != 1:
-        raise ConfigError(f"{whose}: the parts of x have {sorted(sizes)} samples; they need as many each.")
+        raise ConfigError(f"{whose}: the inputs have {sorted(sizes)} samples; each needs as many.")
     return checked
 
 
@@ -154,7 +167,7 @@ def _check_leaf(values: Any, whose: str) -> Tensor:
     if not x.is_floating_point():
         return x if x.dtype in (torch.uint8, torch.bool) else x.to(torch.int64)
     x = x.to(torch.float32)
-    low, high = torch.aminmax(x)  # NaN wins both, so this finds what isfinite finds, without its memory
+    low, high = torch.aminmax(x)  # NaN wins both: the same as isfinite, without its memory
     if not (torch.isfinite(low) and torch.isfinite(high)):
         bad = ~torch.isfinite(x.flatten(1)).all(1)
         raise ConfigError(
@@ -169,9 +182,18 @@ def tensor(values: Any) -> Tensor:
     if isinstance(values, np.ndarray):  # read-only and reversed arrays must be copied first
         values = np.require(values, requirements=["C", "W"])
     made: Tensor = torch.as_tensor(values)
-    # torch can hold these and do next to nothing with them
+    # torch has next to no operations on these types
     if made.dtype in (torch.uint16, torch.uint32, torch.uint64):
         made = made.to(torch.int64)
         if made.numel() and int(made.min()) < 0:
             raise ValueError("whole numbers must be below 2^63")
     return made
+
+
+def describe(value: Any) -> str:
+    """A value's type in a few words."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return (
+        f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+    )

@@ -1,7 +1,7 @@
-"""Who gets which samples: every way to assign a pool of labelled samples to clients.
+"""Every way to assign labelled samples to clients.
 
-A partition is a function of the samples, the number of clients and a random generator that returns each
-client's rows. Its docstring's first line is what `fedpews list data` prints.
+A partition is a function of a `Request` that returns each client's rows. The first line of its docstring is what
+`fedpews list data` prints.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ from numpy.typing import NDArray
 
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
+from fedpews.tables import DataTable
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a partition may look at: the samples' labels and sources, and what the user asked for."""
+    """The samples' labels and sources, a random generator, and the user's options."""
 
     labels: Rows  # (samples,)
-    sources: Rows  # (samples,) which data set, or which given client, a sample came from
+    sources: Rows  # (samples,) the data set, or the given client, of each sample
     classes: int
     rng: np.random.Generator
-    clients: int | None = None
-    alpha: float | None = None
-    classes_per_client: int | None = None
-    class_lists: Sequence[Sequence[int]] | None = None
+    options: DataTable
 
 
 def by_source(request: Request) -> list[Rows]:
@@ -46,7 +44,7 @@ def given(request: Request) -> list[Rows]:
 
 def by_class(request: Request) -> list[Rows]:
     """Neighbouring classes in blocks, one block per client; by default a class each."""
-    clients = request.classes if request.clients is None else request.clients
+    clients = request.options.clients or request.classes
     if clients > request.classes:
         raise ConfigError(
             f"partition 'class' assigns {request.classes} classes, too few for {clients} clients; "
@@ -57,16 +55,16 @@ def by_class(request: Request) -> list[Rows]:
 
 
 def by_class_lists(request: Request) -> list[Rows]:
-    """The classes listed for each client (class_lists); a class listed twice is shared out evenly."""
-    lists = request.class_lists
+    """The classes listed for each client (class_lists); a class listed twice is divided evenly."""
+    lists = request.options.class_lists
     if not lists:
         raise ConfigError(
             "partition 'classes' needs class_lists, e.g. [[0, 2], [1, 3]]: the classes of each client."
         )
     _expect_clients(request, len(lists), "classes", "one per list")
     for number, wanted in enumerate(lists):
-        wrong = [label for label in wanted if label not in range(request.classes)]
-        if wrong or not wanted or len(set(wanted)) != len(wanted):
+        unknown = [label for label in wanted if label not in range(request.classes)]
+        if unknown or not wanted or len(set(wanted)) != len(wanted):
             raise ConfigError(
                 f"class_lists: client {number} has {list(wanted)}; "
                 f"give it different classes from 0 to {request.classes - 1}."
@@ -96,11 +94,10 @@ def dirichlet(request: Request) -> list[Rows]:
     shares: list[list[Rows]] = [[] for _ in range(clients)]
     for label in range(request.classes):
         rows = request.rng.permutation(np.flatnonzero(request.labels == label))
-        parts = np.split(rows, _cuts(request.rng.dirichlet(np.full(clients, alpha)), len(rows)))
-        for share, part in zip(shares, parts, strict=True):
-            if len(part):
-                share.append(part)
-    return _fill_empty([np.concatenate(share) if share else np.empty(0, np.int64) for share in shares])
+        chunks = np.split(rows, _cuts(request.rng.dirichlet(np.full(clients, alpha)), len(rows)))
+        for share, chunk in zip(shares, chunks, strict=True):
+            share.append(chunk)
+    return _fill_empty([np.concatenate(share) for share in shares])
 
 
 def noc(request: Request) -> list[Rows]:
@@ -109,25 +106,25 @@ def noc(request: Request) -> list[Rows]:
     Classes that no client draws are left out, of the test set too.
     """
     clients = _clients(request, "noc")
-    each = request.classes // clients if request.classes_per_client is None else request.classes_per_client
-    if each < 1 or each * clients > request.classes:
+    each = request.options.classes_per_client or max(1, request.classes // clients)
+    if each * clients > request.classes:
         raise ConfigError(
-            f"partition 'noc': {clients} clients with {max(each, 1)} classes each need "
-            f"{clients * max(each, 1)} classes, there are {request.classes}; "
+            f"partition 'noc': {clients} clients with {each} classes each need "
+            f"{clients * each} classes, there are {request.classes}; "
             "use fewer clients or a smaller classes_per_client."
         )
     # (clients, classes of each)
     drawn = request.rng.permutation(request.classes)[: each * clients].reshape(clients, each)
-    return [np.flatnonzero(np.isin(request.labels, mine)) for mine in drawn]
+    return [np.flatnonzero(np.isin(request.labels, labels)) for labels in drawn]
 
 
 def iid(request: Request) -> list[Rows]:
-    """All samples shuffled and assigned in equal parts."""
+    """All samples shuffled and assigned in equal shares."""
     return np.array_split(request.rng.permutation(len(request.labels)), _clients(request, "iid"))
 
 
 def quantity(request: Request) -> list[Rows]:
-    """All samples shuffled and assigned in parts whose sizes are drawn from Dirichlet(alpha).
+    """All samples shuffled and assigned in shares whose sizes are drawn from Dirichlet(alpha).
 
     A client left empty is given one sample of the client that has most.
     """
@@ -150,37 +147,26 @@ PARTITIONS: dict[str, Callable[[Request], list[Rows]]] = {
 
 
 def partition(
-    name: str,
-    labels: Rows,
-    classes: int,
-    *,
-    clients: int | None = None,
-    sources: Rows | None = None,
-    seed: int = 0,
-    alpha: float | None = None,
-    classes_per_client: int | None = None,
-    class_lists: Sequence[Sequence[int]] | None = None,
+    name: str, labels: Rows, classes: int, options: DataTable, sources: Rows | None = None
 ) -> list[Rows]:
     """Assign samples to clients: each client's rows, in rising order, no row twice, no client empty.
 
-    What a partition does not use (say, alpha for 'iid') is ignored.
+    A partition ignores the options that it does not use (``alpha`` for 'iid').
 
-    >>> [rows.tolist() for rows in partition("parity", np.array([0, 1, 2, 3]), classes=4)]
+    >>> [rows.tolist() for rows in partition("parity", np.array([0, 1, 2, 3]), 4, DataTable())]
     [[0, 2], [1, 3]]
     """
     if name not in PARTITIONS:
         raise ConfigError(f"unknown partition {name!r}; known are {', '.join(sorted(PARTITIONS))}.")
-    if clients is not None and not 1 <= clients <= len(labels):
+    if options.clients is not None and options.clients > len(labels):
         raise ConfigError(
-            f"{clients} clients cannot share {len(labels)} training samples; "
+            f"{options.clients} clients cannot share {len(labels)} training samples; "
             f"use between 1 and {len(labels)} clients."
         )
     sources = np.zeros(len(labels), np.int64) if sources is None else sources
     # by name, so that two partitions of one seed are independent draws
-    rng = np.random.default_rng(fold(seed, "partition", name))
-    shares = PARTITIONS[name](
-        Request(labels, sources, classes, rng, clients, alpha, classes_per_client, class_lists)
-    )
+    rng = np.random.default_rng(fold(options.seed, "partition", name))
+    shares = PARTITIONS[name](Request(labels, sources, classes, rng, options))
     for number, share in enumerate(shares):
         if len(share) == 0:
             raise ConfigError(
@@ -191,24 +177,23 @@ def partition(
 
 
 def _clients(request: Request, name: str) -> int:
-    if request.clients is None:
+    if request.options.clients is None:
         raise ConfigError(f"partition {name!r} needs the number of clients (data.clients).")
-    return request.clients
+    return request.options.clients
 
 
 def _alpha(request: Request, name: str) -> float:
-    if request.alpha is None:
+    if request.options.alpha is None:
         raise ConfigError(
             f"partition {name!r} needs alpha (data.alpha), e.g. 0.5; small is uneven, large is even."
         )
-    if not (np.isfinite(request.alpha) and request.alpha > 0):
-        raise ConfigError(f"alpha must be a finite number above 0; got {request.alpha}.")
-    return request.alpha
+    return request.options.alpha
 
 
 def _expect_clients(request: Request, number: int, name: str, why: str) -> None:
-    if request.clients not in (None, number):
-        raise ConfigError(f"partition {name!r} makes {number} clients here ({why}), not {request.clients}.")
+    clients = request.options.clients
+    if clients not in (None, number):
+        raise ConfigError(f"partition {name!r} makes {number} clients here ({why}), not {clients}.")
 
 
 def _grouped(keys: Rows) -> list[Rows]:
@@ -219,7 +204,7 @@ def _grouped(keys: Rows) -> list[Rows]:
 
 
 def _cuts(shares: NDArray[np.float64], total: int) -> Rows:
-    """Where to cut ``total`` rows so that the parts are as the shares; rounding never loses a row."""
+    """Where to cut ``total`` rows into the given shares; rounding never loses a row."""
     # cumulative shares are rounded, not each share: neighbours have the same cut between them
     return np.clip(np.rint(np.cumsum(shares)[:-1] * total), 0, total).astype(np.int64)
 
@@ -229,7 +214,7 @@ def _fill_empty(shares: Sequence[Rows]) -> list[Rows]:
     shares = list(shares)
     sizes = np.array([len(share) for share in shares])
     for empty in np.flatnonzero(sizes == 0):
-        # looked up again for every empty client, so that no single one is drained
+        # looked up again for every empty client, so that none is drained
         largest = int(sizes.argmax())
         shares[empty], shares[largest] = shares[largest][-1:], shares[largest][:-1]
         sizes[empty], sizes[largest] = 1, sizes[largest] - 1

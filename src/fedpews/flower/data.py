@@ -12,9 +12,10 @@ import torch
 
 from fedpews.build import build_task, load_data
 from fedpews.data import Federation
-from fedpews.data.client_folders import TABLES, read_pair
+from fedpews.data.client_folders import TABLES, read_client_npz
 from fedpews.data.client_tables import read_table
-from fedpews.data.federation import from_clients, hold_out
+from fedpews.data.federation import hold_out
+from fedpews.data.samples import from_clients
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.tasks import Task
@@ -69,7 +70,7 @@ def _read_test(experiment: Experiment, test: str) -> Federation:
         rows = read_table(file, table.label)
         pair, columns = (rows.x, rows.y), rows.columns
     else:
-        pair = read_pair(file)
+        pair = read_client_npz(file)
     if table.classes and pair[1].dtype.kind in "UO":
         check_listed({test: {str(value) for value in pair[1].flat}}, table.classes)
         pair = pair[0], np.array([table.classes.index(str(value)) for value in pair[1].flat])
