@@ -25,7 +25,7 @@ from fedpews.compose import (
 )
 from fedpews.configs import read_config
 from fedpews.experiment import Experiment
-from fedpews.models import MODELS, OF_THE_DATA, model_class
+from fedpews.models import FROM_DATA, MODELS, model_class
 from fedpews.tasks.names import TASKS
 
 TRAIN_KEYS = ("momentum", "weight_decay", "clip_norm")
@@ -63,7 +63,7 @@ def option_keys() -> Iterator[Key]:
     for name in TASKS:
         yield from _options("task", name, task_class(name), without={"metrics", "criterion"})
     for name in MODELS:
-        yield from _options("model", name, model_class(name), without=OF_THE_DATA)
+        yield from _options("model", name, model_class(name), without=FROM_DATA)
     for table, names, find in (
         ("method", METHODS, method_class),
         ("server", SERVERS, server_class),

@@ -1,4 +1,4 @@
-"""`fedpews data`: which data sets are here, fetch others, and see how one is split among clients."""
+"""`fedpews data`: which data sets are on this machine, download others, and show how one is split."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from fedpews.data import Status
 
 SHOWN = 30
-"""Up to so many clients, each has a line of its own."""
+"""Clients that are listed, a line for each."""
 
 NAMED = 12
-"""Up to so many classes of a client are shown by name."""
+"""Classes of a client that are shown by name."""
 
 data = typer.Typer(
     name="data",
-    help="Which data sets are here, fetch others, and how one is split.",
+    help="Which data sets are here, download others, and how one is split.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -44,8 +44,8 @@ def status(
     from fedpews.data import store
 
     out.print(_table(store.status(data_dir, check=check)))
-    places = ", then ".join(str(place) for place in store.roots(data_dir))
-    out.print(f"looked in {places}", soft_wrap=True, markup=False)
+    paths = ", then ".join(map(str, store.roots(data_dir)))
+    out.print(f"looked in {paths}", soft_wrap=True, markup=False)
     out.print("`fedpews data get NAME` downloads one that is missing; a run does so by itself.")
 
 
@@ -74,7 +74,7 @@ def show(
         typer.Option("--out", help="Also draw classes × clients to this file (png, pdf, svg)."),
     ] = None,
 ) -> None:
-    """Who holds what: each client's samples and classes, as a run with this configuration would assign them."""
+    """Each client's samples and classes, as a run with this configuration would assign them."""
     from fedpews.build import load_data
     from fedpews.configs import parse_setting
     from fedpews.experiment import Experiment
@@ -93,8 +93,8 @@ def show(
     by_class = federation.task.classes_of(federation.y) is not None
     grid = _grid("client", "samples", *(("classes", "which") if by_class else ()))
     for name, row in list(zip(federation.names, counts, strict=True))[:SHOWN]:
-        held = [label for label, count in enumerate(row) if count]
-        which = [str(len(held)), _which(held, federation.class_names)] if by_class else []
+        labels = [label for label, count in enumerate(row) if count]
+        which = [str(len(labels)), _which(labels, federation.class_names)] if by_class else []
         grid.add_row(escape(name), f"{sum(row):,}", *which)
     out.print(grid)
     if len(counts) > SHOWN:
@@ -104,35 +104,31 @@ def show(
             f"half of them at least {ordered[len(ordered) // 2]:,}"
         )
     if picture is not None:
-        _draw(counts, federation.class_names, federation.client_names, picture)
+        from fedpews.report.split import draw_split
+
+        try:
+            draw_split(counts, federation.class_names, federation.client_names, picture)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--out {picture}: the picture cannot be written: {error}") from error
         out.print(f"drawn to {picture}", soft_wrap=True, markup=False)
 
 
 def _shape(shape: Any) -> str:
-    """The shape of an input in words, of each of its parts where it has several.
+    """The shape of an input in words; of a tuple or dict, that of each entry.
 
     >>> _shape((3, 28, 28)), _shape({"ids": (12,), "mask": (12,)})
     ('3×28×28', 'ids 12, mask 12')
     """
     if isinstance(shape, dict):
-        return ", ".join(f"{name} {_shape(part)}" for name, part in shape.items())
+        return ", ".join(f"{name} {_shape(inner)}" for name, inner in shape.items())
     if shape and isinstance(shape[0], tuple):
         return ", ".join(map(_shape, shape))
     return "×".join(map(str, shape))
 
 
-def _draw(counts: Any, class_names: Sequence[str], client_names: Sequence[str], path: Path) -> None:
-    from fedpews.report.split import draw_split
-
-    try:
-        draw_split(counts, class_names, client_names, path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--out {path}: the picture cannot be written: {error}") from error
-
-
-def _table(found: Sequence[Status]) -> Table:
+def _table(entries: Sequence[Status]) -> Table:
     grid = _grid("data set", "state", "MB", "where")
-    for entry in found:
+    for entry in entries:
         size = f"{entry.bytes / 1e6:.1f}" if entry.paths else ""
         where = commonpath([path.parent for path in entry.paths]) if entry.paths else ""
         if entry.published is not None:
@@ -157,16 +153,16 @@ def _grid(*columns: str) -> Table:
     return grid
 
 
-def _which(held: Sequence[int], names: Sequence[str]) -> str:
-    """Which classes a client has: their names, or their numbers where that is all their names are."""
+def _which(labels: Sequence[int], names: Sequence[str]) -> str:
+    """The classes of a client: their names, or their numbers where they have no other names."""
     if all(name.isdigit() for name in names):
-        return _ranges(held)
-    more = f" and {len(held) - NAMED} more" if len(held) > NAMED else ""
-    return escape(", ".join(names[label] for label in held[:NAMED]) + more)
+        return _ranges(labels)
+    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+    return escape(", ".join(names[label] for label in labels[:NAMED]) + more)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Rising whole numbers, runs of them shortened.
+    """Rising whole numbers in words, with ranges.
 
     >>> _ranges([0, 1, 2, 5, 7, 8])
     '0-2, 5, 7-8'

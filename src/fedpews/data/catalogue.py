@@ -1,6 +1,6 @@
 """The data sets known by name: what they are, which files they need and where those are published.
 
-Nothing here is downloaded, opened or imported: it is the list that `fedpews list data` prints.
+This is the list that `fedpews list data` prints; nothing is downloaded, opened or imported for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 
 @dataclass(frozen=True)
 class File:
-    """A published file: where it is kept below a data directory, its checksum and its addresses."""
+    """A published file: its path below a data directory, its checksum and its addresses."""
 
     path: str
     md5: str
@@ -41,9 +41,9 @@ class Source:
     kind: str  # how it is read: synthetic, idx, cifar, medmnist or combination
     partition: str  # what `load` uses when no partition is given
     files: tuple[File, ...] = ()
-    members: tuple[str, ...] = ()  # the files inside an archive, which may also lie unpacked
+    members: tuple[str, ...] = ()  # the files inside an archive, which may also be unpacked
     class_names: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()  # of a combination
+    sources: tuple[str, ...] = ()  # of a combination
     train_per_class: int | None = None
     test_per_class: int | None = None
     multi_label: bool = False
@@ -106,9 +106,9 @@ _ALL = (
     Source("synthetic-3.2k", f"{_SYNTHETIC}; 3,200 samples", 4, (5,), "synthetic", "parity",
            train_per_class=800, test_per_class=1600),
     Source("cifar-mnist", "CIFAR-10 and MNIST, 400 training images a class, RGB 32×32", 20, (3, 32, 32),
-           "combination", "source", parts=("cifar10", "mnist"), train_per_class=400, test_per_class=200),
+           "combination", "source", sources=("cifar10", "mnist"), train_per_class=400, test_per_class=200),
     Source("path-oct-tissue", "PathMNIST, OCTMNIST and TissueMNIST, RGB 28×28", 21, (3, 28, 28),
-           "combination", "source", parts=("pathmnist", "octmnist", "tissuemnist")),
+           "combination", "source", sources=("pathmnist", "octmnist", "tissuemnist")),
     Source("mnist", "handwritten digits, grey 28×28", 10, (1, 28, 28), "idx", "iid", (
         _mnist("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
         _mnist("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),

@@ -1,4 +1,4 @@
-"""The files of a client's folder: images, and in which order files are listed."""
+"""The files of a client's folder: their order, and images."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fedpews.errors import ConfigError
 from fedpews.outside import check_plain
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-"""What is read as an image, whatever its name says."""
+"""The formats that are read, whatever a file is called."""
 
 MOST_PIXELS = 64_000_000
-"""Of one image."""
+"""In one image."""
 
 
 class UnequalSizes(ConfigError):
     """Images of more than one size.
 
     Args:
-        side: the shortest of those seen.
+        side: the shortest side so far.
     """
 
     def __init__(self, message: str, side: int) -> None:
@@ -35,14 +35,14 @@ def read_image(
 ) -> NDArray[np.uint8]:
     """(height, width, 1 or 3) bytes.
 
-    With ``size`` the shorter side is brought to it (bilinear) and the middle square is kept, so nothing is
-    stretched. With ``expected`` (height, width) another size is refused before a pixel of it is read.
+    With ``size`` the shorter side is scaled to it (bilinear) and the middle square is kept, so nothing is stretched.
+    With ``expected`` (height, width) another size is refused before its pixels are read.
     """
     from PIL import Image, ImageOps
 
     check_plain(path)
     try:
-        # the formats that are named: others (EPS) start programs or decode without end
+        # these formats only: others (EPS) start programs or decode without end
         with Image.open(path, formats=FORMATS) as image:
             _check_image(path, image.size, expected)
             if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"):
@@ -73,16 +73,16 @@ def _check_image(path: Path, size: tuple[int, int], expected: tuple[int, int] | 
 
 
 def listed(folder: Path) -> list[Path]:
-    """What is in a folder, in the order that people expect."""
+    """The entries of a folder, in natural order."""
     try:
-        found = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read ({error.strerror}).") from error
-    return sorted(found, key=lambda path: natural(path.name))
+    return sorted(paths, key=lambda path: natural(path.name))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
     """A sort key by which site-10 comes after site-9."""
     # ASCII only: ² is a digit to Python, and no number
-    parts = re.split(r"([0-9]+)", name)
-    return [(int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in parts]
+    pieces = re.split(r"([0-9]+)", name)
+    return [(int(piece), "") if piece.isascii() and piece.isdigit() else (-1, piece) for piece in pieces]

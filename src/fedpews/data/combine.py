@@ -24,8 +24,8 @@ CHUNK = 4096
 
 
 @dataclass(frozen=True)
-class Block:
-    """The images of one source to use."""
+class Selection:
+    """The images of one source, and those of them to use."""
 
     pixels: NDArray[np.uint8]  # (images, channels, height, width)
     labels: NDArray[np.int64]  # (images,), of all sources together
@@ -48,17 +48,17 @@ def combine(
     offset = 0
     for source, raw in zip(sources, images, strict=True):
         rows = _draw(source, raw.train_y, table.train_per_class, table.seed, "train")
-        train.append(Block(raw.train_x, raw.train_y + offset, rows))
+        train.append(Selection(raw.train_x, raw.train_y + offset, rows))
         rows = _draw(source, raw.test_y, table.test_per_class, table.seed, "test")
-        test.append(Block(raw.test_x, raw.test_y + offset, rows))
+        test.append(Selection(raw.test_x, raw.test_y + offset, rows))
         if raw.val_x is not None and raw.val_y is not None:
-            validation.append(Block(raw.val_x, raw.val_y + offset, np.arange(len(raw.val_y))))
+            validation.append(Selection(raw.val_x, raw.val_y + offset, np.arange(len(raw.val_y))))
         offset += source.classes
     # in memory: the training images of all sources, then their validation images
     x, y = _join([*train, *validation], shape, dtype)
     test_x, test_y = _join(test, shape, dtype)
-    sizes = [len(block.rows) for block in (*train, *validation)]
-    test_sizes = [len(block.rows) for block in test]
+    sizes = [len(selection.rows) for selection in (*train, *validation)]
+    test_sizes = [len(selection.rows) for selection in test]
     # views of x and test_x, one a source, so that they are rescaled in place
     views, count = x.split(sizes), len(sources)
     others = zip(test_x.split(test_sizes), *([views[count:]] if validation else []), strict=True)
@@ -120,19 +120,19 @@ def _draw(
     return np.sort(np.concatenate([by_class[start : start + per_class] for start in starts]))
 
 
-def _join(blocks: Sequence[Block], shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The images of all blocks in one tensor, (images, channels, height, width), and their labels."""
-    x = torch.empty(sum(len(block.rows) for block in blocks), *shape, dtype=dtype)
+def _join(selections: Sequence[Selection], shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The images of all selections in one tensor, (images, channels, height, width), and their labels."""
+    x = torch.empty(sum(len(selection.rows) for selection in selections), *shape, dtype=dtype)
     start = 0
-    for block in blocks:
-        for rows in np.array_split(block.rows, max(1, -(-len(block.rows) // CHUNK))):
-            chunk = torch.from_numpy(block.pixels[rows]).float()
+    for selection in selections:
+        for rows in np.array_split(selection.rows, max(1, -(-len(selection.rows) // CHUNK))):
+            chunk = torch.from_numpy(selection.pixels[rows]).float()
             if chunk.shape[2:] != x.shape[2:]:
                 chunk = F.interpolate(chunk, size=x.shape[2:], mode="bilinear", align_corners=False)
             # one channel is copied to all three
             x[start : start + len(rows)] = chunk.round() if dtype == torch.uint8 else chunk / 127.5 - 1
             start += len(rows)
-    return x, torch.from_numpy(np.concatenate([block.labels[block.rows] for block in blocks]))
+    return x, torch.from_numpy(np.concatenate([selection.labels[selection.rows] for selection in selections]))
 
 
 def _rescale(scalings: Sequence[str], train: Sequence[Tensor], others: Sequence[tuple[Tensor, ...]]) -> None:

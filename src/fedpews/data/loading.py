@@ -212,31 +212,16 @@ def _call(table: DataTable, task: Task) -> Federation:
                 f"data {name!r}: {function_name} makes data for {made.task.name}; set task.name to that, not "
                 f"{task.name}."
             )
-        return build(
-            made.x,
-            made.y,
-            made.clients,
-            made.test_x,
-            made.test_y,
-            made.classes,
-            name,
-            made.class_names,
-            made.client_names,
-            made.test_owner,
-            task=task,
-            validation=made.validation,
-        )
-    clients, test = (made, None) if isinstance(made, list) else made if _is_pair(made) else (None, None)
-    if clients is None:
+        given = {**vars(made), "name": name, "task": task}
+        del given["columns"]
+        return build(**given)
+    made = (made, None) if isinstance(made, list) else made
+    if not isinstance(made, tuple) or len(made) != 2:
         raise ConfigError(
             f"data {name!r}: {function_name} must return (clients, test) or a Federation; "
             f"it returned {type(made).__name__}."
         )
-    return from_clients(clients, test, name=name, task=task, lazy=table.lazy)
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2
+    return from_clients(*made, name=name, task=task, lazy=table.lazy)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""npz files, judged by their headers before any memory is spent on them. Nothing is ever unpickled."""
+"""npz files, whose headers are checked before any memory is spent on them. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedpews.errors import ConfigError
 from fedpews.outside import MEGABYTE, check_plain
 
 MOST_TIMES, FREE = 200, 256 * MEGABYTE
-"""Unpacked, a file may be so many times as large, and always so large: beyond that it was made to fill the memory."""
+"""Unpacked, a file may always have ``FREE`` bytes and so many times its size: beyond that it is an attack on memory."""
 
 BROKEN = (
     ValueError,
@@ -29,9 +29,9 @@ BROKEN = (
     zlib.error,
     struct.error,
     zipfile.BadZipFile,
-    # a password, or a way of packing that is not there
+    # a password, or an unknown compression
     RuntimeError,
-    # what a header is made of is parsed as Python's literals are
+    # a header is parsed as a Python literal
     SyntaxError,
     tokenize.TokenError,
     TypeError,
@@ -41,7 +41,7 @@ BROKEN = (
 )
 """What a zip file, a header or a compressed stream that is damaged may raise."""
 
-_KINDS = "biufcSU"  # numbers, and labels that are text
+_DTYPE_KINDS = "biufcSU"  # numbers, and labels that are text
 
 
 def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
@@ -59,7 +59,7 @@ def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
                 raise ConfigError(
                     f"{path}: lacks {', '.join(lacking)}; it has {', '.join(entries)[:200] or 'no arrays'}."
                 )
-            sizes = {key: _promised(path, archive, entries[key]) for key in keys}
+            sizes = {key: _declared_size(path, archive, entries[key]) for key in keys}
             _check_size(path, sum(sizes.values()))
             return {key: _read(archive, entries[key]) for key in keys}
     except BROKEN as error:
@@ -68,15 +68,15 @@ def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _promised(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """The bytes of an array by its header, which must be those that its entry has."""
+def _declared_size(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """The bytes of an array by its header, which must be those of its entry."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ConfigError(
-            f"{path}: {info.filename} is packed in a way that numpy does not use; make it again."
+            f"{path}: {info.filename} has a compression that numpy does not use; make it again."
         )
     with archive.open(info) as file:
         shape, _, dtype = _header(file)
-        if dtype.hasobject or dtype.kind not in _KINDS:
+        if dtype.hasobject or dtype.kind not in _DTYPE_KINDS:
             raise ConfigError(
                 f"{path}: not a readable npz file of plain arrays: {info.filename} holds {dtype}; make it again."
             )

@@ -1,7 +1,7 @@
-"""The published file layouts: each reader returns exactly what a file holds, or says what is wrong with it.
+"""Readers of the published file layouts: each returns exactly what a file holds, or says what is wrong with it.
 
-A file is judged by its layout (magic number, row length, keys, label range), never by its number of rows, so
-a subset in the same layout reads like the original. Nothing is ever unpickled.
+The layout is checked (magic number, row length, keys, label range), the number of rows is free, so a subset in the
+same layout reads like the original. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,31 +37,30 @@ class Images:
     train_y: Labels  # (samples,)
     test_x: Pixels
     test_y: Labels
-    val_x: Pixels | None = None  # where the source has a validation split and it was asked for
+    val_x: Pixels | None = None  # where the source has a validation split and the caller wants it
     val_y: Labels | None = None
 
 
-def read(source: Source, found: Mapping[str, Path], validation: bool = False) -> Images:
-    """Read a source from its files: published (or member) name → where it lies."""
+def read(source: Source, paths: Mapping[str, Path], validation: bool = False) -> Images:
+    """Read a source from its files: published (or member) name → path."""
     if source.kind == "medmnist":
-        return _read_medmnist(source, found, validation)
-    return {"idx": _read_mnist, "cifar": _read_cifar}[source.kind](source, found)
+        return _read_medmnist(source, paths, validation)
+    return {"idx": _read_mnist, "cifar": _read_cifar}[source.kind](source, paths)
 
 
-def _read_mnist(source: Source, found: Mapping[str, Path]) -> Images:
-    paths = [found[file.name] for file in source.files]
-    train_x, train_y, test_x, test_y = (read_idx(path) for path in paths)
+def _read_mnist(source: Source, paths: Mapping[str, Path]) -> Images:
+    train, train_labels, test, test_labels = (paths[file.name] for file in source.files)
+    halves: list[Any] = []
     _, height, width = source.shape
-    for images, labels, path in ((train_x, train_y, paths[0]), (test_x, test_y, paths[2])):
+    for path, labels_path in ((train, train_labels), (test, test_labels)):
+        images, labels = read_idx(path), read_idx(labels_path)
         if images.ndim != 3 or images.shape[1:] != (height, width) or labels.ndim != 1:
             raise ConfigError(
                 f"{path}: expected images of {height}×{width} and one label each; "
                 f"got arrays of shape {images.shape} and {labels.shape}."
             )
-    return Images(
-        *_checked(train_x[:, None], train_y, source.classes, paths[0]),
-        *_checked(test_x[:, None], test_y, source.classes, paths[2]),
-    )
+        halves += _checked(images[:, None], labels, source.classes, path)
+    return Images(*halves)
 
 
 def read_idx(path: Path) -> Pixels:
@@ -83,15 +82,15 @@ def read_idx(path: Path) -> Pixels:
     return values.reshape(shape)
 
 
-def _read_cifar(source: Source, found: Mapping[str, Path]) -> Images:
-    archive = found.get(source.files[0].name)
+def _read_cifar(source: Source, paths: Mapping[str, Path]) -> Images:
+    archive = paths.get(source.files[0].name)
     packed = _unpack(archive, source.members) if archive else {}
     rows = []
     for member in source.members:
-        raw = packed[member] if archive else _bytes(found[member])
-        where = f"{archive}: {member}" if archive else str(found[member])
+        raw = packed[member] if archive else _bytes(paths[member])
+        where = f"{archive}: {member}" if archive else str(paths[member])
         rows.append(read_cifar_rows(raw, source.classes, where))
-    train_x, train_y = (np.concatenate(parts) for parts in zip(*rows[:-1], strict=True))
+    train_x, train_y = (np.concatenate(arrays) for arrays in zip(*rows[:-1], strict=True))
     return Images(train_x, train_y, *rows[-1])
 
 
@@ -111,11 +110,11 @@ def read_cifar_rows(raw: bytes, classes: int, where: str) -> tuple[Pixels, Label
     return _checked(rows[:, head:].reshape(-1, 3, 32, 32), rows[:, head - 1], classes, where)
 
 
-def _read_medmnist(source: Source, found: Mapping[str, Path], validation: bool) -> Images:
-    path = found[source.files[0].name]
+def _read_medmnist(source: Source, paths: Mapping[str, Path], validation: bool) -> Images:
+    path = paths[source.files[0].name]
     wanted = ("train", "test", "val") if validation else ("train", "test")
     arrays = read_npz(path, *(f"{half}_{what}" for half in wanted for what in ("images", "labels")))
-    halves = []
+    halves: list[Any] = []
     for half in wanted:
         x, y = arrays[f"{half}_images"], arrays[f"{half}_labels"]
         channels, height, width = source.shape
@@ -133,10 +132,8 @@ def _read_medmnist(source: Source, found: Mapping[str, Path], validation: bool) 
             )
         planes = x.transpose(0, 3, 1, 2) if channels == 3 else x[:, None]
         labels = y if source.multi_label else y.reshape(-1)
-        halves.append(
-            _checked(planes, labels, 2 if source.multi_label else source.classes, f"{path}: {half}")
-        )
-    return Images(*halves[0], *halves[1], *(halves[2] if validation else ()))
+        halves += _checked(planes, labels, 2 if source.multi_label else source.classes, f"{path}: {half}")
+    return Images(*halves)
 
 
 def _checked(x: Pixels, y: NDArray[Any], classes: int, where: Path | str) -> tuple[Pixels, Labels]:
@@ -168,7 +165,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _unpack(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Members by their exact names, straight to memory: nothing is written where an archive wants."""
+    """Members by their exact names, into memory: nothing is written to the paths in the archive."""
     packed: dict[str, bytes] = {}
     check_plain(archive)
     try:
@@ -181,7 +178,7 @@ def _unpack(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
         raise ConfigError(
             f"{archive}: cannot be read ({error}); it is truncated or damaged, fetch it again."
         ) from error
-    lacking = [name for name in names if name not in packed]
-    if lacking:
-        raise ConfigError(f"{archive}: lacks {lacking[0]}; it must be the binary version of the data set.")
+    missing = [name for name in names if name not in packed]
+    if missing:
+        raise ConfigError(f"{archive}: lacks {missing[0]}; it must be the binary version of the data set.")
     return packed

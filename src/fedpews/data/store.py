@@ -1,4 +1,4 @@
-"""Where the files of a source lie, and how they get there: data directory, FEDPEWS_DATA, cache, download."""
+"""The files of a source: in the data directory, FEDPEWS_DATA or the cache, or downloaded."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Status:
 
     name: str
     state: str  # ready, made (needs no files), incomplete or missing
-    paths: tuple[Path, ...] = ()  # the files found
-    lacking: tuple[str, ...] = ()  # the files not found
+    paths: tuple[Path, ...] = ()
+    lacking: tuple[str, ...] = ()  # files that are not there
     published: bool | None = None
     """Whether they are the published files, byte for byte; None when not checked."""
 
@@ -34,7 +34,7 @@ class Status:
 
 
 def cache_dir() -> Path:
-    """Where downloads go when nothing else is said."""
+    """The default directory of downloads."""
     import pooch
 
     return Path(pooch.os_cache("fedpews"))
@@ -42,131 +42,122 @@ def cache_dir() -> Path:
 
 def roots(data_dir: Path | str | None = None) -> list[Path]:
     """The directories to look in, in order: the one given, FEDPEWS_DATA, the cache."""
-    given = [("the data directory", data_dir), ("FEDPEWS_DATA", os.environ.get("FEDPEWS_DATA") or None)]
-    found = []
-    for what, place in given:
-        if place is not None:
-            path = Path(place).expanduser()
-            if not path.is_dir():
-                raise DataMissing(
-                    f"{what} {str(path)!r} is not a directory; name the one that holds your data sets."
-                )
-            found.append(path)
-    return [*found, cache_dir()]
+    named = {"the data directory": data_dir, "FEDPEWS_DATA": os.environ.get("FEDPEWS_DATA") or None}
+    paths = {what: Path(path).expanduser() for what, path in named.items() if path is not None}
+    for what, path in paths.items():
+        if not path.is_dir():
+            raise DataMissing(
+                f"{what} {str(path)!r} is not a directory; name the one that holds your data sets."
+            )
+    return [*paths.values(), cache_dir()]
 
 
 def find(source: Source, root: Path) -> tuple[dict[str, Path], list[str]]:
-    """A source's files below one directory (name → path), and the names of those that are not there.
+    """A source's files below one directory (name → path), and the names of those that are missing.
 
-    A file may lie at its usual place (mnist/train-images-idx3-ubyte.gz) or directly in the directory, an
-    archive may lie packed or unpacked, an idx file with or without .gz.
+    A file may be at its usual path (mnist/train-images-idx3-ubyte.gz) or directly in the directory, an archive packed
+    or unpacked, an idx file with or without .gz.
     """
     unpacked = {member: root / member for member in source.members if (root / member).is_file()}
     if source.members and len(unpacked) == len(source.members):
         return unpacked, []
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for file in source.files:
-        places = [root / file.path, root / file.name]
+        candidates = [root / file.path, root / file.name]
         if source.kind == "idx":
-            places += [place.with_suffix("") for place in places]
-        for place in places:
-            if place.is_file():
-                found[file.name] = place
-                break
-    if source.members and not found:
+            candidates += [path.with_suffix("") for path in candidates]
+        here = [path for path in candidates if path.is_file()]
+        if here:
+            paths[file.name] = here[0]
+    if source.members and not paths:
         return unpacked, [member for member in source.members if member not in unpacked]
-    return found, [file.path for file in source.files if file.name not in found]
+    return paths, [file.path for file in source.files if file.name not in paths]
 
 
 def obtain(source: Source, data_dir: Path | str | None = None) -> dict[str, Path]:
     """A source's files, from the first directory that has all of them, else downloaded to the cache."""
-    places = roots(data_dir)
-    for root in places:
-        found, lacking = find(source, root)
-        if not lacking:
-            return found
-    return download(source, places[-1], places[0])
+    directories = roots(data_dir)
+    for root in directories:
+        paths, missing = find(source, root)
+        if not missing:
+            return paths
+    return download(source, directories[-1], directories[0])
 
 
 def download(source: Source, into: Path, hint: Path | None = None) -> dict[str, Path]:
-    """Fetch a source's published files into a directory; only what has the published checksum is kept."""
+    """Fetch a source's published files into a directory; files with another checksum are refused.
+
+    Args:
+        hint: the directory that an error tells the user to put a file in.
+    """
     for file in source.files:
         _fetch(file, into, source, hint or into)
     return find(source, into)[0]
 
 
 def status(data_dir: Path | str | None = None, *, check: bool = False) -> list[Status]:
-    """What is here and what is not, for every named source; nothing is downloaded.
+    """The status of every named source; nothing is downloaded.
 
     ``check`` also compares the files with the published checksums.
     """
-    places = roots(data_dir)
-    return [_status(source, places, check) for source in SOURCES.values()]
+    directories = roots(data_dir)
+    return [_status(source, directories, check) for source in SOURCES.values()]
 
 
 def get(names: Iterable[str], data_dir: Path | str | None = None) -> list[Status]:
-    """Download what these sources lack, into the data directory when one is given, else the cache."""
-    wanted: dict[str, Source] = {}
-    for name in names:
-        for part in named(name):
-            wanted[part.name] = part
+    """Download the missing files of these sources, into the data directory when it is given, else the cache."""
+    wanted = {source.name: source for name in names for source in named(name)}
     if data_dir is not None:
         Path(data_dir).expanduser().mkdir(parents=True, exist_ok=True)
-    places = roots(data_dir)
-    into = places[-1] if data_dir is None else places[0]
+    directories = roots(data_dir)
+    into = directories[-1] if data_dir is None else directories[0]
     for source in wanted.values():
-        if source.files and all(find(source, root)[1] for root in places):
+        if source.files and all(find(source, root)[1] for root in directories):
             download(source, into)
-    return [_status(source, places, check=False) for source in wanted.values()]
+    return [_status(source, directories, check=False) for source in wanted.values()]
 
 
 def named(name: str) -> list[Source]:
-    """The single sources a name stands for: itself, the parts of a combination, or `a+b+c`."""
+    """The single sources of a name: itself, those of a combination, or of `a+b+c`."""
     if name in SOURCES:
-        source = SOURCES[name]
-        return [SOURCES[part] for part in source.parts] or [source]
-    parts = [part.strip() for part in name.split("+")]
-    for part in parts:
-        if part not in SOURCES:
+        return [SOURCES[single] for single in SOURCES[name].sources or (name,)]
+    names = [single.strip() for single in name.split("+")]
+    for single in names:
+        if single not in SOURCES:
             raise ConfigError(
-                f"unknown data set {part!r}; {nearest(part, SOURCES)} (Your own: folder:PATH or module:function.)"
+                f"unknown data set {single!r}; {nearest(single, SOURCES)} (Your own: folder:PATH or module:function.)"
             )
-        if SOURCES[part].kind in ("combination", "synthetic"):
+        if SOURCES[single].kind in ("combination", "synthetic"):
             raise ConfigError(
-                f"{part!r} cannot be part of {name!r}; combine single image sets, e.g. cifar10+mnist."
+                f"{single!r} cannot be part of {name!r}; combine single image sets, e.g. cifar10+mnist."
             )
-    if len(set(parts)) != len(parts):
+    if len(set(names)) != len(names):
         raise ConfigError(f"{name!r} names a data set twice; name each once.")
-    return [SOURCES[part] for part in parts]
+    return [SOURCES[single] for single in names]
 
 
-def _status(source: Source, places: list[Path], check: bool) -> Status:
-    if source.parts:
-        parts = [_status(SOURCES[part], places, check) for part in source.parts]
-        states = {part.state for part in parts}
+def _status(source: Source, directories: list[Path], check: bool) -> Status:
+    if source.sources:
+        singles = [_status(SOURCES[name], directories, check) for name in source.sources]
+        states = {single.state for single in singles}
         state = states.pop() if len(states) == 1 else "incomplete"
-        lacking = tuple(path for part in parts for path in part.lacking)
-        published = all(part.published for part in parts) if check and state == "ready" else None
-        return Status(
-            source.name, state, tuple(path for part in parts for path in part.paths), lacking, published
-        )
+        paths = tuple(path for single in singles for path in single.paths)
+        lacking = tuple(path for single in singles for path in single.lacking)
+        published = all(single.published for single in singles) if check and state == "ready" else None
+        return Status(source.name, state, paths, lacking, published)
     if not source.files:
         return Status(source.name, "made")
     best = Status(source.name, "missing", lacking=tuple(file.path for file in source.files))
-    for root in places:
-        found, absent = find(source, root)
-        paths = tuple(found.values())
+    md5s = {file.name: file.md5 for file in source.files}
+    for root in directories:
+        files, absent = find(source, root)
         if not absent:
-            return Status(source.name, "ready", paths, (), _is_published(source, found) if check else None)
-        if found and best.state == "missing":
-            best = Status(source.name, "incomplete", paths, tuple(absent))
+            # unpacked archives have no published checksum
+            published = all(_md5(path) == md5s.get(name) for name, path in files.items()) if check else None
+            return Status(source.name, "ready", tuple(files.values()), (), published)
+        if files and best.state == "missing":
+            best = Status(source.name, "incomplete", tuple(files.values()), tuple(absent))
     return best
-
-
-def _is_published(source: Source, found: dict[str, Path]) -> bool:
-    """Whether every file has its published checksum (unpacked archives have none)."""
-    known = {file.name: file.md5 for file in source.files}
-    return all(name in known and _md5(path) == known[name] for name, path in found.items())
 
 
 def _md5(path: Path) -> str:
@@ -203,7 +194,7 @@ def _fetch(file: File, into: Path, source: Source, hint: Path) -> None:
 
 
 class _Bar:
-    """The little of a progress bar that pooch asks for, on standard error."""
+    """A progress bar on standard error, with the methods that pooch calls."""
 
     def __init__(self, name: str) -> None:
         self.name, self.total, self.done, self.shown = name, 0, 0, -1
@@ -213,12 +204,8 @@ class _Bar:
         percent = min(100, 100 * self.done // self.total) if self.total else 0
         if percent != self.shown:
             self.shown = percent
-            print(
-                f"\r{self.name} {percent:3d} % of {self.total / 1e6:.1f} MB",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            text = f"\r{self.name} {percent:3d} % of {self.total / 1e6:.1f} MB"
+            print(text, end="", file=sys.stderr, flush=True)
 
     def reset(self) -> None:
         self.done = 0

@@ -9,12 +9,12 @@ from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 
 CLASSES = 4
-PLACES = ((-4.0, 4.0), (4.0, 4.0), (-4.0, -4.0), (4.0, -4.0))
+CORNERS = ((-4.0, 4.0), (4.0, 4.0), (-4.0, -4.0), (4.0, -4.0))
 """Top left, top right, bottom left, bottom right; from each, four clusters run down to the right."""
 
 TILTED = ((0.25, 0.15), (0.15, 0.25))
 SHAPES = (((0.05, 0.0), (0.0, 0.45)), TILTED, TILTED, ((0.25, 0.0), (0.0, 0.05)))
-"""What a standard normal point is multiplied by at each place."""
+"""What a standard normal point is multiplied by, for the clusters of each corner."""
 
 
 Shape = tuple[tuple[float, float], tuple[float, float]]
@@ -23,16 +23,16 @@ Shape = tuple[tuple[float, float], tuple[float, float]]
 def clusters(shape: Shape | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """The 16 clusters: their centres (16, 2), their shapes (16, 2, 2) and the class of each (16,).
 
-    At each place four clusters lie at offsets k·(1, −1). Two classes take turns along them: 0 and 2 at the top,
+    At each corner four clusters have offsets k·(1, −1). Two classes alternate along them: 0 and 2 at the top,
     1 and 3 at the bottom, so the even classes are the upper half of the plane and the odd ones the lower.
 
     Args:
-        shape: one for all clusters, instead of each place's own.
+        shape: of all clusters; by default each corner has its own.
     """
     k = torch.arange(4)
     steps = k[:, None] * torch.tensor([1.0, -1.0], dtype=torch.float64)
-    centres = torch.tensor(PLACES, dtype=torch.float64)[:, None] + steps  # (places, 4, 2)
-    shapes = torch.tensor(SHAPES if shape is None else [shape] * len(PLACES), dtype=torch.float64)
+    centres = torch.tensor(CORNERS, dtype=torch.float64)[:, None] + steps  # (corners, 4, 2)
+    shapes = torch.tensor(SHAPES if shape is None else [shape] * len(CORNERS), dtype=torch.float64)
     labels = [2 * (k % 2) + bottom for bottom in (0, 0, 1, 1)]
     return centres.flatten(0, 1), shapes.repeat_interleave(4, 0), torch.cat(labels)
 
@@ -52,10 +52,10 @@ def sample(per_class: int, seed: int, purpose: str, shape: Shape | None = None) 
     generator = torch.Generator().manual_seed(fold(seed, "synthetic", purpose))
     points = []
     for label in range(CLASSES):
-        mine = labels == label
-        which = torch.arange(per_class) % int(mine.sum())
+        of_class = (labels == label).nonzero().flatten()
+        cluster = of_class[torch.arange(per_class) % len(of_class)]
         noise = torch.randn(per_class, 1, 2, generator=generator, dtype=torch.float64)
-        points.append(centres[mine][which] + (noise @ shapes[mine][which]).squeeze(1))
+        points.append(centres[cluster] + (noise @ shapes[cluster]).squeeze(1))
     a, b = torch.cat(points).unbind(1)
     features = torch.stack([a, b, a * a, b * b, a * b], 1)  # (samples, 5)
     spread, middle = torch.std_mean(features, dim=0, correction=0)
@@ -63,9 +63,9 @@ def sample(per_class: int, seed: int, purpose: str, shape: Shape | None = None) 
 
 
 def one_shape(seed: int) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """synthetic-32k with the tilted shape at all four places, for `fedpews reproduce calibration`.
+    """synthetic-32k with the tilted shape at all four corners, for `fedpews reproduce calibration`.
 
-    Public material of the paper's first author has both versions. All samples are one client's: name a partition.
+    Public material of the paper's first author has both versions. It has one client: name a partition.
     """
     train, test = sample(8000, seed, "train", TILTED), sample(1600, seed, "test", TILTED)
     return [train], test

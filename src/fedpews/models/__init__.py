@@ -1,4 +1,4 @@
-"""Models by name, your own as ``module:Class``, and how one is built for given data."""
+"""Models by name, or your own as ``module:Class``, built for the data."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ MODELS: dict[str, str] = {
     "resnet": "fedpews.models.resnet:ResNet",
     "vit": "fedpews.models.vit:ViT",
 }
-"""Name -> where its class is; nothing is imported before it is asked for."""
+"""Name -> its class, which is imported when it is used."""
 
-
-OF_THE_DATA = {"inputs", "channels", "size", "classes"}
-"""What a model is called with by its data, as far as its signature has them."""
+FROM_DATA = {"inputs", "channels", "size", "classes"}
+"""Arguments of a model that are filled in from the data, where its signature has them."""
 
 
 def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, Any]) -> nn.Module:
     """A model for inputs of a shape and a number of classes.
 
-    ``name`` is one of ``MODELS``, ``module:Class`` or ``path/to/file.py:Class``. A class is called with its
-    options and, as far as its signature has them, with ``inputs`` (all features), ``channels``, ``size``
-    (height and width) and ``classes``. A class that sets ``needs_images = True`` is never given anything else.
+    ``name`` is one of ``MODELS``, ``module:Class`` or ``path/to/file.py:Class``. A class is called with its options
+    and, where its signature has them, with ``inputs`` (all features), ``channels``, ``size`` (height and width) and
+    ``classes``. A class with ``needs_images = True`` refuses other inputs.
 
     >>> build("mlp", (5,), 4, {"hidden": [8]}).classifier
     Linear(in_features=8, out_features=4, bias=True)
@@ -73,21 +72,21 @@ def describe_models() -> list[tuple[str, str]]:
 
 
 def model_class(name: str) -> Any:
-    """The class behind a name, or behind ``module:Class``."""
-    place = MODELS.get(name, name)
-    if ":" not in place:
+    """The class of a name or of ``module:Class``."""
+    target = MODELS.get(name, name)
+    if ":" not in target:
         raise ConfigError(f"there is no model {name!r}; {nearest(name, MODELS)} (Your own: module:Class.)")
     from torch import nn
 
     try:
-        return load_named(place, nn.Module)
+        return load_named(target, nn.Module)
     except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
 
 
-def _parameters(target: Any) -> dict[str, Any]:
-    """What may be given by name; ``**`` stands for anything."""
+def _parameters(target: Any) -> set[str]:
+    """The parameters that may be given by name; ``**`` stands for any name."""
     kinds = {parameter.name: parameter.kind for parameter in inspect.signature(target).parameters.values()}
-    anything = inspect.Parameter.VAR_KEYWORD in kinds.values()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: kind for name, kind in kinds.items() if kind in named} | ({"**": None} if anything else {})
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    any_name = {"**"} if inspect.Parameter.VAR_KEYWORD in kinds.values() else set()
+    return {name for name, kind in kinds.items() if kind in by_name} | any_name

@@ -16,15 +16,12 @@ class CNN(nn.Module):
     The paper's text has four convolutions, its table three and a flatten of 2,048; four with three poolings is both,
     and gives the paper's curve of FedAvg.
 
-    Args:
-        hidden: the channels of each convolution.
-        pools: how many of them, from the first on, are followed by pooling; by default at most three.
-
     Pooling comes before ReLU: the same function, as both are monotone, at a quarter of the ReLU's work. A row
     or column too many for the pooling is left out, so 28×28 ends as 3×3.
 
     Args:
         hidden: the channels of each convolution.
+        pools: how many of them, from the first on, are followed by pooling; by default at most three.
     """
 
     needs_images: ClassVar[bool] = True

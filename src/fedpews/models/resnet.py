@@ -48,7 +48,7 @@ class ResNet(nn.Module):
         for stage in range(3):
             for number in range((depth - 2) // 6):
                 outputs = width * 2**stage
-                blocks.append(Block(inputs, outputs, 2 if stage and not number else 1, groups))
+                blocks.append(ResidualBlock(inputs, outputs, 2 if stage and not number else 1, groups))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(inputs, classes)
@@ -59,7 +59,7 @@ class ResNet(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions and a shortcut around them; a 1×1 convolution on it where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int | None) -> None:

@@ -12,8 +12,8 @@ from torch.nn.functional import gelu
 class ViT(nn.Module):
     """A small vision transformer: patches, pre-norm attention blocks, the mean of all patches classified.
 
-    Its neurons are the hidden units of the feed-forward layers. What travels along the residual stream is
-    shared by all clients, because LayerNorm mixes it, and so are the attention heads.
+    Its neurons are the hidden units of the feed-forward layers. All clients share the residual stream, which LayerNorm
+    mixes, and the attention heads.
 
     Args:
         patch: side of a patch; it must divide the image's size.
@@ -48,7 +48,7 @@ class ViT(nn.Module):
         self.embed = nn.Conv2d(channels, width, patch, stride=patch)
         self.position = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2, width))
         self.unmasked = tuple(f"blocks.{i}.attention" for i in range(depth))
-        self.blocks = nn.Sequential(*(Block(width, heads, hidden) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(AttentionBlock(width, heads, hidden) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.classifier = nn.Linear(width, classes)
 
@@ -58,20 +58,16 @@ class ViT(nn.Module):
         return out
 
 
-class Block(nn.Module):
-    """Every patch looks at all others, then passes through a feed-forward layer; both add to the stream."""
+class AttentionBlock(nn.Module):
+    """Attention over all patches, then a feed-forward layer; both add to the residual stream."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
-        self.norm1, self.attention = (
-            nn.LayerNorm(width),
-            nn.MultiheadAttention(width, heads, batch_first=True),
-        )
-        self.norm2, self.up, self.down = (
-            nn.LayerNorm(width),
-            nn.Linear(width, hidden),
-            nn.Linear(hidden, width),
-        )
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)

@@ -1,4 +1,4 @@
-"""The names of classes: who has which, and whether they fit the one list of all of them. Nothing here needs torch."""
+"""Class names: whether those of all clients fit each other and the list of all classes. Nothing needs torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_spellings(holders: Mapping[str, Collection[str]]) -> None:
     """Refuse names that differ only in case, spaces or Unicode form: whether they are one class is not guessed.
 
     Args:
-        holders: who has which names.
+        holders: the class names of each client.
 
     >>> check_spellings({"north": ["cnv"], "south": ["CNV"]})
     Traceback (most recent call last):
@@ -28,18 +28,18 @@ def check_spellings(holders: Mapping[str, Collection[str]]) -> None:
             spellings.setdefault(plain, {}).setdefault(name, []).append(holder)
     for ways in spellings.values():
         if len(ways) > 1:
-            shown = " and ".join(f"{name!r} ({', '.join(who)})" for name, who in ways.items())
+            shown = " and ".join(f"{name!r} ({', '.join(names)})" for name, names in ways.items())
             raise ConfigError(f"classes {shown} differ only in case or spaces; use one name.")
 
 
 def check_listed(holders: Mapping[str, Collection[str]], classes: Sequence[str], where: str = LIST) -> None:
-    """Refuse a name that the list of all classes does not have, with both lists."""
+    """Refuse a name that is not in the list of all classes; the error shows both lists."""
     check_spellings({where: classes, **holders})
     for holder, names in holders.items():
-        strange = sorted(set(names) - set(classes))
-        if strange:
+        unknown = sorted(set(names) - set(classes))
+        if unknown:
             raise ConfigError(
-                f"class {strange[0]!r} is not in {where}: {holder} has {', '.join(sorted(names))}; {where} has "
+                f"class {unknown[0]!r} is not in {where}: {holder} has {', '.join(sorted(names))}; {where} has "
                 f"{', '.join(classes)}."
             )
 

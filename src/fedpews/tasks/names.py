@@ -1,4 +1,4 @@
-"""The names of tasks and metrics, without torch: a configuration is checked and a run compared before it is needed."""
+"""The names of tasks and metrics, without torch, so that a configuration is checked and runs are compared quickly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TASKS: dict[str, str] = {
     "segmentation": "fedpews.tasks.dense:Segmentation",
     "tokens": "fedpews.tasks.dense:Tokens",
 }
-"""Name -> where its class is; nothing is imported before it is asked for."""
+"""Name -> its class, which is imported when it is used."""
 
 FIRST = {
     "classification": "accuracy",
@@ -20,22 +20,22 @@ FIRST = {
     "segmentation": "dice",
     "tokens": "accuracy",
 }
-"""The metric of each task that counts when none is named."""
+"""The main metric of each task by default."""
 
 METRICS = {
     "accuracy", "auprc", "auroc", "balanced_accuracy", "calibration_error", "dice", "exact_match", "iou", "macro_f1",
     "mae", "mse", "perplexity", "r2", "rmse", "sensitivity", "specificity",
 }  # fmt: skip
-"""Those of the tasks that are shipped."""
+"""The metrics of these tasks."""
 
 LOWER_IS_BETTER = {"calibration_error", "loss", "mae", "mse", "perplexity", "rmse", "train_loss"}
 
 UNBOUNDED = {"loss", "mae", "mse", "perplexity", "r2", "rmse", "train_loss"}
-"""Metrics that are no part of a whole, so no percentage."""
+"""Metrics that are not shown in percent."""
 
 
 def higher_is_better(metric: str) -> bool:
-    """Which way a metric is better, by its name; one of your own says so by ending in ``_loss`` or ``_error``.
+    """Whether a metric is to rise, by its name; your own that is to fall ends in ``_loss`` or ``_error``.
 
     >>> higher_is_better("auroc"), higher_is_better("mae"), higher_is_better("pinball_loss")
     (True, False, False)
@@ -44,12 +44,12 @@ def higher_is_better(metric: str) -> bool:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric lies between 0 and 1 and is shown in percent."""
+    """Whether a metric is between 0 and 1 and shown in percent."""
     return metric not in UNBOUNDED and not metric.endswith("_loss")
 
 
 def show(metric: str, value: float | None) -> str:
-    """A value as people read it.
+    """A value in words.
 
     >>> show("accuracy", 0.5), show("mae", 1.23456), show("auroc", None)
     ('50.0 %', '1.235', 'undefined')
@@ -60,7 +60,7 @@ def show(metric: str, value: float | None) -> str:
 
 
 def short(metric: str) -> str:
-    """What a metric is called in a record.
+    """The name of a metric in a record.
 
     >>> short("accuracy"), short("torchmetrics.functional.classification:binary_cohen_kappa")
     ('accuracy', 'binary_cohen_kappa')
@@ -70,7 +70,7 @@ def short(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a run is to reach: a metric, and a value of it if one was named."""
+    """A metric, and the value that a run is to reach, if there is one."""
 
     metric: str = "accuracy"
     value: float | None = None
