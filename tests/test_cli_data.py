@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent / "data"))
 from tiny_files import write_cifar, write_medmnist, write_mnist
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "data.md").read_text()
+PAGE = "\n".join((ROOT / "docs" / page).read_text() for page in ("data.md", "models.md"))
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from fedpews.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES_WITH_CODE = ["tutorial.md", "how-to/model.md", "how-to/data.md"]
+PAGES_WITH_CODE = ["tutorial.md", "models.md", "data.md"]
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 
 

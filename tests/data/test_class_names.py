@@ -17,7 +17,7 @@ from fedpews.tasks import Regression
 
 
 def write_images(root: Path, folders: dict[str, list[str]]) -> str:
-    """``north: [cnv, dme]`` and so on, two images of each class; the colour is the class's place in the list."""
+    """``north: [cnv, dme]`` and so on, two images of each class; the colour is the class's index in the list."""
     for client, classes in folders.items():
         for shade, name in enumerate(classes):
             (root / client / name).mkdir(parents=True)

@@ -46,7 +46,7 @@ def test_tensors_arrays_and_datasets_make_the_same_federation() -> None:
         assert [rows.tolist() for rows in data.clients] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
-def test_read_only_and_reversed_arrays_are_taken_too() -> None:
+def test_read_only_and_reversed_arrays_work_too() -> None:
     x = np.arange(12.0).reshape(3, 4)
     x.flags.writeable = False
     data = from_clients([(x[::-1], np.array([0, 1, 2]))], test=(x, [0, 1, 2]))

@@ -16,9 +16,9 @@ from fedpews.errors import ConfigError
 
 
 def read_from(root: Path, name: str) -> Images:
-    found, lacking = find(SOURCES[name], root)
+    paths, lacking = find(SOURCES[name], root)
     assert not lacking
-    return read(SOURCES[name], found)
+    return read(SOURCES[name], paths)
 
 
 def test_mnist_is_read_exactly(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files are looked for in order, downloads are checked, and what is missing is named with its place."""
+"""Files are looked for in order, downloads are checked, and what is missing is named with its path."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def published(folder: Path, *urls: str) -> Source:
                   (File("medmnist/breastmnist.npz", md5, urls),), class_names=original.class_names)  # fmt: skip
 
 
-def test_a_file_is_downloaded_once_and_then_found(
+def test_a_file_is_downloaded_once_and_then_used(
     site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, address = site
@@ -68,8 +68,8 @@ def test_load_downloads_to_the_cache_and_leaves_the_data_directory_alone(
 ) -> None:
     folder, address = site
     source = published(folder, f"{address}/medmnist/breastmnist.npz")
-    found = store.obtain(source, tmp_path)
-    assert found == {"breastmnist.npz": store.cache_dir() / "medmnist/breastmnist.npz"}
+    paths = store.obtain(source, tmp_path)
+    assert paths == {"breastmnist.npz": store.cache_dir() / "medmnist/breastmnist.npz"}
     assert list(tmp_path.iterdir()) == []
 
 

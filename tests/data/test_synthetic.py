@@ -7,9 +7,10 @@ import torch
 
 from fedpews.data import load
 from fedpews.data.synthetic import TILTED, clusters, sample
+from fedpews.errors import ConfigError
 
 
-def test_clusters_run_down_to_the_right_from_four_places_and_their_classes_take_turns() -> None:
+def test_clusters_run_down_to_the_right_from_four_corners_and_their_classes_alternate() -> None:
     centres, shapes, labels = clusters()
     # top left: (−4, 4) + k·(1, −1)
     assert centres[:4].tolist() == [[-4, 4], [-3, 3], [-2, 2], [-1, 1]]
@@ -83,3 +84,11 @@ def test_with_one_shape_the_clusters_are_tilted_everywhere_and_nothing_else_diff
     assert data.counts().tolist() == [[8000, 0, 8000, 0], [0, 8000, 0, 8000]]
     assert len(data.test_y) == 6400
     assert torch.equal(data.test_x, sample(1600, 1, "test", TILTED)[0])
+
+
+def test_load_takes_the_keys_of_the_data_table_and_refuses_others() -> None:
+    data = load("synthetic-3.2k", train_per_class=10, validation=0.2)
+    # 20 samples for each of two clients, a fifth of them held out
+    assert [len(rows) for rows in (*data.clients, *data.validation)] == [16, 16, 4, 4]
+    with pytest.raises(ConfigError, match=r"unknown key data\.partitions; did you mean 'data\.partition'"):
+        load("synthetic-3.2k", partitions="iid")

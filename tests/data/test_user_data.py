@@ -47,7 +47,7 @@ def test_a_sub_folder_with_an_npz_file_is_a_client_too(tmp_path: Path) -> None:
     assert load(f"folder:{tmp_path}").client_names == ("a", "b")
 
 
-def test_own_data_can_be_dealt_anew(tmp_path: Path) -> None:
+def test_own_data_can_be_split_anew(tmp_path: Path) -> None:
     write_npz(tmp_path, "a", "b", "test")
     data = load(f"folder:{tmp_path}", partition="iid", clients=4, pool=True)
     assert [len(rows) for rows in data.clients] == [2, 2, 2, 2]

@@ -206,19 +206,19 @@ def not_a_module(classes):
 """
 
 
-@pytest.mark.parametrize("place", ["own_net_for_test", "sub/own_net.py"])
-def test_own_models_are_found_beside_the_configuration(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("module", ["own_net_for_test", "sub/own_net.py"])
+def test_own_models_are_loaded_beside_the_configuration(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    (tmp_path / place.removesuffix(".py")).with_suffix(".py").write_text(OWN)
-    model = build(f"{place}:Net", (3, 4, 4), 5, {"hidden": 7})
+    (tmp_path / module.removesuffix(".py")).with_suffix(".py").write_text(OWN)
+    model = build(f"{module}:Net", (3, 4, 4), 5, {"hidden": 7})
     assert model(torch.zeros(2, 3, 4, 4)).shape == (2, 5)
     with pytest.raises(ConfigError, match="RuntimeError: no more ideas"):
-        build(f"{place}:broken", (5,), 4, {})
+        build(f"{module}:broken", (5,), 4, {})
     with pytest.raises(ConfigError, match=r"is a int, not a torch\.nn\.Module"):
-        build(f"{place}:not_a_module", (5,), 4, {})
+        build(f"{module}:not_a_module", (5,), 4, {})
 
 
 def test_every_model_is_described_in_one_line() -> None:

@@ -29,22 +29,22 @@ def test_classification_agrees_with_torchmetrics() -> None:
     task = Classification(metrics=tuple(Classification.METRICS))
     p, settings = OUTPUTS.softmax(1), {"num_classes": 5, "average": "macro"}
 
-    found = measure(task, OUTPUTS, LABELS)
+    values = measure(task, OUTPUTS, LABELS)
 
-    assert found["accuracy"] == pytest.approx(
+    assert values["accuracy"] == pytest.approx(
         float(other.multiclass_accuracy(p, LABELS, num_classes=5, average="micro"))
     )
-    assert found["balanced_accuracy"] == pytest.approx(
+    assert values["balanced_accuracy"] == pytest.approx(
         float(other.multiclass_accuracy(p, LABELS, **settings))
     )
-    assert found["macro_f1"] == pytest.approx(float(other.multiclass_f1_score(p, LABELS, **settings)))
-    assert found["sensitivity"] == pytest.approx(float(other.multiclass_recall(p, LABELS, **settings)))
-    assert found["specificity"] == pytest.approx(float(other.multiclass_specificity(p, LABELS, **settings)))
-    assert found["auroc"] == pytest.approx(float(other.multiclass_auroc(p, LABELS, **settings)), abs=1e-3)
-    assert found["auprc"] == pytest.approx(
+    assert values["macro_f1"] == pytest.approx(float(other.multiclass_f1_score(p, LABELS, **settings)))
+    assert values["sensitivity"] == pytest.approx(float(other.multiclass_recall(p, LABELS, **settings)))
+    assert values["specificity"] == pytest.approx(float(other.multiclass_specificity(p, LABELS, **settings)))
+    assert values["auroc"] == pytest.approx(float(other.multiclass_auroc(p, LABELS, **settings)), abs=1e-3)
+    assert values["auprc"] == pytest.approx(
         float(other.multiclass_average_precision(p, LABELS, **settings)), abs=1e-3
     )
-    assert found["calibration_error"] == pytest.approx(
+    assert values["calibration_error"] == pytest.approx(
         float(other.multiclass_calibration_error(p, LABELS, num_classes=5)), abs=1e-6
     )
 
@@ -54,36 +54,36 @@ def test_multilabel_agrees_with_torchmetrics() -> None:
     task = Multilabel(metrics=tuple(Multilabel.METRICS))
     p, truth = OUTPUTS.sigmoid(), MANY.long()
 
-    found = measure(task, OUTPUTS, MANY)
+    values = measure(task, OUTPUTS, MANY)
 
-    assert found["auroc"] == pytest.approx(float(other.multilabel_auroc(p, truth, num_labels=5)), abs=1e-3)
-    assert found["auprc"] == pytest.approx(
+    assert values["auroc"] == pytest.approx(float(other.multilabel_auroc(p, truth, num_labels=5)), abs=1e-3)
+    assert values["auprc"] == pytest.approx(
         float(other.multilabel_average_precision(p, truth, num_labels=5)), abs=1e-3
     )
-    assert found["macro_f1"] == pytest.approx(float(other.multilabel_f1_score(p, truth, num_labels=5)))
-    assert found["accuracy"] == pytest.approx(float(other.multilabel_accuracy(p, truth, num_labels=5)))
-    assert found["exact_match"] == pytest.approx(float(other.multilabel_exact_match(p, truth, num_labels=5)))
-    assert found["sensitivity"] == pytest.approx(float(other.multilabel_recall(p, truth, num_labels=5)))
-    assert found["specificity"] == pytest.approx(float(other.multilabel_specificity(p, truth, num_labels=5)))
+    assert values["macro_f1"] == pytest.approx(float(other.multilabel_f1_score(p, truth, num_labels=5)))
+    assert values["accuracy"] == pytest.approx(float(other.multilabel_accuracy(p, truth, num_labels=5)))
+    assert values["exact_match"] == pytest.approx(float(other.multilabel_exact_match(p, truth, num_labels=5)))
+    assert values["sensitivity"] == pytest.approx(float(other.multilabel_recall(p, truth, num_labels=5)))
+    assert values["specificity"] == pytest.approx(float(other.multilabel_specificity(p, truth, num_labels=5)))
 
 
-def test_a_metric_of_torchmetrics_is_measured_by_its_place() -> None:
+def test_a_metric_of_torchmetrics_is_measured_by_its_name() -> None:
     other = pytest.importorskip("torchmetrics.functional.classification")
     name = "torchmetrics.functional.classification:multiclass_cohen_kappa"
 
-    found = measure(Classification(metrics=("accuracy", name)), OUTPUTS, LABELS)
+    values = measure(Classification(metrics=("accuracy", name)), OUTPUTS, LABELS)
 
     kappa = other.multiclass_cohen_kappa(OUTPUTS.softmax(1), LABELS, num_classes=5)
-    assert found["multiclass_cohen_kappa"] == pytest.approx(float(kappa))
+    assert values["multiclass_cohen_kappa"] == pytest.approx(float(kappa))
 
 
 def test_areas_by_hand() -> None:
     outputs = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 2.0], [0.0, -1.0]])
-    found = measure(Classification(metrics=("auroc", "auprc")), outputs, torch.tensor([1, 1, 0, 0]))
+    values = measure(Classification(metrics=("auroc", "auprc")), outputs, torch.tensor([1, 1, 0, 0]))
     # of four pairs of a 1 and a 0 three are in order
-    assert found["auroc"] == pytest.approx(0.75)
+    assert values["auroc"] == pytest.approx(0.75)
     # class 1 ranks 3, 2*, 1: (1/1 + 2/3) / 2; class 0, from its own side, -1, 1*, 2: the same
-    assert found["auprc"] == pytest.approx((1 + 2 / 3) / 2)
+    assert values["auprc"] == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_regression_by_hand() -> None:
@@ -91,10 +91,10 @@ def test_regression_by_hand() -> None:
     task = Regression(metrics=("mae", "mse", "rmse", "r2"))
 
     parts = [task.sums((y + 1)[rows, None], y[rows]) for rows in (slice(0, 1), slice(1, 4))]
-    found = task.measure(add(*parts))
+    values = task.measure(add(*parts))
 
     # total variance: mean 3, squares 4 + 1 + 0 + 9 = 14, residual 4
-    assert found == pytest.approx({"mae": 1, "mse": 1, "rmse": 1, "r2": 1 - 4 / 14})
+    assert values == pytest.approx({"mae": 1, "mse": 1, "rmse": 1, "r2": 1 - 4 / 14})
     assert task.measure(task.sums(torch.ones(2, 1), torch.ones(2)))["r2"] is None
 
 
@@ -104,21 +104,21 @@ def test_segmentation_by_hand_leaves_out_ignored_pixels() -> None:
     outputs = torch.nn.functional.one_hot(said, 2).movedim(-1, 1).float()
     task = Segmentation(metrics=("dice", "iou", "accuracy"), ignore_index=9)
 
-    found = task.measure(task.sums(outputs, y))
+    values = task.measure(task.sums(outputs, y))
 
     # class 0: 1 right, 2 said, 1 true; class 1: 1 right, 1 said, 2 true
-    assert found == pytest.approx({"dice": 2 / 3, "iou": 0.5, "accuracy": 2 / 3})
+    assert values == pytest.approx({"dice": 2 / 3, "iou": 0.5, "accuracy": 2 / 3})
     without = Segmentation(metrics=("dice",), ignore_index=9, background=False)
     assert without.measure(without.sums(outputs, y)) == pytest.approx({"dice": 2 / 3})
 
 
 def test_perplexity_of_a_uniform_guess_is_the_number_of_words() -> None:
     task = Tokens(metrics=("perplexity", "accuracy"), ignore_index=0)
-    found = task.measure(task.sums(torch.zeros(2, 3, 7), torch.tensor([[1, 2, 0], [0, 0, 0]])))
-    assert found["perplexity"] == pytest.approx(7)
+    values = task.measure(task.sums(torch.zeros(2, 3, 7), torch.tensor([[1, 2, 0], [0, 0, 0]])))
+    assert values["perplexity"] == pytest.approx(7)
 
 
-def test_shifted_tokens_are_judged_by_the_one_after() -> None:
+def test_shifted_tokens_are_compared_with_the_next_token() -> None:
     ids = torch.tensor([[3, 1, 2]])
     outputs = torch.nn.functional.one_hot(torch.tensor([[1, 2, 0]]), 4).float()
     task = Tokens(shift=True)
@@ -190,3 +190,11 @@ def test_every_metric_of_a_task_is_known_by_name(name: str) -> None:
 def test_a_task_that_does_not_exist_is_refused(task: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(task, **settings)
+
+
+def test_a_task_made_in_python_checks_its_options() -> None:
+    assert Classification(class_weights=[1, 2]).class_weights == (1.0, 2.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Classification\.label_smoothing: input should be less than 1"):
+        Classification(label_smoothing=1.5)
+    with pytest.raises(ConfigError, match=r"Tokens\.shift: input should be a valid boolean"):
+        Tokens(shift="yes")  # type: ignore[arg-type]

@@ -189,10 +189,10 @@ def test_validation_samples_are_never_trained_on() -> None:
     data = fedpews.from_clients(halves(X, Y), (X[40:], Y[40:]))
     from fedpews.data.federation import hold_out
 
-    held = hold_out(data, 0.25)
-    assert [len(rows) for rows in held.clients] == [15, 15]
-    assert not set(torch.cat(held.clients).tolist()) & set(torch.cat(held.validation).tolist())
-    assert torch.equal(hold_out(data, 0.25).validation[0], held.validation[0])
+    split = hold_out(data, 0.25)
+    assert [len(rows) for rows in split.clients] == [15, 15]
+    assert not set(torch.cat(split.clients).tolist()) & set(torch.cat(split.validation).tolist())
+    assert torch.equal(hold_out(data, 0.25).validation[0], split.validation[0])
 
 
 def test_augmentation_changes_the_numbers_and_can_be_repeated() -> None:
