@@ -14,7 +14,7 @@ import fedpews
 PACKAGE = Path(fedpews.__file__).parent
 
 CORE = {
-    "errors", "seeds", "trees", "outside", "user_code", "torch_private",
+    "errors", "options", "seeds", "trees", "outside", "user_code", "torch_private",
     "tasks", "neurons", "methods", "warmup", "models", "data",
 }  # fmt: skip
 """The methods and what they are made of: they know nothing of configurations, folders or commands."""

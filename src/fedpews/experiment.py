@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedpews.compose import Kind, MethodName
 from fedpews.configs import fit_method, override, read_config
+from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, explain
-from fedpews.options import Count, NotNegative, Positive
+from fedpews.options import Count, NotNegative, Positive, Table
 from fedpews.tables import (
-    DataTable,
     FinetuneTable,
     FlowerTable,
     ModelTable,
@@ -28,7 +28,6 @@ from fedpews.tables import (
     PrivacyTable,
     RuntimeTable,
     StopTable,
-    Table,
     TaskTable,
 )
 from fedpews.tasks.class_names import check_list

@@ -24,6 +24,12 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
+class Table(BaseModel):
+    """The base of a configuration's tables."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class Options:
     """The base of dataclasses whose fields a user sets: it checks them, and converts 1 to 1.0."""
 

@@ -13,8 +13,8 @@ from fedpews.data import load
 from fedpews.data.catalogue import SOURCES
 from fedpews.data.combine import combine
 from fedpews.data.readers import Images
+from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError
-from fedpews.tables import DataTable
 
 
 def test_cifar_and_mnist_become_one_set_of_twenty_classes(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ from fedpews.data.client_tables import read_tables
 from fedpews.data.federation import Federation
 from fedpews.data.npz import read_npz
 from fedpews.data.samples import SPLITS, from_clients
+from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing
 from fedpews.outside import MEGABYTE, read_text
-from fedpews.tables import DataTable
 from fedpews.tasks.class_names import check_listed, check_spellings
 from fedpews.tasks.task import Task
 

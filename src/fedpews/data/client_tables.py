@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpews.data.client_files import natural
+from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, nearest, need_extra
 from fedpews.outside import check_plain
-from fedpews.tables import DataTable
 
 LABELS = ("label", "target", "y", "class")
 """A column of one of these names is the label when none is named."""
 
 
 @dataclass(frozen=True)
-class Table:
+class ClientTable:
     """Inputs and labels; the columns are in the order of their names, so that all clients have the same order."""
 
     path: Path
@@ -57,7 +57,7 @@ def read_tables(
     return {path: (table.x, table.y) for path, table in tables.items()}, first.columns
 
 
-def read_table(path: Path, label: str | None = None, missing: str = "refuse") -> Table:
+def read_table(path: Path, label: str | None = None, missing: str = "refuse") -> ClientTable:
     """A table; every column but the label is an input and must hold numbers, or true and false.
 
     Args:
@@ -81,7 +81,7 @@ def read_table(path: Path, label: str | None = None, missing: str = "refuse") ->
             )
     labels = y.to_numpy() if pd.api.types.is_numeric_dtype(y) else y.astype(str).to_numpy(dtype=str)
     columns = (*(f"{name} ({kind})" for name, kind in kinds.items()), f"{label} (label)")
-    return Table(path, table[names].to_numpy(dtype=np.float32, na_value=np.nan), labels, columns)
+    return ClientTable(path, table[names].to_numpy(dtype=np.float32, na_value=np.nan), labels, columns)
 
 
 def compare_columns(own: Sequence[str], reference: Sequence[str]) -> str:
@@ -95,7 +95,7 @@ def compare_columns(own: Sequence[str], reference: Sequence[str]) -> str:
     return " and ".join([f"lacks {lacking}"] * bool(lacking) + [f"has {more} in addition"] * bool(more))
 
 
-def _fill(sources: Sequence[Table], table: Table) -> Table:
+def _fill(sources: Sequence[ClientTable], table: ClientTable) -> ClientTable:
     """The table with every missing value replaced by its column's mean over the sources."""
     missing = np.isnan(table.x)
     if not missing.any():
@@ -109,7 +109,7 @@ def _fill(sources: Sequence[Table], table: Table) -> Table:
     return replace(table, x=np.where(missing, mean, table.x).astype(np.float32))
 
 
-def _standardize(sources: Sequence[Table], table: Table) -> Table:
+def _standardize(sources: Sequence[ClientTable], table: ClientTable) -> ClientTable:
     """The table with numbers of mean 0 and deviation 1 over the sources; true and false stay 1 and 0."""
     x = np.concatenate([source.x for source in sources]).astype(np.float64)
     number = np.array([column.endswith("(number)") for column in table.columns[:-1]])

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from fedpews.data.catalogue import Source
 from fedpews.data.federation import Federation, build
 from fedpews.data.readers import Images
+from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
-from fedpews.tables import DataTable
 from fedpews.tasks.task import Task
 
 # images converted at a time, so that peak memory is the result and little more

@@ -22,8 +22,8 @@ from fedpews.data.federation import Federation, build, compact, hold_out, number
 from fedpews.data.inputs import Lazy, select
 from fedpews.data.partition import partition
 from fedpews.data.samples import from_clients
+from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, FedpewsError, explain
-from fedpews.tables import DataTable
 from fedpews.tasks.classification import Classification
 from fedpews.tasks.task import Task
 from fedpews.user_code import load_named, working_directory

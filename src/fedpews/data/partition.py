@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
-from fedpews.tables import DataTable
 
 Rows = NDArray[np.int64]
 
