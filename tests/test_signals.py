@@ -20,8 +20,8 @@ from fedpews.engines.compiled.apart import remove_abandoned, run_apart, scratch_
 from fedpews.errors import Interrupted
 from fedpews.results.checkpoint import newest
 from fedpews.stopping import stop_signal
-from fedpews.studies.plan import plan
-from fedpews.studies.study import load_study
+from fedpews.paper.plan import plan
+from fedpews.paper.study import load_study
 from waiting import when
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
@@ -95,7 +95,7 @@ def test_a_plan_that_is_told_to_stop_stops(tmp_path: Path, monkeypatch: pytest.M
     def told(*_: Any) -> None:
         raise Interrupted("stopped after round 1 of 6")
 
-    monkeypatch.setattr("fedpews.studies.plan.round_seconds", told)
+    monkeypatch.setattr("fedpews.paper.plan.round_seconds", told)
     study = load_study("table1")
     with pytest.raises(Interrupted):
         list(plan(study, tmp_path))

@@ -14,7 +14,7 @@ from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, MethodName, met
 from fedpews.errors import ConfigError, nearest
 from fedpews.outside import DEEPEST, MOST_TOML, parse_toml, read_text
 
-STUDIES = "fedpews.studies.paper"
+STUDIES = "fedpews.paper.studies"
 """Where the tables and figures of the paper are."""
 
 

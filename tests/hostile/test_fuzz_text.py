@@ -27,7 +27,7 @@ from fedpews.report.html import make_report
 from fedpews.report.runs import find_runs
 from fedpews.result import load
 from fedpews.running import run as run_experiment
-from fedpews.studies.study import load_study
+from fedpews.paper.study import load_study
 
 RECIPES = {name: tomllib.loads(file.read_text()) for name, file in recipes().items()}
 WHOLE = Experiment().to_dict()

@@ -12,14 +12,14 @@ import fedpews
 from fedpews.configs import override, recipes
 from fedpews.experiment import Experiment
 from fedpews.running import run
-from fedpews.studies.cells import run_cell
-from fedpews.studies.measures import MEASURES, printed
-from fedpews.studies.page import conclude, write_page
-from fedpews.studies.study import Scale, cells, load_study, scaled, studies
+from fedpews.paper.cells import run_cell
+from fedpews.paper.measures import MEASURES, printed
+from fedpews.paper.page import conclude, write_page
+from fedpews.paper.study import Scale, cells, load_study, scaled, studies
 
 PACKAGE = Path(fedpews.__file__).parent
 PLAIN = sorted(path.stem for path in (PACKAGE / "recipes").glob("*.toml"))
-STUDIES = sorted(path.stem for path in (PACKAGE / "studies" / "paper").glob("*.toml"))
+STUDIES = sorted(path.stem for path in (PACKAGE / "paper" / "studies").glob("*.toml"))
 
 
 def tiny(experiment: Experiment) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_a_recipe_is_found_by_the_name_of_its_file() -> None:
     ("verb", "name"), [*(("run", name) for name in PLAIN), *(("reproduce", name) for name in STUDIES)]
 )
 def test_a_recipe_begins_with_its_command_and_what_it_is(verb: str, name: str) -> None:
-    folder = PACKAGE / ("recipes" if verb == "run" else "studies/paper")
+    folder = PACKAGE / ("recipes" if verb == "run" else "paper/studies")
     lines = (folder / f"{name}.toml").read_text().splitlines()
 
     assert lines[0] == f"# fedpews {verb} {name}"

@@ -239,7 +239,7 @@ def _recipes() -> Iterator[tuple[str, str]]:
 
 
 def _studies() -> Iterator[tuple[str, str]]:
-    from fedpews.studies.study import load_study, studies
+    from fedpews.paper.study import load_study, studies
 
     for name in studies():
         study = load_study(name)

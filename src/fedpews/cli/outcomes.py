@@ -19,15 +19,15 @@ from fedpews.errors import ConfigError, Interrupted, RunFailed
 if TYPE_CHECKING:
     from fedpews.experiment import Experiment
     from fedpews.running import Watcher
-    from fedpews.studies.page import Outcome
-    from fedpews.studies.reproduce import Elsewhere
-    from fedpews.studies.study import Scale
-    from fedpews.studies.verdicts import Verdict
+    from fedpews.paper.page import Outcome
+    from fedpews.paper.reproduce import Elsewhere
+    from fedpews.paper.study import Scale
+    from fedpews.paper.verdicts import Verdict
 
 
 def show_outcome(outcome: Outcome, page: Path) -> None:
-    from fedpews.studies.measures import MEASURES
-    from fedpews.studies.page import number_rows
+    from fedpews.paper.measures import MEASURES
+    from fedpews.paper.page import number_rows
 
     study = outcome.study
     out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
@@ -84,7 +84,7 @@ def elsewhere(address: str | None, quiet: bool) -> Iterator[Elsewhere | None]:
     if address is None:
         yield None
         return
-    from fedpews.studies.cluster.grid import on_cluster
+    from fedpews.paper.cluster.grid import on_cluster
 
     with on_cluster(address, err, quiet) as elsewhere:
         yield elsewhere
@@ -117,7 +117,7 @@ def read_scale(
     quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None
 ) -> Scale:
     from fedpews.configs import parse_setting
-    from fedpews.studies.study import Scale
+    from fedpews.paper.study import Scale
 
     others: dict[str, str] = {}
     for text in stand_in or []:

@@ -16,8 +16,8 @@ from fedpews.cli.options import DataDir, On, Quiet, Seeds
 from fedpews.cli.outcomes import count_failed, elsewhere, end, goes_on, read_scale, show_outcome, watch_run
 
 if TYPE_CHECKING:
-    from fedpews.studies.plan import Planned
-    from fedpews.studies.study import Study
+    from fedpews.paper.plan import Planned
+    from fedpews.paper.study import Study
 
 Out = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
@@ -62,7 +62,7 @@ def reproduce(
     Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run twice,
     and studies share cells. Writes a Markdown page with the figures.
     """
-    from fedpews.studies.reproduce import reproduce as reproduce_study
+    from fedpews.paper.reproduce import reproduce as reproduce_study
 
     failed = 0
     with goes_on(), elsewhere(on if run else None, quiet) as others:
@@ -96,8 +96,8 @@ def plan(
 
     Lists the cells first. Probes are kept in the --out folder (runs/probes.json): stop it at any moment.
     """
-    from fedpews.studies.plan import plan as plan_study
-    from fedpews.studies.study import load_study, scaled, studies
+    from fedpews.paper.plan import plan as plan_study
+    from fedpews.paper.study import load_study, scaled, studies
 
     scale = read_scale(quick, seeds, set_, stand_in)
     total = 0.0

@@ -15,8 +15,8 @@ from fedpews.cli.outcomes import count_failed, elsewhere, end, goes_on, show_out
 from fedpews.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedpews.studies.page import Outcome
-    from fedpews.studies.sweep import Grid
+    from fedpews.paper.page import Outcome
+    from fedpews.paper.sweep import Grid
 
 
 def sweep(
@@ -83,9 +83,9 @@ def sweep(
         return
     if storage is not None:
         raise ConfigError("--storage is where a search keeps its trials; add --search optuna")
-    from fedpews.studies.page import write_page
-    from fedpews.studies.reproduce import run_study
-    from fedpews.studies.sweep import make_sweep
+    from fedpews.paper.page import write_page
+    from fedpews.paper.reproduce import run_study
+    from fedpews.paper.sweep import make_sweep
 
     chosen = None if seeds is None else parse_seeds(seeds)
     values, fixed = _settings(grid, method, rounds, set_)
@@ -116,10 +116,10 @@ def _search(
     on: str | None,
     quiet: bool,
 ) -> None:
-    from fedpews.studies.search.page import conclude_search, write_search
-    from fedpews.studies.search.run import search_here, search_on
-    from fedpews.studies.search.space import VALIDATION, in_words, plan_search
-    from fedpews.studies.search.trials import open_trials
+    from fedpews.paper.search.page import conclude_search, write_search
+    from fedpews.paper.search.run import search_here, search_on
+    from fedpews.paper.search.space import VALIDATION, in_words, plan_search
+    from fedpews.paper.search.trials import open_trials
     from fedpews.tasks.names import show
 
     def tell(text: str) -> None:
@@ -158,7 +158,7 @@ def _settings(
 ) -> tuple[Grid, dict[str, Any]]:
     """The keys that vary, and those that are the same everywhere. Several methods are a key that varies."""
     from fedpews.configs import parse_setting
-    from fedpews.studies.sweep import parse_grid
+    from fedpews.paper.sweep import parse_grid
 
     fixed: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     fixed |= dict(parse_setting(text) for text in set_ or [])
@@ -174,7 +174,7 @@ def _settings(
 
 def _name_best(outcome: Outcome) -> None:
     """One line: which cell did best, and by which data."""
-    from fedpews.studies.measures import MEASURES
+    from fedpews.paper.measures import MEASURES
 
     name = outcome.study.measures[0]
     measure = MEASURES[name]

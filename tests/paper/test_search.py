@@ -25,13 +25,13 @@ from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import read_rounds
-from fedpews.studies.search.holders import Holder, attribute, holding, is_lost
-from fedpews.studies.search.page import SearchOutcome, Tried, _bins, conclude_search
-from fedpews.studies.search.run import search_here
-from fedpews.studies.search.space import Search, plan_search
-from fedpews.studies.search.trials import open_trials
-from fedpews.studies.sweep import Range, make_sweep, parse_grid
-from fedpews.studies.validation import Values
+from fedpews.paper.search.holders import Holder, attribute, holding, is_lost
+from fedpews.paper.search.page import SearchOutcome, Tried, _bins, conclude_search
+from fedpews.paper.search.run import search_here
+from fedpews.paper.search.space import Search, plan_search
+from fedpews.paper.search.trials import open_trials
+from fedpews.paper.sweep import Range, make_sweep, parse_grid
+from fedpews.paper.validation import Values
 from waiting import deadly
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'fedpews[search]'")

@@ -23,8 +23,8 @@ from fedpews.results.statistics import (
     paired_difference,
     paired_gains,
 )
-from fedpews.studies.measures import MEASURES, printed
-from fedpews.studies.study import Claim, Study
+from fedpews.paper.measures import MEASURES, printed
+from fedpews.paper.study import Claim, Study
 
 Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
 """(measure, row, column) → seed → number; cells that are not finished are absent."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from toy import TINY, study
 
 from fedpews.report.colors import PALETTE, USUAL
-from fedpews.studies.figures import draw
-from fedpews.studies.page import write_page
-from fedpews.studies.reproduce import run_study
-from fedpews.studies.study import Figure, Line, Quick, Scale, scaled
+from fedpews.paper.figures import draw
+from fedpews.paper.page import write_page
+from fedpews.paper.reproduce import run_study
+from fedpews.paper.study import Figure, Line, Quick, Scale, scaled
 
 
 def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.split import plot_split
 from fedpews.report.style import new_figure
 from fedpews.results.records import Record
-from fedpews.studies.cells import Found
-from fedpews.studies.measures import MEASURES, halves, printed
-from fedpews.studies.paper_curves import plot_paper
-from fedpews.studies.study import Study
+from fedpews.paper.cells import Found
+from fedpews.paper.measures import MEASURES, halves, printed
+from fedpews.paper.paper_curves import plot_paper
+from fedpews.paper.study import Study
 from fedpews.tasks.names import Goal
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
-from fedpews.studies.study import Cell, canonical
-from fedpews.studies.sweep import Grid, Range, command, name_of
+from fedpews.paper.study import Cell, canonical
+from fedpews.paper.sweep import Grid, Range, command, name_of
 
 VALIDATION = 0.2
 """The part of each client's training samples that is held out where the configuration says nothing."""

@@ -14,9 +14,9 @@ from fedpews.errors import Interrupted
 from fedpews.experiment import Experiment
 from fedpews.report.board import Board
 from fedpews.results.records import Record
-from fedpews.studies.cells import MakeWatcher, read_cell, run_cell
-from fedpews.studies.search.trials import Begun, Trials
-from fedpews.studies.validation import Values
+from fedpews.paper.cells import MakeWatcher, read_cell, run_cell
+from fedpews.paper.search.trials import Begun, Trials
+from fedpews.paper.validation import Values
 
 if TYPE_CHECKING:
     from fedpews.running import Watcher
@@ -66,9 +66,9 @@ def search_on(
     address: str, trials: Trials, root: Path, data_dir: Path | None, console: Console, quiet: bool
 ) -> None:
     """As many trials at once as the scheduler at an address has workers."""
-    from fedpews.studies.cluster.connect import Place, connect
-    from fedpews.studies.cluster.grid import cores_each
-    from fedpews.studies.cluster.pool import Ended, open_pool
+    from fedpews.paper.cluster.connect import Place, connect
+    from fedpews.paper.cluster.grid import cores_each
+    from fedpews.paper.cluster.pool import Ended, open_pool
 
     place = Place.parse(address)
     board = Board(console, quiet)

@@ -23,7 +23,7 @@ from fedpews.outside import MEGABYTE, parse_json, read_bytes, shaped
 from fedpews.results.files import write_atomically
 from fedpews.results.records import Record
 from fedpews.results.schema import Machines
-from fedpews.studies.study import Cell
+from fedpews.paper.study import Cell
 
 DIGITS = 5
 MOST_BYTES = 256 * MEGABYTE

@@ -21,14 +21,14 @@ from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.report.board import Board
 from fedpews.results.folder import RunFolder
-from fedpews.studies.cells import run_cell
-from fedpews.studies.cluster import connect as connecting
-from fedpews.studies.cluster.connect import Place
-from fedpews.studies.cluster.grid import on_cluster
-from fedpews.studies.cluster.parcels import pack, unpack
-from fedpews.studies.page import Outcome, number_rows
-from fedpews.studies.reproduce import run_study
-from fedpews.studies.study import Line, cells
+from fedpews.paper.cells import run_cell
+from fedpews.paper.cluster import connect as connecting
+from fedpews.paper.cluster.connect import Place
+from fedpews.paper.cluster.grid import on_cluster
+from fedpews.paper.cluster.parcels import pack, unpack
+from fedpews.paper.page import Outcome, number_rows
+from fedpews.paper.reproduce import run_study
+from fedpews.paper.study import Line, cells
 from waiting import deadly
 
 pytest.importorskip("distributed", reason="needs Dask: pip install 'fedpews[cluster]'")
@@ -78,7 +78,7 @@ def test_the_table_is_that_of_one_process_also_when_workers_send_their_runs_back
     dask: Dask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # without its marker in the folder no worker knows that it shares it
-    monkeypatch.setattr("fedpews.studies.cluster.pool.write_atomically", lambda path, content: None)
+    monkeypatch.setattr("fedpews.paper.cluster.pool.write_atomically", lambda path, content: None)
     small = study(columns={"a": Line(set=TINY)}, paper={})
     with on_cluster(dask.address, Console(quiet=True)) as elsewhere:
         there = run_study(small, tmp_path / "there", elsewhere=elsewhere)

@@ -16,11 +16,11 @@ from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.style import new_figure
 from fedpews.results.files import write_atomically
 from fedpews.results.records import evaluated, value_of
-from fedpews.studies.cells import read_cell
-from fedpews.studies.page import markdown, write_index
-from fedpews.studies.search.space import VALIDATION, Search, in_words, settings_of
-from fedpews.studies.search.trials import MESSAGE, WHY, Trials
-from fedpews.studies.sweep import Range
+from fedpews.paper.cells import read_cell
+from fedpews.paper.page import markdown, write_index
+from fedpews.paper.search.space import VALIDATION, Search, in_words, settings_of
+from fedpews.paper.search.trials import MESSAGE, WHY, Trials
+from fedpews.paper.sweep import Range
 from fedpews.tasks.names import show
 
 if TYPE_CHECKING:

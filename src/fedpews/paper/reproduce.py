@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedpews.errors import ConfigError
-from fedpews.studies.cells import Found, Job, MakeWatcher, RunCells, read_cell, run_cell
-from fedpews.studies.page import RUNS, Outcome, conclude, write_page
-from fedpews.studies.published import publish
-from fedpews.studies.study import Cell, Scale, Study, cells, load_study, scaled, studies, used
+from fedpews.paper.cells import Found, Job, MakeWatcher, RunCells, read_cell, run_cell
+from fedpews.paper.page import RUNS, Outcome, conclude, write_page
+from fedpews.paper.published import publish
+from fedpews.paper.study import Cell, Scale, Study, cells, load_study, scaled, studies, used
 
 Elsewhere = Callable[[Path, Path | None, Path | None], RunCells]
 """From where runs are kept, where they are published and where data lie: who runs cells."""

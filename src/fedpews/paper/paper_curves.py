@@ -14,7 +14,7 @@ from typing import Any
 
 from fedpews.report.curves import curve
 from fedpews.results.records import Record
-from fedpews.studies.study import Study
+from fedpews.paper.study import Study
 
 Curve = tuple[list[int], list[float]]
 """Rounds and accuracies in percent."""
@@ -27,7 +27,7 @@ def paper_curves() -> dict[str, dict[str, Curve]]:
     >>> sorted(paper_curves()["four-clients"])
     ['fedavg', 'fedavg+pews']
     """
-    file = resources.files("fedpews.studies.paper") / "curves.json"
+    file = resources.files("fedpews.paper.studies") / "curves.json"
     found: dict[str, dict[str, Curve]] = json.loads(file.read_text())
     return found
 

@@ -16,7 +16,7 @@ from fedpews.configs import settings_by_method
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
 from fedpews.outside import parse_toml
-from fedpews.studies.study import Figure, Line, Study
+from fedpews.paper.study import Figure, Line, Study
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from fedpews.experiment import Experiment
 from fedpews.results import layout
 from fedpews.results.records import Record, Rounds, read_rounds
 from fedpews.results.schema import ActivationShape, read_lines, read_summary
-from fedpews.studies.published import read_facts, read_published
-from fedpews.studies.study import Cell, on_draw
+from fedpews.paper.published import read_facts, read_published
+from fedpews.paper.study import Cell, on_draw
 
 if TYPE_CHECKING:
     from fedpews.running import Watcher
@@ -152,7 +152,7 @@ def _run(
 
     with watch(experiment) if watch else nullcontext(Watcher()) as watcher:
         if cell.probe == "activations":
-            from fedpews.studies.activations import watch_activations
+            from fedpews.paper.activations import watch_activations
 
             watcher = watch_activations(watcher, experiment, folder, data_dir)
         elif cell.probe is not None:

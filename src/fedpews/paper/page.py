@@ -13,12 +13,12 @@ from typing_extensions import TypedDict
 
 from fedpews.results.schema import read_object
 from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, unpaired_interval
-from fedpews.studies.cells import Found
-from fedpews.studies.figures import Table, draw
-from fedpews.studies.measures import MEASURES, halves, printed, spread
-from fedpews.studies.paper_curves import curve_of, distance
-from fedpews.studies.study import Scale, Study, studies
-from fedpews.studies.verdicts import Readings, Verdict, judge, summarise
+from fedpews.paper.cells import Found
+from fedpews.paper.figures import Table, draw
+from fedpews.paper.measures import MEASURES, halves, printed, spread
+from fedpews.paper.paper_curves import curve_of, distance
+from fedpews.paper.study import Scale, Study, studies
+from fedpews.paper.verdicts import Readings, Verdict, judge, summarise
 
 PAPER_SEEDS = 3
 """Behind each of the paper's means and deviations."""

@@ -8,8 +8,8 @@ import pytest
 
 from fedpews.report.curves import plot_curves
 from fedpews.report.style import new_figure
-from fedpews.studies.paper_curves import curve_of, distance, paper_curves, plot_paper
-from fedpews.studies.study import load_study, studies
+from fedpews.paper.paper_curves import curve_of, distance, paper_curves, plot_paper
+from fedpews.paper.study import load_study, studies
 
 
 def records(*accuracies: float) -> list[dict[str, object]]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from fedpews.errors import FolderInUse, first_line
 from fedpews.report.board import Board
 from fedpews.results.files import write_atomically
-from fedpews.studies.cells import Found, Job, read_cell
-from fedpews.studies.cluster.orders import Answer, carry_out, write_order
-from fedpews.studies.cluster.parcels import unpack
-from fedpews.studies.study import Cell, with_seeds
+from fedpews.paper.cells import Found, Job, read_cell
+from fedpews.paper.cluster.orders import Answer, carry_out, write_order
+from fedpews.paper.cluster.parcels import unpack
+from fedpews.paper.study import Cell, with_seeds
 
 if TYPE_CHECKING:
     from distributed import Client, Future

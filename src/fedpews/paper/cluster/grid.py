@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from fedpews.report.board import Board
-from fedpews.studies.cells import Found, Job, RunCells, read_cell
-from fedpews.studies.cluster.connect import Place, connect
-from fedpews.studies.cluster.pool import Ended, open_pool
-from fedpews.studies.reproduce import Elsewhere
+from fedpews.paper.cells import Found, Job, RunCells, read_cell
+from fedpews.paper.cluster.connect import Place, connect
+from fedpews.paper.cluster.pool import Ended, open_pool
+from fedpews.paper.reproduce import Elsewhere
 
 
 @contextmanager

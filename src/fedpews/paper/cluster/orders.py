@@ -15,10 +15,10 @@ from fedpews.errors import Interrupted
 from fedpews.experiment import Experiment
 from fedpews.report.progress import metric_in_words
 from fedpews.results.records import Record
-from fedpews.studies.cells import Found, MakeWatcher, run_cell
-from fedpews.studies.cluster.parcels import pack
-from fedpews.studies.study import Cell
-from fedpews.studies.validation import Values
+from fedpews.paper.cells import Found, MakeWatcher, run_cell
+from fedpews.paper.cluster.parcels import pack
+from fedpews.paper.study import Cell
+from fedpews.paper.validation import Values
 
 if TYPE_CHECKING:
     from fedpews.running import Watcher

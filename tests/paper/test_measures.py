@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.studies.activations import activation_overlap, layer_sums
-from fedpews.studies.measures import MEASURES, spread
+from fedpews.paper.activations import activation_overlap, layer_sums
+from fedpews.paper.measures import MEASURES, spread
 from fedpews.tasks.names import Goal
 
 

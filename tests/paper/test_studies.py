@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from fedpews.cli import app
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
-from fedpews.studies import cells as cells_module
-from fedpews.studies.cells import read_cell, run_cell
-from fedpews.studies.page import conclude, markdown, write_index, write_page
-from fedpews.studies.plan import plan
-from fedpews.studies.reproduce import reproduce, run_study
-from fedpews.studies.study import (
+from fedpews.paper import cells as cells_module
+from fedpews.paper.cells import read_cell, run_cell
+from fedpews.paper.page import conclude, markdown, write_index, write_page
+from fedpews.paper.plan import plan
+from fedpews.paper.reproduce import reproduce, run_study
+from fedpews.paper.study import (
     Cell,
     Figure,
     Line,
@@ -32,7 +32,7 @@ from fedpews.studies.study import (
     scaled,
     used,
 )
-from fedpews.studies.sweep import make_sweep, parse_grid
+from fedpews.paper.sweep import make_sweep, parse_grid
 
 
 @pytest.fixture(autouse=True)
@@ -256,7 +256,7 @@ def test_a_plan_probes_rounds_and_not_what_comes_before_and_after(
 ) -> None:
     probed = []
     monkeypatch.setattr(
-        "fedpews.studies.plan.round_seconds", lambda given, _: (probed.append(given), (1.0, 1.0))[1]
+        "fedpews.paper.plan.round_seconds", lambda given, _: (probed.append(given), (1.0, 1.0))[1]
     )
     rows = {
         "bare": Line(),
@@ -276,7 +276,7 @@ def _stop_at_the_second(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise Interrupted("stopped")
         return 90.0, 90.0
 
-    monkeypatch.setattr("fedpews.studies.plan.round_seconds", probe)
+    monkeypatch.setattr("fedpews.paper.plan.round_seconds", probe)
     return probed
 
 

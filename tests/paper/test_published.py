@@ -13,9 +13,9 @@ from toy import TINY, study
 
 from fedpews.cli.outcomes import count_failed
 from fedpews.errors import ConfigError
-from fedpews.studies.page import number_rows, write_index, write_page
-from fedpews.studies.reproduce import run_study
-from fedpews.studies.study import Line
+from fedpews.paper.page import number_rows, write_index, write_page
+from fedpews.paper.reproduce import run_study
+from fedpews.paper.study import Line
 
 
 def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from fedpews.errors import DataMissing, FedpewsError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.results.files import write_atomically
 from fedpews.results.schema import Number, read_object
-from fedpews.studies.cells import read_cell
-from fedpews.studies.study import Cell, Scale, Study, canonical, cells, with_seeds
+from fedpews.paper.cells import read_cell
+from fedpews.paper.study import Cell, Scale, Study, canonical, cells, with_seeds
 from fedpews.tables import FinetuneTable, PretrainTable
 
 if TYPE_CHECKING:

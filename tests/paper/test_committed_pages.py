@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpews.studies.page import apart_rows, markdown, number_rows
-from fedpews.studies.reproduce import run_study
-from fedpews.studies.study import load_study
+from fedpews.paper.page import apart_rows, markdown, number_rows
+from fedpews.paper.reproduce import run_study
+from fedpews.paper.study import load_study
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NUMBER = re.compile(r"\d+\.\d+")

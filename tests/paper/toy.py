@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedpews.studies.study import Claim, Line, Study
+from fedpews.paper.study import Claim, Line, Study
 
 TINY = {
     "rounds": 2,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from toy import study
 
-from fedpews.studies.page import Outcome, apart_rows
-from fedpews.studies.study import Claim, Scale
-from fedpews.studies.verdicts import judge, summarise
+from fedpews.paper.page import Outcome, apart_rows
+from fedpews.paper.study import Claim, Scale
+from fedpews.paper.verdicts import judge, summarise
 
 SEEDS = range(6)
 

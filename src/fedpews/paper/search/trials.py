@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError, DataMissing, RunFailed, first_line, need_extra
-from fedpews.studies.cells import Found
-from fedpews.studies.search.holders import LOST_AFTER, Holder, attribute, holding, is_lost
-from fedpews.studies.search.space import Search, distributions, in_words, settings_of
-from fedpews.studies.study import Cell
-from fedpews.studies.validation import Values
+from fedpews.paper.cells import Found
+from fedpews.paper.search.holders import LOST_AFTER, Holder, attribute, holding, is_lost
+from fedpews.paper.search.space import Search, distributions, in_words, settings_of
+from fedpews.paper.study import Cell
+from fedpews.paper.validation import Values
 
 if TYPE_CHECKING:
     from optuna import Study
