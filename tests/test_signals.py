@@ -18,10 +18,11 @@ from torch import Tensor, nn
 import fedpews
 from fedpews.engines.compiled.apart import remove_abandoned, run_apart, scratch_folder
 from fedpews.errors import Interrupted
+from fedpews.paper.cells import Runner
+from fedpews.paper.plan import plan
+from fedpews.paper.reproduce import load_study
 from fedpews.results.checkpoint import newest
 from fedpews.stopping import stop_signal
-from fedpews.paper.plan import plan
-from fedpews.paper.study import load_study
 from waiting import when
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
@@ -98,7 +99,7 @@ def test_a_plan_that_is_told_to_stop_stops(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("fedpews.paper.plan.round_seconds", told)
     study = load_study("table1")
     with pytest.raises(Interrupted):
-        list(plan(study, tmp_path))
+        list(plan(study, Runner(tmp_path)))
 
 
 def test_a_command_run_apart_has_a_process_group_of_its_own() -> None:

@@ -22,12 +22,12 @@ from fedpews.data import from_clients
 from fedpews.experiment import Experiment, known_keys
 from fedpews.flower.roster import KnownSites
 from fedpews.outside import parse_json, parse_toml
+from fedpews.paper.reproduce import load_study
 from fedpews.report.compare import remarks, table, verdicts
 from fedpews.report.html import make_report
 from fedpews.report.runs import find_runs
 from fedpews.result import load
 from fedpews.running import run as run_experiment
-from fedpews.paper.study import load_study
 
 RECIPES = {name: tomllib.loads(file.read_text()) for name, file in recipes().items()}
 WHOLE = Experiment().to_dict()

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import io
-import re
+import os
+import signal
 import sys
-import tarfile
-from contextlib import ExitStack, closing
+import threading
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dask_here import Dask
-from rich.console import Console
 from toy import TINY, study
 from typer.testing import CliRunner
 
 from fedpews.cli import app
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
-from fedpews.report.board import Board
-from fedpews.results.folder import RunFolder
-from fedpews.paper.cells import run_cell
-from fedpews.paper.cluster import connect as connecting
-from fedpews.paper.cluster.connect import Place
-from fedpews.paper.cluster.grid import on_cluster
-from fedpews.paper.cluster.parcels import pack, unpack
+from fedpews.paper import cluster as cluster_module
+from fedpews.paper.cells import Runner
+from fedpews.paper.cluster import connect, local_processes, pack, unpack
 from fedpews.paper.page import Outcome, number_rows
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Line, cells
-from waiting import deadly
+from fedpews.results.folder import RunFolder
+from fedpews.results.records import read_rounds
+from waiting import deadly, when
 
 pytest.importorskip("distributed", reason="needs Dask: pip install 'fedpews[cluster]'")
 
@@ -51,39 +48,51 @@ def numbers(outcome: Outcome) -> dict[Any, Any]:
     }
 
 
+COUNT = """
+from pathlib import Path
+
+def count(batch, seed):
+    with Path({file!r}).open("a") as file:
+        file.write("batch\\n")
+    return batch
+"""
+
+
 def test_a_cell_whose_worker_is_killed_goes_on_at_another_to_the_same_numbers(
     dask: Dask, tmp_path: Path
 ) -> None:
+    batches = tmp_path / "batches"
+    (tmp_path / "count.py").write_text(COUNT.format(file=str(batches)))
     long = TINY | {
         "rounds": 20,
         "warmup": {"rounds": 5},
         # two batches a round: in round 17
-        "data": TINY["data"] | {"augment": [deadly(tmp_path, 33)]},
+        "data": TINY["data"] | {"augment": [f"{tmp_path / 'count.py'}:count", deadly(tmp_path, 33)]},
         "runtime": {"engine": "eager", "checkpoint_every": 5, "workers": 1},
     }
     rows = {"pews": Line(set={"method": {"name": "scaffold+pews"}})}
     slow = study(seeds=[0], rows=rows, columns={"a": Line(set=long)}, paper={}, claims=[])
-    told = io.StringIO()
-    with on_cluster(dask.address, Console(file=told, width=400)) as elsewhere:
-        outcome = run_study(slow, tmp_path / "there", elsewhere=elsewhere)
+    with connect(dask.address) as cluster:
+        outcome = run_study(slow, Runner(tmp_path / "there"), cluster=cluster)
     dask.add_worker()
 
-    # 16 rounds were written, and every fifth is saved
-    assert re.search(r"from round 16, after tcp://\S+ was lost", told.getvalue()), told.getvalue()
-    assert [found.status for found in outcome.table.values()] == ["done"]
-    assert numbers(outcome) == numbers(run_study(slow, tmp_path / "here"))
+    assert [result.status for result in outcome.table.values()] == ["done"]
+    # every fifth round is saved: 33 batches of the first worker, then those of rounds 16 to 20
+    assert len(batches.read_text().splitlines()) == 33 + 10
+    assert numbers(outcome) == numbers(run_study(slow, Runner(tmp_path / "here")))
 
 
 def test_the_table_is_that_of_one_process_also_when_workers_send_their_runs_back(
     dask: Dask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # without its marker in the folder no worker knows that it shares it
-    monkeypatch.setattr("fedpews.paper.cluster.pool.write_atomically", lambda path, content: None)
+    # without the marker in the folder no worker knows that it shares it
+    monkeypatch.setattr(cluster_module, "_marked", lambda root: nullcontext("no-such-file"))
     small = study(columns={"a": Line(set=TINY)}, paper={})
-    with on_cluster(dask.address, Console(quiet=True)) as elsewhere:
-        there = run_study(small, tmp_path / "there", elsewhere=elsewhere)
+    lines: list[str] = []
+    with connect(dask.address) as cluster:
+        there = run_study(small, Runner(tmp_path / "there", log=lines.append), cluster=cluster)
 
-    here = run_study(small, tmp_path / "here")
+    here = run_study(small, Runner(tmp_path / "here"))
 
     assert numbers(there) == numbers(here)
     assert number_rows(there, "final") == number_rows(here, "final")
@@ -92,6 +101,36 @@ def test_the_table_is_that_of_one_process_also_when_workers_send_their_runs_back
         for root in (tmp_path / "there", tmp_path / "here")
     ]
     assert files[0] == files[1]
+    assert lines[0].startswith("2 cells, ")
+    assert {line.partition(" ")[2] for line in lines[1:]} == {"FedAvg, a: done", "PeWS, a: done"}
+
+
+def test_a_stopped_command_leaves_runs_that_the_same_command_resumes(dask: Dask, tmp_path: Path) -> None:
+    long = TINY | {"rounds": 2000, "runtime": {"engine": "eager", "checkpoint_every": 1, "workers": 1}}
+    endless = study(seeds=[0], columns={"a": Line(set=long)}, paper={}, claims=[])
+    root = tmp_path / "out"
+    every = cells(endless)
+    with connect(dask.address) as cluster:
+        results = cluster.run_cells(Runner(root), ["a"] * len(every), every)
+        thread = threading.Thread(target=stop_when, args=(root,))
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(results))
+        thread.join()
+
+    for cell in every:
+        (folder,) = (root / "runs" / cell.name).iterdir()
+        # nobody holds it, and it is not finished
+        with closing(RunFolder(folder)) as held:
+            assert held.has_run
+        assert 0 < len(read_rounds(folder)) < 2000
+    assert not list(root.glob(".cluster-*"))
+
+
+def stop_when(root: Path) -> None:
+    """Ctrl-C, as soon as both cells run."""
+    when(lambda: len(list(root.glob("runs/*/*/rounds.jsonl"))) == 2)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_failed_cells_end_the_command_with_an_error_and_the_others_are_there(
@@ -115,10 +154,10 @@ def test_a_cell_that_another_process_holds_is_busy_and_not_failed(tmp_path: Path
     folder = tmp_path / "runs" / cell.name / "seeds-0-1"
 
     with closing(RunFolder(folder)):
-        held = run_cell(tmp_path, cell, None)
+        held = Runner(tmp_path).run(cell)
 
     assert (held.status, held.error) == ("busy", "FolderInUse")
-    assert run_cell(tmp_path, cell, None).status == "done"
+    assert Runner(tmp_path).run(cell).status == "done"
 
 
 # ---- what travels
@@ -126,48 +165,41 @@ def test_a_cell_that_another_process_holds_is_busy_and_not_failed(tmp_path: Path
 
 def test_a_run_folder_survives_being_sent(tmp_path: Path) -> None:
     cell, *_ = cells(study(seeds=[0], columns={"a": Line(set=TINY)}, paper={}))
-    run_cell(tmp_path / "worker", cell, None)
+    Runner(tmp_path / "worker").run(cell)
     there = tmp_path / "worker" / "runs" / cell.name
 
-    (placed,) = unpack(pack(there), tmp_path / "here")
+    unpack(pack(there), tmp_path / "here")
 
-    (sent,) = there.iterdir()
-    for file in (path for path in sent.rglob("*") if path.is_file() and path.name != ".lock"):
-        assert (placed / file.relative_to(sent)).read_bytes() == file.read_bytes()
-    assert unpack(pack(there), tmp_path / "here") == []
+    for file in (path for path in there.rglob("*") if path.is_file() and path.name != ".lock"):
+        assert (tmp_path / "here" / file.relative_to(there)).read_bytes() == file.read_bytes()
+    changed = dict.fromkeys(pack(there), b"")
+    unpack(changed, tmp_path / "here")  # a finished run stays
+    assert pack(tmp_path / "here") == pack(there)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    "name",
     [
-        ("../outside/config.toml", tarfile.REGTYPE),
-        ("/etc/config.toml", tarfile.REGTYPE),
-        ("seeds-0/../../x", tarfile.REGTYPE),
-        ("config.toml", tarfile.REGTYPE),
-        ("seeds-0\\..\\..\\x", tarfile.REGTYPE),
-        ("C:/x/y", tarfile.REGTYPE),
-        ("seeds-0/link", tarfile.SYMTYPE),
-        ("seeds-0/link", tarfile.LNKTYPE),
-        ("seeds-0/device", tarfile.CHRTYPE),
+        "../outside/config.toml",
+        "/etc/config.toml",
+        "seeds-0/../../x",
+        "config.toml",
+        "seeds-0\\..\\..\\x/y",
+        "C:/x/y",
+        "seeds-0//x",
+        "seeds-0/x\0y",
     ],
 )
-def test_a_parcel_writes_nothing_outside_its_folder(tmp_path: Path, name: str, kind: bytes) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for each, type_ in (("seeds-0/config.toml", tarfile.REGTYPE), (name, kind)):
-            member = tarfile.TarInfo(each)
-            member.type, member.linkname = type_, "/etc/passwd"
-            tar.addfile(member)
-
+def test_files_that_a_worker_sends_are_never_written_outside_their_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="no file of a run folder"):
-        unpack(buffer.getvalue(), tmp_path / "here")
+        unpack({"seeds-0/config.toml": b"", name: b""}, tmp_path / "here")
 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_parcel_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="damaged"):
-        unpack(b"not a parcel", tmp_path)
+def test_what_a_worker_sends_as_a_file_must_be_bytes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no file of a run folder"):
+        unpack({"seeds-0/config.toml": "text"}, tmp_path)  # type: ignore[dict-item]
 
 
 # ---- addresses
@@ -176,15 +208,15 @@ def test_a_damaged_parcel_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["local", "local:", "local:0", "local:two", "somewhere", ""])
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--on"):
-        Place.parse(text)
+        local_processes(text)
 
 
 def test_a_scheduler_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr(cluster_module, "ANSWER_WITHIN", 0.5)
 
     with (
         pytest.raises(ConfigError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"),
-        on_cluster("tcp://127.0.0.1:9", Console(quiet=True)),
+        connect("tcp://127.0.0.1:9"),
     ):
         pass
 
@@ -193,36 +225,4 @@ def test_without_dask_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "distributed", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'fedpews\[cluster\]'"), ExitStack() as stack:
-        stack.enter_context(on_cluster("local:1", Console(quiet=True)))
-
-
-# ---- the table
-
-
-def test_what_runs_and_what_failed_is_shown_first_when_not_all_fits() -> None:
-    console = Console(file=io.StringIO(), width=100, height=9)
-    board = Board(console)
-    for number in range(20):
-        board.update(f"cell {number}", state="done" if number < 10 else "waiting")
-    board.update("cell 3", state="failed")
-    board.update("cell 15", state="running", round=3, rounds=10, where="tcp://10.0.0.6:40123")
-
-    console.print(board.table())
-
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "9 done, 1 failed, 9 waiting, 1 running" in shown
-    assert shown.index("cell 15") < shown.index("cell 3") < shown.index("and 17 more")
-    assert "3/10" in shown
-
-
-def test_in_a_terminal_the_table_is_there_while_cells_run() -> None:
-    console = Console(file=io.StringIO(), width=100, height=20, force_terminal=True)
-    with Board(console) as board:
-        board.update("FedAvg, A", state="running", round=3, rounds=10, shown="train accuracy 50.0 %")
-        board.say("FedAvg, A: on tcp://10.0.0.6:40123")
-        console.file.flush()
-
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "1 running" in shown
-    assert "train accuracy 50.0 %" in shown
-    assert "FedAvg, A: on tcp:" in shown
+        stack.enter_context(connect("local:1"))

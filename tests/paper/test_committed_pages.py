@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedpews.paper.cells import Runner
 from fedpews.paper.page import apart_rows, markdown, number_rows
-from fedpews.paper.reproduce import run_study
-from fedpews.paper.study import load_study
+from fedpews.paper.reproduce import load_study, run_study
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NUMBER = re.compile(r"\d+\.\d+")
@@ -27,7 +27,7 @@ def assert_alike(ours: str, committed: str) -> None:
 @pytest.mark.parametrize("name", sorted(page.stem for page in RESULTS.glob("*.json")))
 def test_a_page_says_what_the_runs_beside_it_say(name: str, tmp_path: Path) -> None:
     study = load_study(name)
-    outcome = run_study(study, tmp_path / "nothing", published=RESULTS / "runs", run=False)
+    outcome = run_study(study, Runner(tmp_path / "nothing", RESULTS / "runs"), run=False)
 
     page = (RESULTS / f"{name}.md").read_text()
     tables = [part.strip() for part in page.split("\n\n") if part.startswith("|")]

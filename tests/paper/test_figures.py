@@ -6,16 +6,17 @@ from pathlib import Path
 
 from toy import TINY, study
 
-from fedpews.report.colors import PALETTE, USUAL
+from fedpews.paper.cells import Runner
 from fedpews.paper.figures import draw
 from fedpews.paper.page import write_page
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Figure, Line, Quick, Scale, scaled
+from fedpews.report.colors import PALETTE, USUAL
 
 
 def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path: Path) -> None:
     toy = study(figures=[Figure(options={"rows": ["fedavg"]}), Figure(options={"rows": ["pews"]})])
-    outcome = run_study(toy, tmp_path, only="fedavg", data_dir=None)
+    outcome = run_study(toy, Runner(tmp_path), only="fedavg")
 
     text = write_page(outcome, tmp_path).read_text()
 
@@ -27,7 +28,7 @@ def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path
 def test_a_figure_names_rows_that_quick_leaves_out(tmp_path: Path) -> None:
     toy = study(figures=[Figure(options={"rows": ["pews", "fedavg"]})], quick=Quick(rows=["fedavg"]))
     scale = Scale(quick=True)
-    outcome = run_study(scaled(toy, scale), tmp_path, scale, data_dir=None)
+    outcome = run_study(scaled(toy, scale), Runner(tmp_path), scale)
 
     (figure,) = draw(outcome.study, outcome.table)
 
@@ -44,7 +45,7 @@ def test_a_row_has_one_colour_in_all_panels_and_a_usual_method_its_own(tmp_path:
         "second": Line(label="second", set={"method": {"name": "fedavg"}, "train": {"lr": 0.1}}),
     }
     toy = study(rows=rows, paper={}, claims=[], seeds=[0])
-    outcome = run_study(toy, tmp_path, data_dir=None)
+    outcome = run_study(toy, Runner(tmp_path))
 
     (figure,) = draw(toy, outcome.table)
 
@@ -67,7 +68,7 @@ def test_rows_of_one_figure_have_colours_of_their_own_also_where_a_study_has_mor
     many = study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[], seeds=[0])
     many = many.model_copy(update={"figures": [Figure(options={"rows": named})]})
 
-    (figure,) = draw(many, run_study(many, tmp_path).table)
+    (figure,) = draw(many, run_study(many, Runner(tmp_path)).table)
 
     lines = [line for line in figure.axes[0].get_lines() if not line.get_label().startswith("_")]
     assert [line.get_label() for line in lines] == [rows[row].label for row in named]

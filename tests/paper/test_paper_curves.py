@@ -6,10 +6,11 @@ import math
 
 import pytest
 
+from fedpews.paper.figures import curve_of, distance, paper_curves, plot_paper
+from fedpews.paper.reproduce import load_study
+from fedpews.paper.study import studies
 from fedpews.report.curves import plot_curves
 from fedpews.report.style import new_figure
-from fedpews.paper.paper_curves import curve_of, distance, paper_curves, plot_paper
-from fedpews.paper.study import load_study, studies
 
 
 def records(*accuracies: float) -> list[dict[str, object]]:

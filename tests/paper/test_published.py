@@ -13,6 +13,7 @@ from toy import TINY, study
 
 from fedpews.cli.outcomes import count_failed
 from fedpews.errors import ConfigError
+from fedpews.paper.cells import Runner
 from fedpews.paper.page import number_rows, write_index, write_page
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Line
@@ -20,9 +21,9 @@ from fedpews.paper.study import Line
 
 def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
     small = study(columns={"a": Line(set=TINY)}, paper={})
-    ran = run_study(small, tmp_path / "runs", published=tmp_path / "published")
+    ran = run_study(small, Runner(tmp_path / "runs", tmp_path / "published"))
 
-    again = run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+    again = run_study(small, Runner(tmp_path / "nothing", tmp_path / "published"), run=False)
 
     assert again.verdicts == ran.verdicts
     assert again.readings == ran.readings
@@ -33,9 +34,9 @@ def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:
 
 def test_a_cell_that_diverges_says_so_also_on_a_page_that_is_rebuilt(tmp_path: Path) -> None:
     wild = study(columns={"a": Line(set=TINY | {"train": {"steps": 20, "lr": 1e30}})}, paper={}, claims=[])
-    ran = run_study(wild, tmp_path / "runs", published=tmp_path / "published")
+    ran = run_study(wild, Runner(tmp_path / "runs", tmp_path / "published"))
 
-    again = run_study(wild, tmp_path / "nothing", published=tmp_path / "published", run=False)
+    again = run_study(wild, Runner(tmp_path / "nothing", tmp_path / "published"), run=False)
 
     first, found = (outcome.table["fedavg", "a"] for outcome in (ran, again))
     assert (found.status, found.message) == ("diverged", first.message)
@@ -50,9 +51,9 @@ def test_a_cell_that_diverges_says_so_also_on_a_page_that_is_rebuilt(tmp_path: P
 
 def test_rounds_without_an_evaluation_are_published_as_they_were(tmp_path: Path) -> None:
     small = study(columns={"a": Line(set=TINY | {"runtime.evaluate_every": 2})}, paper={})
-    ran = run_study(small, tmp_path / "runs", published=tmp_path / "published")
+    ran = run_study(small, Runner(tmp_path / "runs", tmp_path / "published"))
 
-    again = run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+    again = run_study(small, Runner(tmp_path / "nothing", tmp_path / "published"), run=False)
 
     assert again.readings == ran.readings
     whole, short = (outcome.table["fedavg", "a"].runs[0] for outcome in (ran, again))
@@ -80,12 +81,12 @@ def test_a_published_file_that_is_damaged_is_refused_by_name(
     tmp_path: Path, spoil: Callable[[bytes], bytes], word: str
 ) -> None:
     small = study(columns={"a": Line(set=TINY)}, paper={})
-    run_study(small, tmp_path / "runs", published=tmp_path / "published")
+    run_study(small, Runner(tmp_path / "runs", tmp_path / "published"))
     file = next(f for f in (tmp_path / "published").iterdir() if "pews" in f.name)
     file.write_bytes(spoil(file.read_bytes()))
 
     with pytest.raises(ConfigError, match=word) as caught:
-        run_study(small, tmp_path / "nothing", published=tmp_path / "published", run=False)
+        run_study(small, Runner(tmp_path / "nothing", tmp_path / "published"), run=False)
 
     assert file.name in str(caught.value)
 

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,18 +20,16 @@ from toy import TINY
 from typer.testing import CliRunner
 
 from fedpews.cli import app
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, FolderInUse
 from fedpews.experiment import Experiment
+from fedpews.paper.cells import Runner
+from fedpews.paper.measures import ValidationMeans
+from fedpews.paper.search import Search, open_study, plan_search, run_search
+from fedpews.paper.search_page import SearchOutcome, Tried, conclude_search
+from fedpews.paper.sweep import Range, make_sweep, parse_grid
 from fedpews.results import layout
 from fedpews.results.records import read_rounds
-from fedpews.paper.search.holders import Holder, attribute, holding, is_lost
-from fedpews.paper.search.page import SearchOutcome, Tried, _bins, conclude_search
-from fedpews.paper.search.run import search_here
-from fedpews.paper.search.space import Search, plan_search
-from fedpews.paper.search.trials import open_trials
-from fedpews.paper.sweep import Range, make_sweep, parse_grid
-from fedpews.paper.validation import Values
-from waiting import deadly
+from waiting import deadly, when
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'fedpews[search]'")
 
@@ -52,17 +49,10 @@ def write_config(folder: Path, **changes: Any) -> str:
     return str(file)
 
 
-@contextmanager
-def nobody(experiment: Experiment) -> Iterator[Any]:
-    from fedpews.running import Watcher
-
-    yield Watcher()
-
-
-def run_search(search: Search, root: Path, storage: str | None = None) -> SearchOutcome:
-    with open_trials(search, root, storage) as trials:
-        search_here(trials, root, None, lambda text: None, nobody)
-        return conclude_search(trials, root)
+def search_in(root: Path, search: Search, storage: str | None = None) -> SearchOutcome:
+    with open_study(search, root, storage) as study:
+        run_search(search, study, Runner(root))
+        return conclude_search(search, study, Runner(root))
 
 
 def sweep(*arguments: str) -> Any:
@@ -147,7 +137,7 @@ def test_a_round_counts_behind_the_warmup_and_when_all_seeds_are_known() -> None
     def record(seed: int, round: int, value: float | None, phase: str = "train") -> dict[str, Any]:
         return {"seed": seed, "round": round, "phase": phase, "validation": {"accuracy": value}}
 
-    values = Values("accuracy", [0, 1])
+    values = ValidationMeans("accuracy", [0, 1])
     assert values.add([record(0, 1, 0.9, "warmup"), record(1, 1, 0.9, "warmup")]) == []
     assert values.add([{"seed": 0, "round": 2, "phase": "train"}]) == []
     assert values.add([record(0, 3, 0.2), record(1, 3, 0.4)]) == [(3, pytest.approx(0.3))]
@@ -163,24 +153,6 @@ def test_the_best_is_the_highest_or_where_less_is_better_the_lowest(config: str,
     up = plan_search(config, grid, 3, None, {})
     down = plan_search(config, grid, 3, None, {"target_metric": "loss", "task.metrics": ["accuracy", "loss"]})
     assert [SearchOutcome(s, tried, {}).best.number for s in (up, down)] == [1, 0]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "log", "names"),
-    [
-        (1, 4, False, ["1", "2", "3", "4"]),
-        (1, 10, False, ["1 to 2", "3 to 4", "5 to 6", "7 to 8", "9 to 10"]),
-        # fifths of log 30 end at 1.97, 3.9, 7.7 and 15.2
-        (1, 30, True, ["1", "2 to 3", "4 to 7", "8 to 15", "16 to 30"]),
-    ],
-)
-def test_the_heat_map_names_the_whole_numbers_of_each_cell(
-    low: int, high: int, log: bool, names: list[str]
-) -> None:
-    found, place = _bins(SimpleNamespace(grid={"rounds": Range(low, high, log)}), "rounds")  # type: ignore[arg-type]
-
-    assert found == names
-    assert [place(value) for value in (low, high)] == [0, len(names) - 1]
 
 
 # ---- from beginning to end
@@ -201,7 +173,7 @@ def test_a_search_ends_with_a_configuration_that_runs_to_the_same_number(config:
     assert f"accuracy {100 * value:.1f} % on validation data" in answer.output
     page = (out / "search-mine.md").read_text()
     assert "the test data choose nothing" in page
-    assert (out / "search-mine.png").exists()
+    assert (out / "search-mine-history.png").exists()
 
 
 def test_finished_trials_are_not_run_again_and_more_can_be_asked_for(config: str, tmp_path: Path) -> None:
@@ -210,13 +182,13 @@ def test_finished_trials_are_not_run_again_and_more_can_be_asked_for(config: str
     def folders() -> dict[Path, int]:
         return {file: file.stat().st_mtime_ns for file in tmp_path.glob(f"runs/*/*/{layout.SUMMARY}")}
 
-    first = run_search(plan_search(config, grid, 2, None, {}), tmp_path)
+    first = search_in(tmp_path, plan_search(config, grid, 2, None, {}))
     before = folders()
-    again = run_search(plan_search(config, grid, 2, None, {}), tmp_path)
+    again = search_in(tmp_path, plan_search(config, grid, 2, None, {}))
     assert again.tried == first.tried
     assert folders() == before
 
-    more = run_search(plan_search(config, grid, 4, None, {}), tmp_path)
+    more = search_in(tmp_path, plan_search(config, grid, 4, None, {}))
 
     assert more.tried[:2] == first.tried
     assert len(more.tried) == 4
@@ -252,7 +224,7 @@ def test_a_hopeless_trial_is_given_up_and_leaves_no_run_that_looks_finished(tmp_
     config = write_config(tmp_path, rounds=8, warmup={"rounds": 1}, train={"steps": 5})
     search = plan_search(config, {"train.lr": RATES}, 10, None, {"data.train_per_class": 60})
 
-    outcome = run_search(search, tmp_path)
+    outcome = search_in(tmp_path, search)
 
     given_up = [one for one in outcome.tried if one.state == "given up"]
     assert given_up
@@ -266,7 +238,7 @@ def test_a_hopeless_trial_is_given_up_and_leaves_no_run_that_looks_finished(tmp_
 def test_settings_that_diverge_are_given_up_and_do_not_fail_the_search(config: str, tmp_path: Path) -> None:
     search = plan_search(config, {"train.lr": [1e30, 0.1]}, 4, None, {})
 
-    outcome = run_search(search, tmp_path)
+    outcome = search_in(tmp_path, search)
 
     diverged = [one for one in outcome.tried if one.settings == {"train.lr": 1e30}]
     assert diverged
@@ -291,45 +263,52 @@ def test_on_workers_a_search_comes_to_the_numbers_of_one_process(
 
     assert answer.exit_code == 0, answer.output
     search = plan_search(config, {"train.lr": [0.1, 0.2, 0.3]}, 5, None, {"rounds": 6})
-    with open_trials(search, tmp_path / "there") as trials:
-        there = conclude_search(trials, tmp_path / "there")
+    with open_study(search, tmp_path / "there") as study:
+        there = conclude_search(search, study, Runner(tmp_path / "there"))
     assert len(there.tried) == 5
     assert {one.state for one in there.tried} == {"done"}
-    here = {str(one.settings): one.value for one in run_search(search, tmp_path / "here").tried}
+    here = {str(one.settings): one.value for one in search_in(tmp_path / "here", search).tried}
     for one in there.tried:
         assert one.value == here.get(str(one.settings), one.value)
     assert {str(one.settings) for one in there.tried} & here.keys()
 
 
-# ---- who holds a trial
+# ---- several processes
 
 
-def test_only_a_process_that_is_gone_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    signs: dict[str, float] = {}
-    me = Holder("me", tmp_path / ".search")
-    with holding(tmp_path, signs.__setitem__) as other:
-        assert not is_lost(me, other.name, None)
-    assert not is_lost(me, "me", None)
-    # it ended as it should, and says so
-    assert is_lost(me, other.name, signs[attribute(other.name)])
-    # one with another folder is known by its signs of life alone
-    monkeypatch.setattr("time.time", lambda: 1000.0)
-    assert not is_lost(me, "far away", 900.0)
-    assert is_lost(me, "far away", 800.0)
-
-
-def test_a_trial_of_a_process_that_lives_is_left_alone(config: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_a_folder_takes_one_search_at_a_time_and_the_next_goes_on_with_its_trial(
+    config: str, tmp_path: Path
+) -> None:
     search = plan_search(config, {"train.lr": RATES}, 1, None, {})
-    with open_trials(search, tmp_path) as first:
-        begun = first.next()
-        assert begun is not None
-        with open_trials(search, tmp_path) as second:
-            assert second.next() is None
+    with open_study(search, tmp_path) as study:
+        begun = study.ask()
+        rate = begun.suggest_float("train.lr", RATES.low, RATES.high, log=True)
+        with pytest.raises(FolderInUse, match="another process is running search-mine"), ExitStack() as stack:
+            stack.enter_context(open_study(search, tmp_path))
 
-    with open_trials(search, tmp_path) as third:
-        taken = third.next()
-        assert taken is not None
-        assert taken.settings == begun.settings
+    # it ended without a word about its trial
+    outcome = search_in(tmp_path, search)
+
+    assert [one.settings for one in outcome.tried] == [{"train.lr": rate}]
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_a_trial_in_another_folder_is_run_again_only_without_heartbeats(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, url = plan_search(config, {"train.lr": RATES}, 1, None, {}), f"sqlite:///{tmp_path / 'all.db'}"
+    with open_study(search, tmp_path / "one", url) as study:
+        begun = study.ask()
+        rate = begun.suggest_float("train.lr", RATES.low, RATES.high, log=True)
+        begun.set_user_attr("folder", "elsewhere")
+        study._storage.record_heartbeat(begun._trial_id)
+    assert search_in(tmp_path / "two", search, url).tried == []
+
+    monkeypatch.setattr("fedpews.paper.search.LOST_AFTER", 1)
+    tried = when(lambda: search_in(tmp_path / "two", search, url).tried)
+
+    assert [one.settings for one in tried] == [{"train.lr": rate}]
 
 
 def test_without_optuna_the_command_says_how_to_get_it(
@@ -379,8 +358,8 @@ def test_several_folders_search_together_through_a_postgresql_server(
 ) -> None:
     grid = {"train.lr": RATES}
 
-    first = run_search(plan_search(config, grid, 2, None, {}), tmp_path / "one", postgres)
-    second = run_search(plan_search(config, grid, 4, None, {}), tmp_path / "two", postgres)
+    first = search_in(tmp_path / "one", plan_search(config, grid, 2, None, {}), postgres)
+    second = search_in(tmp_path / "two", plan_search(config, grid, 4, None, {}), postgres)
 
     assert second.tried[:2] == first.tried
     assert len(second.tried) == 4

@@ -16,10 +16,10 @@ from fedpews.cli import app
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.paper import cells as cells_module
-from fedpews.paper.cells import read_cell, run_cell
+from fedpews.paper.cells import Runner
 from fedpews.paper.page import conclude, markdown, write_index, write_page
 from fedpews.paper.plan import plan
-from fedpews.paper.reproduce import reproduce, run_study
+from fedpews.paper.reproduce import load_study, reproduce, run_study
 from fedpews.paper.study import (
     Cell,
     Figure,
@@ -28,7 +28,6 @@ from fedpews.paper.study import (
     Scale,
     canonical,
     cells,
-    load_study,
     scaled,
     used,
 )
@@ -53,11 +52,11 @@ def test_a_finished_cell_is_not_run_twice_and_more_seeds_run_only_the_new(
 
     monkeypatch.setattr(cells_module, "_run", count)
     small = study(columns={"a": Line(set=TINY)}, paper={})
-    run_study(small, tmp_path)
-    run_study(small, tmp_path)
+    run_study(small, Runner(tmp_path))
+    run_study(small, Runner(tmp_path))
     assert runs == [[0, 1], [0, 1]]  # two cells, once each
 
-    run_study(small.model_copy(update={"seeds": [0, 1, 2]}), tmp_path)
+    run_study(small.model_copy(update={"seeds": [0, 1, 2]}), Runner(tmp_path))
 
     assert runs[2:] == [[2], [2]]
     assert len(list((tmp_path / "runs").glob("*/*/summary.json"))) == 4
@@ -67,13 +66,13 @@ def test_a_stopped_cell_goes_on(tmp_path: Path) -> None:
     (cell,) = cells(
         study(columns={"a": Line(set=TINY)}, rows={"fedavg": study().rows["fedavg"]}, paper={}, claims=[])
     )
-    run_cell(tmp_path, cell, None)
+    Runner(tmp_path).run(cell)
     (folder,) = (tmp_path / "runs").glob("*/*")
     whole = (folder / "rounds.jsonl").read_text()
     (folder / "summary.json").unlink()  # as if killed before the end
-    assert read_cell(tmp_path, cell).status == "not run"
+    assert Runner(tmp_path).read(cell).status == "not run"
 
-    assert run_cell(tmp_path, cell, None).status == "done"
+    assert Runner(tmp_path).run(cell).status == "done"
     assert (folder / "rounds.jsonl").read_text() == whole
 
 
@@ -89,7 +88,7 @@ def test_missing_data_and_a_failing_run_leave_the_others_alone(
         "good": Line(set=TINY),
     }
 
-    outcome = run_study(study(columns=columns, paper={}), tmp_path)
+    outcome = run_study(study(columns=columns, paper={}), Runner(tmp_path))
 
     statuses = {place: found.status for place, found in outcome.table.items()}
     assert statuses["fedavg", "missing"] == "data missing"
@@ -108,7 +107,7 @@ def test_an_interruption_ends_the_study(tmp_path: Path, monkeypatch: pytest.Monk
     command = ["reproduce", "table1", "--quick", "--out", str(tmp_path)]
 
     with pytest.raises(Interrupted):
-        run_study(study(), tmp_path)
+        run_study(study(), Runner(tmp_path))
     answer = CliRunner().invoke(app, command)
 
     assert answer.exit_code == 130
@@ -127,7 +126,7 @@ def test_equal_experiments_are_the_same_cell() -> None:
 
 
 def test_what_is_not_there_yet_is_shown_without_running(tmp_path: Path) -> None:
-    (outcome,) = reproduce("table1", tmp_path, Scale(quick=True), run=False)
+    (outcome,) = reproduce("table1", Runner(tmp_path), Scale(quick=True), run=False)
 
     assert not (tmp_path / "runs").exists()
     text = (tmp_path / "table1.md").read_text()
@@ -158,7 +157,7 @@ def test_a_stand_in_replaces_a_data_set_and_is_said() -> None:
 
 def test_the_page_shows_both_numbers_and_the_index_sums_the_claims(tmp_path: Path) -> None:
     toy = study()
-    outcome = run_study(toy, tmp_path, data_dir=None)
+    outcome = run_study(toy, Runner(tmp_path))
 
     text = write_page(outcome, tmp_path).read_text()
 
@@ -176,11 +175,11 @@ def test_a_page_names_the_machine_that_ran_and_not_the_one_that_draws_it(
 ) -> None:
     toy = study(columns={"a": Line(set=TINY)}, paper={}, seeds=[0])
     monkeypatch.setattr("fedpews.saving.describe_machine", lambda device: "64 cores (arm64), one H100")
-    run_study(toy, tmp_path, published=tmp_path / "published")
+    run_study(toy, Runner(tmp_path, tmp_path / "published"))
     monkeypatch.undo()
 
     for runs in (tmp_path, tmp_path / "nothing"):
-        outcome = run_study(toy, runs, published=tmp_path / "published", run=False)
+        outcome = run_study(toy, Runner(runs, tmp_path / "published"), run=False)
         text = write_page(outcome, tmp_path / "pages").read_text()
 
         assert "Seeds 0; measured on 64 cores (arm64), one H100. " in text
@@ -199,7 +198,7 @@ def test_a_sweep_is_a_table_of_all_combinations(tmp_path: Path) -> None:
     config.write_text(Experiment(**TINY, method={"name": "fedavg+pews"}).to_toml())
     grid = dict(parse_grid(text) for text in ("warmup.diversity=0.5,5", "train.lr=0.01,0.1"))
 
-    outcome = run_study(make_sweep(str(config), grid), tmp_path)
+    outcome = run_study(make_sweep(str(config), grid), Runner(tmp_path))
 
     assert len(outcome.table) == 4
     assert all(found.status == "done" for found in outcome.table.values())
@@ -241,9 +240,9 @@ def test_a_grid_that_is_none_is_refused(text: str) -> None:
 def test_a_plan_tells_what_is_left_and_about_how_long(tmp_path: Path) -> None:
     small = study(columns={"a": Line(set=TINY)}, paper={})
     done, *_ = cells(small)
-    run_cell(tmp_path, done, None)
+    Runner(tmp_path).run(done)
 
-    first, second = plan(small, tmp_path)
+    first, second = plan(small, Runner(tmp_path))
 
     assert (first.missing, first.seconds) == ((), 0.0)
     assert second.missing == (0, 1)
@@ -262,7 +261,7 @@ def test_a_plan_probes_rounds_and_not_what_comes_before_and_after(
         "bare": Line(),
         "pretrained": Line(set={"pretrain": {"data": "synthetic-3.2k"}, "finetune": {"epochs": 9}}),
     }
-    list(plan(study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[]), tmp_path))
+    list(plan(study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[]), Runner(tmp_path)))
     assert [(one.pretrain.data, one.finetune.epochs) for one in probed] == [(None, None)]
 
 
@@ -285,7 +284,7 @@ def test_a_plan_lists_all_cells_before_its_first_probe(
 ) -> None:
     _stop_at_the_second(monkeypatch)
     told: list[str] = []
-    next(plan(study(), tmp_path, tell=told.append))
+    next(plan(study(), Runner(tmp_path, log=told.append)))
     assert told[:4] == [
         f"toy: {name}, {rounds} rounds, seeds 0, 1"
         for rounds, name in [(2, "FedAvg, A"), (2, "PeWS, A"), (3, "FedAvg, B"), (3, "PeWS, B")]
@@ -298,8 +297,8 @@ def test_a_plan_that_was_stopped_keeps_what_it_measured(
 ) -> None:
     probed = _stop_at_the_second(monkeypatch)
     with pytest.raises(Interrupted):
-        list(plan(study(), tmp_path))
-    assert [line.seconds for line in plan(study(), tmp_path)] == [360.0, 360.0, 540.0, 540.0]
+        list(plan(study(), Runner(tmp_path)))
+    assert [line.seconds for line in plan(study(), Runner(tmp_path))] == [360.0, 360.0, 540.0, 540.0]
     assert probed == ["fedavg", "fedavg+pews", "fedavg+pews"]
 
 
@@ -411,7 +410,7 @@ def test_an_unknown_kind_of_figure_is_found_when_the_study_is_read(tmp_path: Pat
 def test_seeds_go_over_several_draws_of_the_data(tmp_path: Path) -> None:
     small = study(columns={"a": Line(set=TINY)}, paper={}, seeds=[0, 1, 2, 3], draws=3)
 
-    outcome = run_study(small, tmp_path)
+    outcome = run_study(small, Runner(tmp_path))
 
     folders = sorted(path.name for path in (tmp_path / "runs").glob("*fedavg-*/*"))
     assert folders == ["draw-0-seeds-0-3", "draw-1-seeds-1", "draw-2-seeds-2"]
@@ -432,14 +431,14 @@ def test_an_index_over_a_file_that_is_none_of_ours_names_it(tmp_path: Path) -> N
 
 def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None:
     told: list[str] = []
-    outcome = run_study(study(), tmp_path, only="pews:b,fedavg:a", tell=told.append)
+    outcome = run_study(study(), Runner(tmp_path, log=told.append), only="pews:b,fedavg:a")
     assert [text.partition(": ")[2].partition(", 2")[0] for text in told][:2] == [
         "PeWS, B, 3 rounds",
         "FedAvg, A",
     ]
     assert outcome.table["fedavg", "b"].status == "not run"
     with pytest.raises(ConfigError, match="has no such cell; it has fedavg:a, pews:a"):
-        run_study(study(), tmp_path, only="fedavg:z")
+        run_study(study(), Runner(tmp_path), only="fedavg:z")
 
 
 def test_fixed_masks_that_zero_what_is_unowned_or_are_evaluated_whole_are_cells_of_their_own() -> None:

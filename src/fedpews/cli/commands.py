@@ -239,7 +239,8 @@ def _recipes() -> Iterator[tuple[str, str]]:
 
 
 def _studies() -> Iterator[tuple[str, str]]:
-    from fedpews.paper.study import load_study, studies
+    from fedpews.paper.reproduce import load_study
+    from fedpews.paper.study import studies
 
     for name in studies():
         study = load_study(name)

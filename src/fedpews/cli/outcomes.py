@@ -1,4 +1,4 @@
-"""What the commands about studies share: how cells are run and watched, and how an outcome is shown."""
+"""Shared by the commands about studies: how cells are run and watched, and how results are shown."""
 
 from __future__ import annotations
 
@@ -18,11 +18,23 @@ from fedpews.errors import ConfigError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
     from fedpews.experiment import Experiment
-    from fedpews.running import Watcher
+    from fedpews.paper.cells import Runner
+    from fedpews.paper.claims import Verdict
+    from fedpews.paper.cluster import Cluster
     from fedpews.paper.page import Outcome
-    from fedpews.paper.reproduce import Elsewhere
     from fedpews.paper.study import Scale
-    from fedpews.paper.verdicts import Verdict
+    from fedpews.running import Watcher
+
+
+def make_runner(folder: Path, data_dir: Path | None, quiet: bool) -> Runner:
+    """Runs cells in this process, with a progress bar and a line for each cell."""
+    from fedpews.paper.cells import Runner
+
+    def log(text: str) -> None:
+        if not quiet:
+            err.print(escape(text), soft_wrap=True)
+
+    return Runner(folder, data_dir=data_dir, watch=lambda experiment: watch_run(experiment, quiet), log=log)
 
 
 def show_outcome(outcome: Outcome, page: Path) -> None:
@@ -41,10 +53,10 @@ def show_outcome(outcome: Outcome, page: Path) -> None:
         for verdict in outcome.verdicts:
             if verdict.claim == claim:
                 out.print(f"  {_sentence(verdict)}", soft_wrap=True)
-    for found in outcome.table.values():
-        if found.message:
-            place = f"{study.row_label(found.cell.row)}, {study.column_label(found.cell.column)}"
-            out.print(f"{escape(place)}: {found.status}: {escape(found.message)}", soft_wrap=True)
+    for result in outcome.table.values():
+        if result.message:
+            text = f"{study.label(result.cell)}: {result.status}: {result.message}"
+            out.print(escape(text), soft_wrap=True)
     out.print(escape(f"written to {page}"), soft_wrap=True)
 
 
@@ -52,8 +64,8 @@ def _sentence(verdict: Verdict) -> str:
     color = {True: "green", False: "red", None: "yellow"}[verdict.agrees]
     paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
     p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
-    found = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
-    return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + found)}"
+    ours = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
+    return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + ours)}"
 
 
 def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
@@ -79,33 +91,33 @@ def watch_run(experiment: Experiment, quiet: bool) -> Iterator[Watcher]:
 
 
 @contextmanager
-def elsewhere(address: str | None, quiet: bool) -> Iterator[Elsewhere | None]:
-    """Who runs cells instead of this process: the cluster at an address, if there is one."""
+def on_cluster(address: str | None) -> Iterator[Cluster | None]:
+    """The cluster at an address; None without one."""
     if address is None:
         yield None
         return
-    from fedpews.paper.cluster.grid import on_cluster
+    from fedpews.paper.cluster import connect
 
-    with on_cluster(address, err, quiet) as elsewhere:
-        yield elsewhere
+    with connect(address) as cluster:
+        yield cluster
 
 
 def count_failed(outcome: Outcome) -> int:
-    """Cells that broke down now; one that is known to diverge from earlier is no news."""
+    """Cells that failed now, without those that are known to diverge from earlier runs."""
     return sum(
-        found.status in ("failed", "diverged") and found.error != "" for found in outcome.table.values()
+        result.status in ("failed", "diverged") and result.error != "" for result in outcome.table.values()
     )
 
 
 def end(failed: int, what: str = "cells") -> None:
-    """Whoever waits for the command must not take a page with holes for a whole one."""
+    """End the command with an error if anything failed: its page has gaps."""
     if failed:
         raise RunFailed(f"{failed} {what} failed" + "; the same command tries them again" * (what == "cells"))
 
 
 @contextmanager
-def goes_on() -> Iterator[None]:
-    """A stopped study goes on with the same command."""
+def resumable() -> Iterator[None]:
+    """Say, when the command is stopped, that the same command resumes it."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The commands about studies: reproduce and plan. Everything heavy is imported when used."""
+"""The commands about studies: reproduce and plan. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedpews.cli.complete import study_names
-from fedpews.cli.console import err, out
+from fedpews.cli.console import out
 from fedpews.cli.options import DataDir, On, Quiet, Seeds
-from fedpews.cli.outcomes import count_failed, elsewhere, end, goes_on, read_scale, show_outcome, watch_run
+from fedpews.cli.outcomes import (
+    count_failed,
+    end,
+    make_runner,
+    on_cluster,
+    read_scale,
+    resumable,
+    show_outcome,
+)
 
 if TYPE_CHECKING:
     from fedpews.paper.plan import Planned
@@ -23,11 +31,11 @@ Out = Annotated[Path, typer.Option("--out", help="Where run folders and pages ar
 Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key in every cell; said on the page."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key in every cell; the page says so."),
 ]
 StandIn = Annotated[
     list[str] | None,
-    typer.Option(metavar="DATA=OTHER", help="Use another data set where one is asked for; said on the page."),
+    typer.Option(metavar="DATA=OTHER", help="Use another data set where one is asked for; the page says so."),
 ]
 
 
@@ -59,24 +67,16 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper, and show our numbers beside its own.
 
-    Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run twice,
+    Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run again,
     and studies share cells. Writes a Markdown page with the figures.
     """
     from fedpews.paper.reproduce import reproduce as reproduce_study
 
-    failed = 0
-    with goes_on(), elsewhere(on if run else None, quiet) as others:
+    failed, scale = 0, read_scale(quick, seeds, set_, stand_in)
+    runner = make_runner(folder, data_dir, quiet)
+    with resumable(), on_cluster(on if run else None) as cluster:
         for outcome in reproduce_study(
-            name,
-            folder,
-            read_scale(quick, seeds, set_, stand_in),
-            pages=pages,
-            only=cells,
-            data_dir=data_dir,
-            run=run,
-            tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
-            watch=lambda experiment: watch_run(experiment, quiet),
-            elsewhere=others,
+            name, runner, scale, pages=pages, only=cells, run=run, cluster=cluster
         ):
             show_outcome(outcome, (pages or folder) / f"{outcome.study.name}.md")
             failed += count_failed(outcome)
@@ -97,18 +97,17 @@ def plan(
     Lists the cells first. Probes are kept in the --out folder (runs/probes.json): stop it at any moment.
     """
     from fedpews.paper.plan import plan as plan_study
-    from fedpews.paper.study import load_study, scaled, studies
+    from fedpews.paper.reproduce import load_study
+    from fedpews.paper.study import scaled, studies
 
-    scale = read_scale(quick, seeds, set_, stand_in)
+    scale, runner = read_scale(quick, seeds, set_, stand_in), make_runner(folder, data_dir, quiet=False)
     total = 0.0
-    with goes_on():
-        for one in list(studies()) if name == "all" else [name]:
-            study = scaled(load_study(one), scale)
+    with resumable():
+        for each in list(studies()) if name == "all" else [name]:
+            study = scaled(load_study(each), scale)
             planned: list[Planned] = []
             try:
-                for line in plan_study(
-                    study, folder, scale, data_dir, lambda text: err.print(escape(text), soft_wrap=True)
-                ):
+                for line in plan_study(study, runner, scale):
                     planned.append(line)
             finally:
                 # also what was measured before it was stopped
@@ -127,7 +126,7 @@ def _show_plan(study: Study, planned: list[Planned]) -> None:
         cell = line.cell
         time = "" if line.seconds is None else f"{line.seconds / 60:.1f}"
         grid.add_row(
-            escape(f"{study.row_label(cell.row)}, {study.column_label(cell.column)}"),
+            escape(study.label(cell)),
             str(cell.experiment.rounds),
             ", ".join(map(str, line.missing)) or "none, finished",
             time or escape(line.problem),

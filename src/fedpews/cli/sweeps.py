@@ -1,4 +1,4 @@
-"""The command about settings: sweep, over a grid or by a search. Everything heavy is imported when used."""
+"""The command about settings: sweep, over a grid or by a search. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import typer
 from rich.markup import escape
 
 from fedpews.cli.complete import configs
-from fedpews.cli.console import err, out
+from fedpews.cli.console import out
 from fedpews.cli.options import DataDir, Methods, On, Quiet, Rounds, Seeds, Set, parse_seeds
-from fedpews.cli.outcomes import count_failed, elsewhere, end, goes_on, show_outcome, watch_run
+from fedpews.cli.outcomes import count_failed, end, make_runner, on_cluster, resumable, show_outcome
 from fedpews.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedpews.paper.cells import Runner
     from fedpews.paper.page import Outcome
+    from fedpews.paper.search import Search
+    from fedpews.paper.study import Study
     from fedpews.paper.sweep import Grid
 
 
@@ -53,7 +56,7 @@ def sweep(
         typer.Option(
             metavar="URL",
             help="Where a search keeps its trials: any database URL that Optuna takes, for several machines.",
-            show_default="a journal file in the --out folder",
+            show_default="an SQLite file in the --out folder",
         ),
     ] = None,
     on: On = None,
@@ -66,88 +69,57 @@ def sweep(
     Or:  fedpews sweep synthetic-32k --search optuna --trials 40 --grid warmup.diversity=0.1..10:log --grid
     warmup.rounds=10..100
     """
-    if search is not None:
-        if search != "optuna":
-            raise ConfigError(f"--search {search!r}: there is optuna")
-        _search(
-            config,
-            *_settings(grid, method, rounds, set_),
-            seeds,
-            trials,
-            storage,
-            folder,
-            data_dir,
-            on,
-            quiet,
-        )
-        return
-    if storage is not None:
+    if search not in (None, "optuna"):
+        raise ConfigError(f"--search {search!r}: there is optuna")
+    if search is None and storage is not None:
         raise ConfigError("--storage is where a search keeps its trials; add --search optuna")
+    keys, fixed = _settings(grid, method, rounds, set_)
+    chosen, runner = None if seeds is None else parse_seeds(seeds), make_runner(folder, data_dir, quiet)
+    if search is None:
+        from fedpews.paper.sweep import make_sweep
+
+        _run_grid(make_sweep(config, keys, chosen, fixed), runner, on)
+    else:
+        from fedpews.paper.search import plan_search
+
+        _run_search(plan_search(config, keys, trials, chosen, fixed), runner, storage, on)
+
+
+def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
     from fedpews.paper.page import write_page
     from fedpews.paper.reproduce import run_study
-    from fedpews.paper.sweep import make_sweep
 
-    chosen = None if seeds is None else parse_seeds(seeds)
-    values, fixed = _settings(grid, method, rounds, set_)
-    study = make_sweep(config, values, chosen, fixed)
-    with goes_on(), elsewhere(on, quiet) as others:
-        outcome = run_study(
-            study,
-            folder,
-            data_dir=data_dir,
-            tell=lambda text: None if quiet else err.print(escape(text), soft_wrap=True),
-            watch=lambda experiment: watch_run(experiment, quiet),
-            elsewhere=others,
-        )
-    show_outcome(outcome, write_page(outcome, folder, data_dir))
+    with resumable(), on_cluster(on) as cluster:
+        outcome = run_study(study, runner, cluster=cluster)
+    show_outcome(outcome, write_page(outcome, runner.root, runner.data_dir))
     _name_best(outcome)
     end(count_failed(outcome))
 
 
-def _search(
-    config: str,
-    grid: Grid,
-    fixed: dict[str, Any],
-    seeds: str | None,
-    count: int,
-    storage: str | None,
-    folder: Path,
-    data_dir: Path | None,
-    on: str | None,
-    quiet: bool,
-) -> None:
-    from fedpews.paper.search.page import conclude_search, write_search
-    from fedpews.paper.search.run import search_here, search_on
-    from fedpews.paper.search.space import VALIDATION, in_words, plan_search
-    from fedpews.paper.search.trials import open_trials
+def _run_search(search: Search, runner: Runner, storage: str | None, on: str | None) -> None:
+    from fedpews.paper.search import VALIDATION, in_words, open_study, run_search
+    from fedpews.paper.search_page import conclude_search, write_search
     from fedpews.tasks.names import show
 
-    def tell(text: str) -> None:
-        if not quiet:
-            err.print(escape(text), soft_wrap=True)
-
-    asked = plan_search(config, grid, count, None if seeds is None else parse_seeds(seeds), fixed)
-    if asked.adds_validation:
-        tell(
-            f"{config} has no validation data: {VALIDATION:.0%} of each client's training samples are held out "
+    if search.adds_validation:
+        runner.log(
+            f"{search.config} has no validation data: {VALIDATION:.0%} of each client's training samples become it "
             "(data.validation)"
         )
-    with goes_on(), open_trials(asked, folder, storage) as trials:
-        if on is None:
-            search_here(trials, folder, data_dir, tell, lambda experiment: watch_run(experiment, quiet))
-        else:
-            search_on(on, trials, folder, data_dir, err, quiet)
-        outcome = conclude_search(trials, folder)
-    page, toml = write_search(outcome, folder)
-    best, metric = outcome.best, asked.base.goal.metric
+    with resumable(), open_study(search, runner.root, storage) as study:
+        with on_cluster(on) as cluster:
+            run_search(search, study, runner, cluster)
+        outcome = conclude_search(search, study, runner)
+        page, toml = write_search(outcome, study, runner.root)
+    best, metric = outcome.best, search.base.goal.metric
     if best is not None:
         out.print(
             f"best: {escape(in_words(best.settings))}, {metric} {show(metric, best.value)} on validation data, "
             f"{show(metric, outcome.best_test)} on test data",
             soft_wrap=True,
         )
-        parts = ", ".join(f"{key} {part:.2f}" for key, part in outcome.importance.items())
-        out.print(f"importance: {escape(parts) or 'too few trials to say'}", soft_wrap=True)
+        shares = ", ".join(f"{key} {share:.2f}" for key, share in outcome.importance.items())
+        out.print(f"importance: {escape(shares) or 'too few trials to say'}", soft_wrap=True)
         out.print(escape(f"run it with: fedpews run {toml}"), soft_wrap=True)
     out.print(escape(f"written to {page}"), soft_wrap=True)
     end(outcome.failed, "trials")
@@ -179,14 +151,14 @@ def _name_best(outcome: Outcome) -> None:
     name = outcome.study.measures[0]
     measure = MEASURES[name]
     means = {
-        place: sum(values.values()) / len(values)
-        for place in outcome.table
-        if (values := outcome.readings[name, *place])
+        cell: sum(values.values()) / len(values)
+        for cell in outcome.table
+        if (values := outcome.readings[name, *cell])
     }
     if not means:
         return
     best = (max if measure.higher_is_better else min)(means, key=means.__getitem__)
-    settings = ", ".join(part for part in best if part != "all")
+    settings = ", ".join(label for label in best if label != "all")
     word = "highest" if measure.higher_is_better else "lowest"
     seeds = len(outcome.table[best].runs)
     out.print(
@@ -195,7 +167,7 @@ def _name_best(outcome: Outcome) -> None:
     )
     if not name.startswith("validation:"):
         out.print(
-            "this is on the test data; to choose by it, hold some out: --set data.validation=0.2",
+            "this is on the test data; to choose by it, use validation data: --set data.validation=0.2",
             soft_wrap=True,
         )
 

@@ -1,103 +1,158 @@
-"""The paper's figures, drawn from our runs: one function per kind of figure."""
+"""The paper's figures, drawn from our runs: one function for each kind, with the paper's curves beside ours.
+
+The paper's curves (``curves.json``) were read from the published figures pixel by pixel, to about half a point and one
+round; they are means over three seeds.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedpews.configs import STUDIES
+from fedpews.paper.cells import CellResult
+from fedpews.paper.measures import MEASURES, printed
+from fedpews.paper.study import Study
 from fedpews.report.colors import USUAL, Color, colors
-from fedpews.report.curves import plot_curves, plot_over_time
+from fedpews.report.curves import curve, plot_curves, plot_over_time
 from fedpews.report.heatmap import plot_heatmap
 from fedpews.report.split import plot_split
 from fedpews.report.style import new_figure
 from fedpews.results.records import Record
-from fedpews.paper.cells import Found
-from fedpews.paper.measures import MEASURES, halves, printed
-from fedpews.paper.paper_curves import plot_paper
-from fedpews.paper.study import Study
 from fedpews.tasks.names import Goal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Table = Mapping[tuple[str, str], Found]
-"""(row, column) → what is there."""
+Results = Mapping[tuple[str, str], CellResult]
+"""(row, column) → its runs."""
+
+Curve = tuple[list[int], list[float]]
+"""Rounds and accuracies in percent."""
+
+NAMES = {"fedavg": "FedAvg", "fedavg+pews": "FedPeWS", "fedavg+pews-fixed": "FedPeWS-Fixed"}
+"""The paper's names of the methods that it drew."""
 
 
-def draw(study: Study, table: Table, data_dir: Path | None = None) -> list[Figure]:
-    """Every figure of a study for which there is a run to draw."""
-    figures, tints = [], _tints(study, table)
+@cache
+def paper_curves() -> dict[str, dict[str, Curve]]:
+    """Figure → method → its curve.
+
+    >>> sorted(paper_curves()["four-clients"])
+    ['fedavg', 'fedavg+pews']
+    """
+    curves: dict[str, dict[str, Curve]] = json.loads((resources.files(STUDIES) / "curves.json").read_text())
+    return curves
+
+
+def curve_of(study: Study, row: str, column: str) -> Curve | None:
+    """The paper's curve of a cell, if it drew one."""
+    figure, method = study.columns[column].drawn, study.rows[row].drawn
+    return paper_curves().get(figure or "", {}).get(method or "")
+
+
+def distance(records: Sequence[Record], paper: Curve) -> float:
+    """Root mean square difference between our mean curve and the paper's, in points, over the paper's rounds."""
+    rounds, mean, _ = curve(records)
+    ours, theirs = dict(zip(rounds, mean, strict=True)), dict(zip(*paper, strict=True))
+    both = [(ours[t] - value) ** 2 for t, value in theirs.items() if t in ours]
+    return fmean(both) ** 0.5 if both else float("nan")
+
+
+def plot_paper(axes: Any, study: Study, column: str, rows: Sequence[str]) -> None:
+    """The paper's curves, dashed, each in the colour of the first of our rows that it belongs to."""
+    drawn = set()
+    colours = {line.get_label(): line.get_color() for line in axes.get_lines()}
+    for row in rows:
+        paper, method = curve_of(study, row, column), study.rows[row].drawn
+        if paper is not None and method not in drawn and study.row_label(row) in colours:
+            drawn.add(method)
+            colour = colours[study.row_label(row)]
+            label = f"the paper: {NAMES.get(method or '', method)}"
+            axes.plot(*paper, color=colour, linestyle=(0, (3, 1.5)), linewidth=1.1, label=label)
+
+
+@dataclass(frozen=True)
+class _View:
+    """What a figure is drawn from."""
+
+    study: Study
+    results: Results
+    options: Mapping[str, Any]
+    rows: Sequence[str]
+    tints: Mapping[str, Color]
+    data_dir: Path | None
+
+    def lines(self, column: str, rows: Sequence[str] | None = None) -> dict[str, list[Record]]:
+        """Label → records of the rows that have runs in a column, and of baselines."""
+        found = {}
+        for row in rows or self.study.rows:
+            result = self.results.get((row, self.study.column_for(row, column)))
+            if result is not None and result.runs:
+                found[self.study.row_label(row)] = result.records
+        return found
+
+    def columns(self, rows: Sequence[str] | None = None) -> list[str]:
+        return [column for column in self.study.columns if self.lines(column, rows)]
+
+    def title(self, axes: Any, column: str) -> None:
+        axes.set_title(self.study.column_label(column), fontsize=10)
+
+
+KINDS: dict[str, Callable[[_View], Figure]] = {}
+"""The kinds of figures that a study can name."""
+
+
+def _kind(function: Callable[[_View], Figure]) -> Callable[[_View], Figure]:
+    KINDS[function.__name__] = function
+    return function
+
+
+def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[Figure]:
+    """Every figure of a study that has a run to draw."""
+    figures, tints = [], _tints(study, results)
     for figure in study.figures:
-        # --quick leaves rows out that a figure names
+        # a figure may name rows that --quick leaves out
         rows = [row for row in figure.options.get("rows", study.rows) if row in study.rows]
-        if any(found.runs for (row, _), found in table.items() if row in rows):
-            options = {**figure.options, "rows": rows, "data_dir": data_dir, "tints": tints}
-            figures.append(KINDS[figure.kind](study, table, options))
+        if any(result.runs for (row, _), result in results.items() if row in rows):
+            view = _View(study, results, figure.options, rows, tints, data_dir)
+            figures.append(KINDS[figure.kind](view))
     return figures
 
 
-def _tints(study: Study, table: Table) -> dict[str, Color]:
-    """A colour for each row, the same in all panels and figures; a usual method's first row has that method's own."""
+def _tints(study: Study, results: Results) -> dict[str, Color]:
+    """A colour for each row, the same in all panels and figures; the first row of a usual method has its colour."""
     known: dict[str, str] = {}  # label → what its colour is chosen by
     named = [row for figure in study.figures for row in figure.options.get("rows", []) if row in study.rows]
     # rows that a figure names come first: with more rows than colours, those must not share one
     for row in dict.fromkeys([*named, *study.rows]):
         label = study.row_label(row)
-        method = next((found.cell.experiment.method.name for (r, _), found in table.items() if r == row), "")
-        known[label] = method if method in USUAL and method not in known.values() else label
+        methods = [result.cell.experiment.method.name for (r, _), result in results.items() if r == row]
+        is_usual = bool(methods) and methods[0] in USUAL and methods[0] not in known.values()
+        known[label] = methods[0] if is_usual else label
     chosen = colors(list(known.values()))
     return {label: chosen[key] for label, key in known.items()}
-
-
-def _records(found: Found) -> list[Record]:
-    return [record for run in found.runs.values() for record in run]
-
-
-def _lines(
-    study: Study, table: Table, column: str, rows: Sequence[str] | None = None
-) -> dict[str, list[Record]]:
-    """Label → records of the rows that have runs in a column (or serve every column)."""
-    found = {}
-    for row in rows or study.rows:
-        cell = table.get((row, study.column_for(row, column)))
-        if cell is not None and cell.runs:
-            found[study.row_label(row)] = _records(cell)
-    return found
 
 
 def _panels(count: int, height: float = 3.4, most: int = 4, rows: int = 1) -> tuple[Figure, list[Any]]:
     across = min(count, most)
     down = math.ceil(count / across) * rows
     figure = new_figure(max(5.0, 3.7 * across), height * down)
-    axes = figure.subplots(down, across, squeeze=False)
-    flat = [place for line in axes for place in line]
-    for place in flat[count * rows :]:
-        place.set_visible(False)
-    return figure, flat
-
-
-def _curves(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
-    """A panel per column (and per key): each row's mean over seeds."""
-    keys, smooth = options.get("keys", ["accuracy"]), options.get("smooth", 1)
-    columns = [c for c in study.columns if _lines(study, table, c, options["rows"])]
-    figure, places = _panels(len(columns) * len(keys))
-    panels = [(column, key) for column in columns for key in keys]
-    for axes, (column, key) in zip(places, panels, strict=False):
-        lines = _lines(study, table, column, options["rows"])
-        target = _target(table, column) if options.get("target") and key == "accuracy" else None
-        plot_curves(axes, lines, key, target=target, smooth=smooth, tints=options["tints"])
-        if key == "accuracy":
-            plot_paper(axes, study, column, options["rows"])
-        axes.set_title(study.column_label(column), fontsize=10)
-    _shared_legend(figure)
-    return figure
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes in panels[count * rows :]:
+        axes.set_visible(False)
+    return figure, panels
 
 
 def _shared_legend(figure: Figure) -> None:
-    """One legend below all panels, since a label has one colour in all of them: inside it would hide the curves."""
+    """One legend below all panels: a label has one colour in all of them, and inside it would hide the curves."""
     known: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
@@ -106,41 +161,55 @@ def _shared_legend(figure: Figure) -> None:
     figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
 
 
-def _target(table: Table, column: str) -> float | None:
-    return next(found.cell.experiment.goal.value for (_, c), found in table.items() if c == column)
-
-
-def _time(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
-    """Accuracy against seconds, one seed of each run."""
-    columns = [c for c in study.columns if _lines(study, table, c)]
-    figure, places = _panels(len(columns))
-    for axes, column in zip(places, columns, strict=False):
-        plot_over_time(axes, _lines(study, table, column), options["tints"])
-        axes.set_title(study.column_label(column), fontsize=10)
+@_kind
+def curves(view: _View) -> Figure:
+    """A panel for each column and key: each row's mean over seeds."""
+    keys = view.options.get("keys", ["accuracy"])
+    panels = [(column, key) for column in view.columns(view.rows) for key in keys]
+    figure, places = _panels(len(panels))
+    for axes, (column, key) in zip(places, panels, strict=False):
+        goals = [result.cell.experiment.goal for (_, c), result in view.results.items() if c == column]
+        target = goals[0].value if view.options.get("target") and key == "accuracy" else None
+        smooth = view.options.get("smooth", 1)
+        plot_curves(axes, view.lines(column, view.rows), key, target=target, smooth=smooth, tints=view.tints)
+        if key == "accuracy":
+            plot_paper(axes, view.study, column, view.rows)
+        view.title(axes, column)
     _shared_legend(figure)
     return figure
 
 
-def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+@_kind
+def time(view: _View) -> Figure:
+    """Accuracy against seconds, one seed of each run."""
+    columns = view.columns()
+    figure, panels = _panels(len(columns))
+    for axes, column in zip(panels, columns, strict=False):
+        plot_over_time(axes, view.lines(column), view.tints)
+        view.title(axes, column)
+    _shared_legend(figure)
+    return figure
+
+
+@_kind
+def heatmap(view: _View) -> Figure:
     """Left: the curves of some rows in one column. Right: every cell's mean."""
-    measure = MEASURES[options.get("measure", "final")]
-    means = [
-        [
-            fmean([measure.read(run, Goal()) for run in table[row, c].runs.values()])
-            if (row, c) in table and table[row, c].runs
-            else math.nan
-            for c in study.columns
-        ]
-        for row in study.rows
-    ]
+    study, measure = view.study, MEASURES[view.options.get("measure", "final")]
+
+    def mean(row: str, column: str) -> float:
+        result = view.results.get((row, column))
+        values = [measure.read(run, Goal()) for run in result.runs.values()] if result else []
+        return fmean(values) if values else math.nan
+
+    means = [[mean(row, column) for column in study.columns] for row in study.rows]
     figure = new_figure(12, max(3.5, 1.4 + 0.34 * len(study.rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    column = options.get("curves_column", next(iter(study.columns)))
+    column = view.options.get("curves_column", next(iter(study.columns)))
     if column in study.columns:
-        rows = options.get("curves_rows")
-        plot_curves(left, _lines(study, table, column, rows), tints=options["tints"])
+        rows = view.options.get("curves_rows")
+        plot_curves(left, view.lines(column, rows), tints=view.tints)
         plot_paper(left, study, column, rows or [*study.rows])
-        left.set_title(study.column_label(column), fontsize=10)
+        view.title(left, column)
         left.legend(fontsize=8)
     labels = [study.row_label(row) for row in study.rows]
     plot_heatmap(right, means, labels, [study.column_label(c) for c in study.columns])
@@ -148,30 +217,32 @@ def _heatmap(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _dots(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
-    """A row's mean and deviation beside the paper's, a panel per column: means so close would be bars of one length."""
-    measure_name = options.get("measure", "final")
-    measure = MEASURES[measure_name]
-    columns = [c for c in study.columns if _lines(study, table, c)]
-    figure, places = _panels(len(columns), most=2, height=1.3 + 0.34 * len(study.rows))
-    for axes, column in zip(places, columns, strict=False):
+@_kind
+def dots(view: _View) -> Figure:
+    """A row's mean and deviation beside the paper's, a panel per column: as bars, such means would look equal."""
+    study, name = view.study, view.options.get("measure", "final")
+    measure, columns = MEASURES[name], view.columns()
+    figure, panels = _panels(len(columns), most=2, height=1.3 + 0.34 * len(study.rows))
+    for axes, column in zip(panels, columns, strict=False):
         rows = [row for row in study.rows if column in study.columns_of(row)]
-        sides: dict[str, dict[int, tuple[float, float]]] = {"here": {}, "the paper": {}}
+        ours, paper = {}, {}
         for i, row in enumerate(rows):
-            values = [measure.read(run, Goal()) for run in table[row, column].runs.values()]
+            values = [measure.read(run, Goal()) for run in view.results[row, column].runs.values()]
             if values:
-                sides["here"][i] = fmean(values), stdev(values) if len(values) > 1 else 0.0
-            text = study.paper_number(measure_name, row, column)
-            mean, deviation = map(printed, halves(text))
+                ours[i] = fmean(values), stdev(values) if len(values) > 1 else 0.0
+            mean, deviation = printed(study.paper_number(name, row, column))
             if math.isfinite(mean):
-                sides["the paper"][i] = mean, deviation if math.isfinite(deviation) else 0.0
-        for (label, found), shift, look in zip(sides.items(), (-0.13, 0.13), ("o", "s"), strict=True):
+                paper[i] = mean, deviation if math.isfinite(deviation) else 0.0
+        for label, side, shift, look, color in (
+            ("here", ours, -0.13, "o", "C0"),
+            ("the paper", paper, 0.13, "s", "0.6"),
+        ):
             axes.errorbar(
-                [mean for mean, _ in found.values()],
-                [i + shift for i in found],
-                xerr=[deviation for _, deviation in found.values()],
+                [mean for mean, _ in side.values()],
+                [i + shift for i in side],
+                xerr=[deviation for _, deviation in side.values()],
                 fmt=look,
-                color="C0" if label == "here" else "0.6",
+                color=color,
                 capsize=3,
                 label=label,
             )
@@ -184,86 +255,74 @@ def _dots(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _clients(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
-    """The global model on everything, then on each client's own mix of classes."""
-    column = next(iter(study.columns))
-    lines = _lines(study, table, column)
-    names = options["clients"]
-    figure, places = _panels(1 + len(names))
-    plot_curves(places[0], lines, tints=options["tints"])
-    places[0].set_title("all", fontsize=10)
-    for client, name in enumerate(names):
-        plot_curves(places[client + 1], lines, "client_accuracy", client, tints=options["tints"])
-        places[client + 1].set_title(name, fontsize=10)
-    for axes in places:
+@_kind
+def clients(view: _View) -> Figure:
+    """The global model on all test data, then on each client's own mix of classes."""
+    lines, names = view.lines(next(iter(view.study.columns))), view.options["clients"]
+    figure, panels = _panels(1 + len(names))
+    for client, (axes, name) in enumerate(zip(panels, ["all", *names], strict=False), -1):
+        if client < 0:
+            plot_curves(axes, lines, tints=view.tints)
+        else:
+            plot_curves(axes, lines, "client_accuracy", client, tints=view.tints)
+        axes.set_title(name, fontsize=10)
         axes.legend(fontsize=8)
     return figure
 
 
-def _splits(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
-    """Above, who holds what in each column; below, the curves."""
+@_kind
+def splits(view: _View) -> Figure:
+    """Above, how many samples of each class a client has in each column; below, the curves."""
     from fedpews.build import load_data
 
-    columns = [c for c in study.columns if _lines(study, table, c)]
+    columns = view.columns()
     figure = new_figure(3.4 * len(columns), 7)
-    places = figure.subplots(2, len(columns), squeeze=False)
+    panels = figure.subplots(2, len(columns), squeeze=False)
     for k, column in enumerate(columns):
-        found = next(cell for (_, c), cell in table.items() if c == column and cell.runs)
-        labels = load_data(found.cell.experiment, data_dir=options.get("data_dir"))
-        plot_split(places[0][k], labels.counts().tolist())
-        places[0][k].set_title(study.column_label(column), fontsize=10)
-        plot_curves(places[1][k], _lines(study, table, column), tints=options["tints"])
-        places[1][k].legend(fontsize=8)
+        result = next(result for (_, c), result in view.results.items() if c == column and result.runs)
+        federation = load_data(result.cell.experiment, data_dir=view.data_dir)
+        plot_split(panels[0][k], federation.counts().tolist())
+        view.title(panels[0][k], column)
+        plot_curves(panels[1][k], view.lines(column), tints=view.tints)
+        panels[1][k].legend(fontsize=8)
     return figure
 
 
-def _activations(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+@_kind
+def activations(view: _View) -> Figure:
     """Per client and layer: each neuron's activation over the rounds, of one row and its first seed."""
-    row = options["row"]
-    found = table[row, next(iter(study.columns))]
-    if not found.runs:
+    row = view.options["row"]
+    result = view.results[row, next(iter(view.study.columns))]
+    if not result.runs:
         return new_figure(4, 1)
-    records = [record for record in next(iter(found.runs.values())) if "activations" in record]
-    clients, layers = len(records[0]["activations"]), len(records[0]["activations"][0])
-    figure = new_figure(3.1 * layers, 2.5 * clients)
-    places = figure.subplots(clients, layers, squeeze=False)
-    for i in range(clients):
-        for k in range(layers):
+    records = [record for record in next(iter(result.runs.values())) if "activations" in record]
+    warm = [record["round"] for record in records if record["phase"] == "warmup"]
+    count, layers = len(records[0]["activations"]), len(records[0]["activations"][0])
+    figure = new_figure(3.1 * layers, 2.5 * count)
+    for i, panels in enumerate(figure.subplots(count, layers, squeeze=False)):
+        for k, axes in enumerate(panels):
             image = list(zip(*[record["activations"][i][k] for record in records], strict=True))
             extent = (0.5, len(records) + 0.5, len(image) - 0.5, -0.5)
-            places[i][k].imshow(image, aspect="auto", cmap="magma", extent=extent, interpolation="nearest")
-            warm = [record["round"] for record in records if record["phase"] == "warmup"]
+            axes.imshow(image, aspect="auto", cmap="magma", extent=extent, interpolation="nearest")
             if warm:
-                places[i][k].axvline(max(warm) + 0.5, color="w", linestyle="--", linewidth=1)
-            places[i][k].axhline(len(image) / 2 - 0.5, color="w", linestyle=":", linewidth=0.6)
-            places[i][k].set_title(f"client {i + 1}, FC{k + 1}", fontsize=9)
+                axes.axvline(max(warm) + 0.5, color="w", linestyle="--", linewidth=1)
+            axes.axhline(len(image) / 2 - 0.5, color="w", linestyle=":", linewidth=0.6)
+            axes.set_title(f"client {i + 1}, FC{k + 1}", fontsize=9)
     figure.supxlabel("round")
     figure.supylabel("neuron")
-    figure.suptitle(study.row_label(row))
+    figure.suptitle(view.study.row_label(row))
     return figure
 
 
-def _cost(study: Study, table: Table, options: Mapping[str, Any]) -> Figure:
+@_kind
+def cost(view: _View) -> Figure:
     """Seconds of every round, and the part of the network that a client trains in it."""
-    columns = [c for c in study.columns if _lines(study, table, c)]
-    figure, places = _panels(len(columns), rows=2, most=4)
+    columns = view.columns()
+    figure, panels = _panels(len(columns), rows=2)
     for k, column in enumerate(columns):
-        lines = _lines(study, table, column)
-        plot_curves(places[k], lines, "seconds", tints=options["tints"])
-        places[k].set_yscale("log")
-        plot_curves(places[len(columns) + k], lines, "density", tints=options["tints"])
-        places[k].set_title(study.column_label(column), fontsize=10)
-        places[k].legend(fontsize=8)
+        plot_curves(panels[k], view.lines(column), "seconds", tints=view.tints)
+        panels[k].set_yscale("log")
+        plot_curves(panels[len(columns) + k], view.lines(column), "density", tints=view.tints)
+        view.title(panels[k], column)
+        panels[k].legend(fontsize=8)
     return figure
-
-
-KINDS: dict[str, Callable[[Study, Table, Mapping[str, Any]], Figure]] = {
-    "curves": _curves,
-    "time": _time,
-    "heatmap": _heatmap,
-    "dots": _dots,
-    "clients": _clients,
-    "splits": _splits,
-    "activations": _activations,
-    "cost": _cost,
-}

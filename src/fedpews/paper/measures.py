@@ -1,4 +1,4 @@
-"""What is read off a finished run of one seed: a number that the paper also gives or speaks of."""
+"""The numbers that are read from a finished run of one seed; the paper gives the same ones."""
 
 from __future__ import annotations
 
@@ -6,190 +6,183 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
+from typing import Any
 
 from fedpews.results.records import Record, evaluated, rounds_to_target, value_of
 from fedpews.tasks.names import Goal, higher_is_better, is_share
 
+Read = Callable[[Sequence[Record], Goal], float]
+"""From the records of a seed and the goal; infinite for a target that was never reached."""
+
 
 @dataclass(frozen=True)
 class Measure:
-    """How to read a number from the records of one seed, and which way is better."""
+    """How to read a number from the records of one seed, and which direction is better."""
 
     label: str
-    read: Callable[[Sequence[Record], Goal], float]
-    """From the records of a seed and the goal; infinite for a target that was never reached."""
+    read: Read
     higher_is_better: bool = True
     digits: int = 2
     unit: str = ""
     """Of a difference."""
     never: Callable[[Sequence[Record]], float] | None = None
-    """What a target that was never reached counts as: all the rounds there were, so that no slow seed is left out."""
+    """What a target that was never reached counts as: all rounds of the run, so that slow seeds are not excluded."""
 
     def restricted(self, records: Sequence[Record], goal: Goal) -> float:
-        """The number for statistics, finite also where the target was never reached."""
+        """The number for statistics: finite also where the target was never reached."""
         value = self.read(records, goal)
         return self.never(records) if math.isinf(value) and self.never is not None else value
 
 
-def _final(records: Sequence[Record], goal: Goal) -> float:
-    return 100 * float(evaluated(records)[-1]["accuracy"])
-
-
-def _late(records: Sequence[Record], goal: Goal) -> float:
-    """Over the last tenth of the rounds: one round's accuracy goes up and down by more than methods differ."""
-    seen = evaluated(records)
-    return 100 * fmean(float(record["accuracy"]) for record in seen[-max(1, len(seen) // 10) :])
-
-
-def _first_share(records: Sequence[Record], goal: Goal) -> float:
-    """Of all that clients own at the end of the warmup, how much is the first client's."""
-    owned = [record["client_density"] for record in records if "client_density" in record]
-    return 100 * owned[-1][0] / sum(owned[-1]) if owned else math.nan
-
-
-def _rounds(records: Sequence[Record], goal: Goal) -> float:
-    reached = rounds_to_target(records, goal)
-    return math.inf if reached is None else float(reached)
-
-
-def _seconds(records: Sequence[Record], goal: Goal) -> float:
-    reached = rounds_to_target(records, goal)
-    if reached is None:
-        return math.inf
-    return float(sum(record["seconds"] for record in records if record["round"] <= reached))
-
-
-def _omega(records: Sequence[Record], goal: Goal) -> float:
-    """ω: a warmup round's time over a plain one's; the first round of each phase also prepares, so it is left out."""
-    times = {
-        warm: [r["seconds"] for r in records if (r["phase"] == "warmup") == warm][1:]
-        for warm in (True, False)
-    }
-    return median(times[True]) / median(times[False]) if times[True] and times[False] else math.nan
-
-
-def _in_warmup(key: str) -> Callable[[Sequence[Record], Goal], float]:
-    def read(records: Sequence[Record], goal: Goal) -> float:
-        values = [float(record[key]) for record in records if record["phase"] == "warmup"]
-        return fmean(values) if values else math.nan
-
-    return read
-
-
-def _warmup_rounds(records: Sequence[Record], goal: Goal) -> float:
-    return float(sum(record["phase"] == "warmup" for record in records))
-
-
-def _upload(records: Sequence[Record], goal: Goal) -> float:
-    plain = [record["bytes_up"] for record in records if record["phase"] != "warmup"]
-    warm = [record["bytes_up"] for record in records if record["phase"] == "warmup"]
-    return fmean(warm) / fmean(plain) if plain and warm else math.nan
-
-
-def _activation_overlap(records: Sequence[Record], goal: Goal) -> float:
-    """In the last ten rounds: how far two clients' data fire the same neurons."""
-    values = [record["activation_overlap"] for record in records if "activation_overlap" in record]
-    return 100 * fmean(values[-10:]) if values else math.nan
-
-
-def _last(metric: str) -> Callable[[Sequence[Record], Goal], float]:
-    def read(records: Sequence[Record], goal: Goal) -> float:
-        value = value_of(records[-1], metric)
-        return math.nan if value is None else value * _factor(metric)
-
-    return read
-
-
-def _last_validation(metric: str) -> Callable[[Sequence[Record], Goal], float]:
-    def read(records: Sequence[Record], goal: Goal) -> float:
-        value = records[-1].get("validation", {}).get(metric)
-        return math.nan if value is None else float(value) * _factor(metric)
-
-    return read
-
-
-def _best(metric: str) -> Callable[[Sequence[Record], Goal], float]:
-    """The test value of the round that is best on validation data; NaN without any."""
-
-    def read(records: Sequence[Record], goal: Goal) -> float:
-        seen = [(record.get("validation", {}).get(metric), record) for record in records]
-        known = [(value, record) for value, record in seen if value is not None]
-        if not known:
-            return math.nan
-        pick = max if higher_is_better(metric) else min
-        value = value_of(pick(known, key=lambda pair: pair[0])[1], metric)
-        return math.nan if value is None else value * _factor(metric)
-
-    return read
-
-
-def _factor(metric: str) -> int:
-    return 100 if is_share(metric) else 1
-
-
 class _Measures(dict[str, Measure]):
-    """Measures by name; ``final:auroc``, ``validation:auroc`` and ``best:auroc`` are made for any metric."""
+    """Measures by name; ``final:auroc``, ``validation:auroc`` and ``best:auroc`` exist for any metric."""
 
     def __missing__(self, name: str) -> Measure:
         kind, _, metric = name.partition(":")
-        reads = {"final": _last, "validation": _last_validation, "best": _best}
-        if not metric or kind not in reads:
-            raise KeyError(name)
-        words = {
+        labels = {
             "final": f"final {metric}",
             "validation": f"{metric} on validation data after the last round",
             "best": f"test {metric} of the round that is best on validation data",
         }
+        if not metric or kind not in labels:
+            raise KeyError(name)
         percent = is_share(metric)
         return Measure(
-            words[kind] + " %" * percent,
-            reads[kind](metric),
+            labels[kind] + " %" * percent,
+            _reader(kind, metric),
             higher_is_better(metric),
             digits=2 if percent else 4,
             unit="points" if percent else "",
         )
 
 
-MEASURES: dict[str, Measure] = _Measures(
-    {
-        "final": Measure("final accuracy %", _final, unit="points"),
-        "late": Measure("mean accuracy of the last tenth of the rounds %", _late, unit="points"),
-        "first_share": Measure("the first client's part of the neurons owned %", _first_share, unit="points"),
-        "rounds": Measure(
-            "rounds to the target",
-            _rounds,
-            higher_is_better=False,
-            digits=1,
-            unit="rounds",
-            never=lambda records: float(len(records)),
-        ),
-        "seconds": Measure(
-            "seconds to the target",
-            _seconds,
-            higher_is_better=False,
-            digits=1,
-            unit="s",
-            never=lambda records: float(sum(record["seconds"] for record in records)),
-        ),
-        "omega": Measure("ω, a warmup round's time over a plain one's", _omega, higher_is_better=False),
-        "warmup_rounds": Measure("rounds of the warmup", _warmup_rounds, higher_is_better=False, digits=0),
-        "density": Measure(
-            "part of the neurons a client trains", _in_warmup("density"), higher_is_better=False
-        ),
-        "coverage": Measure("part of the neurons that somebody trains", _in_warmup("coverage")),
-        "upload": Measure("bytes up in a warmup round over a plain one's", _upload, higher_is_better=False),
-        "activation_overlap": Measure(
-            "activation that two clients have in common %",
-            _activation_overlap,
-            higher_is_better=False,
-            unit="points",
-        ),
-    }
+def _reader(kind: str, metric: str) -> Read:
+    """How to read a metric in the last round, or in the one that is best on validation data."""
+
+    def on_validation(record: Record) -> float | None:
+        value: float | None = record.get("validation", {}).get(metric)
+        return value
+
+    def read(records: Sequence[Record], goal: Goal) -> float:
+        record = records[-1]
+        if kind == "best":
+            pick = max if higher_is_better(metric) else min
+            known = [record for record in records if on_validation(record) is not None]
+            if not known:
+                return math.nan
+            record = pick(known, key=lambda record: on_validation(record) or 0.0)
+        value = on_validation(record) if kind == "validation" else value_of(record, metric)
+        return math.nan if value is None else float(value) * (100 if is_share(metric) else 1)
+
+    return read
+
+
+MEASURES: dict[str, Measure] = _Measures()
+
+
+def _measure(label: str, **properties: Any) -> Callable[[Read], Read]:
+    """Add a function to the measures, under its name."""
+
+    def add(read: Read) -> Read:
+        MEASURES[read.__name__] = Measure(label, read, **properties)
+        return read
+
+    return add
+
+
+@_measure("final accuracy %", unit="points")
+def final(records: Sequence[Record], goal: Goal) -> float:
+    return 100 * float(evaluated(records)[-1]["accuracy"])
+
+
+@_measure("mean accuracy of the last tenth of the rounds %", unit="points")
+def late(records: Sequence[Record], goal: Goal) -> float:
+    """The accuracy of a single round varies more than methods differ."""
+    seen = evaluated(records)
+    return 100 * fmean(float(record["accuracy"]) for record in seen[-max(1, len(seen) // 10) :])
+
+
+@_measure("the first client's part of the neurons owned %", unit="points")
+def first_share(records: Sequence[Record], goal: Goal) -> float:
+    """At the end of the warmup."""
+    owned = [record["client_density"] for record in records if "client_density" in record]
+    return 100 * owned[-1][0] / sum(owned[-1]) if owned else math.nan
+
+
+@_measure(
+    "rounds to the target",
+    higher_is_better=False,
+    digits=1,
+    unit="rounds",
+    never=lambda records: float(len(records)),
 )
+def rounds(records: Sequence[Record], goal: Goal) -> float:
+    reached = rounds_to_target(records, goal)
+    return math.inf if reached is None else float(reached)
+
+
+@_measure(
+    "seconds to the target",
+    higher_is_better=False,
+    digits=1,
+    unit="s",
+    never=lambda records: float(sum(record["seconds"] for record in records)),
+)
+def seconds(records: Sequence[Record], goal: Goal) -> float:
+    reached = rounds_to_target(records, goal)
+    if reached is None:
+        return math.inf
+    return float(sum(record["seconds"] for record in records if record["round"] <= reached))
+
+
+@_measure("ω, a warmup round's time over a plain one's", higher_is_better=False)
+def omega(records: Sequence[Record], goal: Goal) -> float:
+    # the first round of each phase also prepares it
+    warm, plain = _by_phase(records, "seconds")
+    return median(warm[1:]) / median(plain[1:]) if warm[1:] and plain[1:] else math.nan
+
+
+@_measure("rounds of the warmup", higher_is_better=False, digits=0)
+def warmup_rounds(records: Sequence[Record], goal: Goal) -> float:
+    return float(len(_by_phase(records, "round")[0]))
+
+
+@_measure("part of the neurons a client trains", higher_is_better=False)
+def density(records: Sequence[Record], goal: Goal) -> float:
+    warm, _ = _by_phase(records, "density")
+    return fmean(warm) if warm else math.nan
+
+
+@_measure("part of the neurons that somebody trains")
+def coverage(records: Sequence[Record], goal: Goal) -> float:
+    warm, _ = _by_phase(records, "coverage")
+    return fmean(warm) if warm else math.nan
+
+
+@_measure("bytes up in a warmup round over a plain one's", higher_is_better=False)
+def upload(records: Sequence[Record], goal: Goal) -> float:
+    warm, plain = _by_phase(records, "bytes_up")
+    return fmean(warm) / fmean(plain) if plain and warm else math.nan
+
+
+@_measure("activation that two clients have in common %", higher_is_better=False, unit="points")
+def activation_overlap(records: Sequence[Record], goal: Goal) -> float:
+    """In the last ten rounds."""
+    values = [record["activation_overlap"] for record in records if "activation_overlap" in record]
+    return 100 * fmean(values[-10:]) if values else math.nan
+
+
+def _by_phase(records: Sequence[Record], key: str) -> tuple[list[float], list[float]]:
+    """The values of a column in the warmup rounds, and in the others."""
+    phases: tuple[list[float], list[float]] = [], []
+    for record in records:
+        if key in record:
+            phases[record["phase"] != "warmup"].append(record[key])
+    return phases
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean ± standard deviation over seeds; seeds that never got there are counted, not averaged.
+    """Mean ± standard deviation over seeds; seeds that never reached the target are counted, not averaged.
 
     >>> spread([1.0, 2.0, 3.0], 1), spread([100.0, math.inf], 0), spread([math.inf], 0)
     ('2.0 ± 1.0', '100 (1 of 2 seeds)', '×')
@@ -198,30 +191,48 @@ def spread(values: Sequence[float], digits: int) -> str:
     if not known:
         return "×" if any(math.isinf(value) for value in values) else "–"
     deviation = f" ± {stdev(known):.{digits}f}" if len(known) > 1 else ""
-    part = f" ({len(known)} of {len(values)} seeds)" if len(known) < len(values) else ""
-    return f"{fmean(known):.{digits}f}{deviation}{part}"
+    count = f" ({len(known)} of {len(values)} seeds)" if len(known) < len(values) else ""
+    return f"{fmean(known):.{digits}f}{deviation}{count}"
 
 
-def printed(text: str) -> float:
-    """The mean in a number as the paper prints it; × is never, nothing is unknown.
+def printed(text: str) -> tuple[float, float]:
+    """Mean and deviation of a number as the paper prints it; × is infinite, what is not given is NaN.
 
-    >>> printed("71.23 ± 0.71"), printed("×"), printed("199 ± NA")
-    (71.23, inf, 199.0)
+    >>> printed("71.23 ± 0.71"), printed("×")
+    ((71.23, 0.71), (inf, nan))
     """
-    head = halves(text)[0]
-    if head == "×":
-        return math.inf
-    try:
-        return float(head)
-    except ValueError:
-        return math.nan
 
+    def number(text: str) -> float:
+        try:
+            return math.inf if text == "×" else float(text)
+        except ValueError:
+            return math.nan
 
-def halves(text: str) -> tuple[str, str]:
-    """Mean and deviation of a number as the paper prints it.
-
-    >>> halves("71.23 ± 0.71"), halves("×")
-    (('71.23', '0.71'), ('×', ''))
-    """
     mean, _, deviation = text.partition("±")
-    return mean.strip(), deviation.strip()
+    return number(mean.strip()), number(deviation.strip())
+
+
+class ValidationMeans:
+    """The mean over seeds of the validation metric, after each evaluated round behind the warmup.
+
+    In the warmup clients train different neurons, so the value of the global model says nothing about the end of the
+    run. A seed that ended early counts with its last value.
+
+    >>> means = ValidationMeans("accuracy", [0])
+    >>> means.add([{"seed": 0, "round": 3, "phase": "train", "validation": {"accuracy": 0.5}}])
+    [(3, 0.5)]
+    """
+
+    def __init__(self, metric: str, seeds: Sequence[int]) -> None:
+        self._metric = metric
+        self._last: dict[int, float | None] = dict.fromkeys(seeds)
+
+    def add(self, records: Sequence[Record]) -> list[tuple[int, float]]:
+        """Add the records of a round, one per seed; returns [(round, mean)], or nothing if the mean is unknown."""
+        seen = [r for r in records if r["phase"] != "warmup" and "validation" in r]
+        for record in seen:
+            value = record["validation"].get(self._metric)
+            self._last[record["seed"]] = None if value is None else float(value)
+        known = [value for value in self._last.values() if value is not None]
+        complete = bool(seen) and len(known) == len(self._last)
+        return [(int(seen[0]["round"]), fmean(known))] if complete else []

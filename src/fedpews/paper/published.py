@@ -1,7 +1,7 @@
-"""Every run of a study in compact form: one small file a cell, from which anybody can recompute its page.
+"""Every run of a study in compact form: one small file per cell, from which its page can be computed again.
 
 A file holds what the cell changes from the defaults and, for every seed, the columns of its records: numbers to five
-digits, runs of equal values shortened. It is JSON, compressed with gzip.
+digits, repeated values as value and count. It is JSON, compressed with gzip.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
@@ -20,10 +21,10 @@ from typing_extensions import TypedDict
 
 from fedpews.errors import ConfigError
 from fedpews.outside import MEGABYTE, parse_json, read_bytes, shaped
+from fedpews.paper.study import Cell
 from fedpews.results.files import write_atomically
 from fedpews.results.records import Record
 from fedpews.results.schema import Machines
-from fedpews.paper.study import Cell
 
 DIGITS = 5
 MOST_BYTES = 256 * MEGABYTE
@@ -32,7 +33,7 @@ MOST_ROUNDS = 10**6
 MOST_CHARACTERS = 1000
 """Characters of the message of a cell that diverged."""
 CLIENTS = 10
-"""Lists of a number per client are kept for up to so many clients."""
+"""Lists with a number per client are kept up to this many clients."""
 
 Runs = dict[int, list[Record]]
 
@@ -49,6 +50,16 @@ class CellShape(TypedDict):
     machines: NotRequired[Machines]
 
 
+@dataclass(frozen=True)
+class Published:
+    """What the file of a cell holds."""
+
+    runs: Runs = field(default_factory=dict)
+    diverged: str = ""
+    """Why some seeds have no run; empty where none diverged."""
+    machines: Sequence[str] = ()
+
+
 def publish(
     cell: Cell,
     runs: Mapping[int, Sequence[Record]],
@@ -56,9 +67,9 @@ def publish(
     diverged: str = "",
     machines: Sequence[str] = (),
 ) -> Path:
-    """Write a cell's finished seeds, beside those that its file has already, and why others broke down."""
+    """Write a cell's finished seeds beside those that its file already has, and why others diverged."""
     path = _path(folder, cell)
-    every = {**read_published(folder, cell, any_seed=True), **runs}
+    every = {**read_published(folder, cell).runs, **runs}
     content = {
         "row": cell.row,
         "column": cell.column,
@@ -75,45 +86,31 @@ def publish(
     return path
 
 
-def read_published(folder: Path | None, cell: Cell, any_seed: bool = False) -> Runs:
-    """The seeds of a cell that its file has, of those the cell asks for."""
-    if folder is None or (content := _content(folder, cell)) is None:
-        return {}
+def read_published(folder: Path | None, cell: Cell) -> Published:
+    """What was published of a cell; nothing if there is no file of this experiment."""
+    if folder is None or not (path := _path(folder, cell)).exists():
+        return Published()
+    content = _read(path)
+    if content["experiment"] != cell.changes() or content["draws"] != cell.draws:
+        return Published()
     try:
         runs = {int(seed): _unpack(columns) for seed, columns in content["runs"].items()}
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{_path(folder, cell)} is damaged: {error}") from error
-    return {seed: run for seed, run in runs.items() if any_seed or seed in cell.experiment.seeds}
-
-
-def read_facts(folder: Path | None, cell: Cell) -> tuple[str, list[str]]:
-    """Why a cell broke down, empty where it did not, and the machines it ran on."""
-    if folder is None or (content := _content(folder, cell)) is None:
-        return "", []
-    return content.get("diverged", ""), content.get("machines", [])
-
-
-def _content(folder: Path, cell: Cell) -> CellShape | None:
-    """What the file of a cell holds, if it has one."""
-    path = _path(folder, cell)
-    if not path.exists():
-        return None
-    content = _read(path)
-    is_its = content["experiment"] == cell.changes() and content["draws"] == cell.draws
-    return content if is_its else None
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return Published(runs, content.get("diverged", ""), content.get("machines", []))
 
 
 def _read(path: Path) -> CellShape:
-    """A file's content, unpacked no further than a cell's runs can be large."""
+    """The content of a file, unpacked up to the size that a cell's runs can have."""
     try:
         with gzip.open(BytesIO(read_bytes(path, MOST_BYTES))) as file:
             text = file.read(MOST_BYTES + 1)
         if len(text) > MOST_BYTES:
             raise ConfigError(f"{path} has more than {MOST_BYTES:,} bytes when unpacked")
-        found: CellShape = shaped(CellShape, parse_json(text.decode(), str(path)), str(path))
+        content: CellShape = shaped(CellShape, parse_json(text.decode(), str(path)), str(path))
     except (OSError, EOFError, ValueError, ZlibError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
-    return found
+    return content
 
 
 def _path(folder: Path, cell: Cell) -> Path:
@@ -121,14 +118,14 @@ def _path(folder: Path, cell: Cell) -> Path:
 
 
 def _pack(records: Sequence[Record]) -> dict[str, Any]:
-    """Records as columns; what is too long is left out. Rounds that are not evaluated lack some of them."""
+    """Records as columns, without long lists. Rounds without an evaluation lack some of the keys."""
     columns: dict[str, Any] = {}
     for key in dict.fromkeys(key for record in records for key in record):
-        places = [place for place, record in enumerate(records) if key in record]
-        if not all(_is_kept(records[place][key]) for place in places):
+        rows = [row for row, record in enumerate(records) if key in record]
+        if not all(_is_kept(records[row][key]) for row in rows):
             continue
-        column = _column([records[place][key] for place in places])
-        columns[key] = column if len(places) == len(records) else ["at", places, column]
+        column = _column([records[row][key] for row in rows])
+        columns[key] = column if len(rows) == len(records) else ["at", rows, column]
     return columns
 
 
@@ -156,19 +153,17 @@ def _unpack(columns: Mapping[str, list[Any]]) -> list[Record]:
     records: list[Record] = [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
     for key, column in columns.items():
         if column[:1] == ["at"]:
-            _, places, values = column
-            for place, value in zip(places, _values(values), strict=True):
-                if not 0 <= place < len(records):
-                    raise ValueError(f"{key} has no place {place}")
-                records[place][key] = value
+            _, rows, values = column
+            for row, value in zip(rows, _values(values), strict=True):
+                if not 0 <= row < len(records):
+                    raise ValueError(f"{key} has no round {row}")
+                records[row][key] = value
     return records
 
 
 def _values(column: list[Any]) -> list[Any]:
-    return _unroll(column[1:]) if column[:1] == ["runs"] else column
-
-
-def _unroll(runs: list[Any]) -> list[Any]:
-    if sum(count for _, count in runs) > MOST_ROUNDS:
+    if column[:1] != ["runs"]:
+        return column
+    if sum(count for _, count in column[1:]) > MOST_ROUNDS:
         raise ValueError(f"more than {MOST_ROUNDS:,} rounds")
-    return [value for value, count in runs for _ in range(count)]
+    return [value for value, count in column[1:] for _ in range(count)]

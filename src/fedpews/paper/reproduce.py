@@ -1,132 +1,141 @@
-"""Studies from beginning to end: their cells, then their pages."""
+"""Studies from their files to their pages."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from fedpews.errors import ConfigError
-from fedpews.paper.cells import Found, Job, MakeWatcher, RunCells, read_cell, run_cell
+from fedpews.outside import MOST_TOML, parse_toml, read_text
+from fedpews.paper.cells import CellResult, Runner
+from fedpews.paper.cluster import Cluster
+from fedpews.paper.figures import KINDS
 from fedpews.paper.page import RUNS, Outcome, conclude, write_page
 from fedpews.paper.published import publish
-from fedpews.paper.study import Cell, Scale, Study, cells, load_study, scaled, studies, used
+from fedpews.paper.study import Cell, Scale, Study, cells, scaled, studies, used
 
-Elsewhere = Callable[[Path, Path | None, Path | None], RunCells]
-"""From where runs are kept, where they are published and where data lie: who runs cells."""
+
+def load_study(name: str) -> Study:
+    """A study by name, or from a TOML file."""
+    known = studies()
+    if name in known:
+        text, stem = known[name].read_text(), name
+    elif name.endswith(".toml") and Path(name).is_file():
+        text, stem = read_text(Path(name), MOST_TOML), Path(name).stem
+    else:
+        raise ConfigError(
+            f"there is no study {name!r}; choose from {', '.join(known)}, all, or give a TOML file"
+        )
+    try:
+        study = Study(**parse_toml(text, name) | {"name": stem})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"study {stem}: {key}: {first['msg']}, got {first['input']!r:.60}") from None
+    for problem in _problems(study):
+        raise ConfigError(f"study {stem}: {problem}")
+    return study
+
+
+def _problems(study: Study) -> Iterator[str]:
+    """Names that do not exist, and numbers that belong to no cell."""
+    for row, line in study.rows.items():
+        for column in [*(line.columns or []), *line.at]:
+            if column not in study.columns:
+                yield f"rows.{row} names the column {column!r}, which does not exist"
+    for measure, table in study.paper.items():
+        for row, numbers in table.items():
+            if row not in study.rows or len(numbers) != len(study.columns_of(row)):
+                yield f"paper.{measure}.{row} needs a row of that name and one number for each of its columns"
+    for claim in study.claims:
+        for row in [*claim.rows, *([claim.than] if claim.than else [])]:
+            if row not in study.rows:
+                yield f"the claim {claim.text!r} names {row!r}, which is no row"
+        if claim.kind != "between" and claim.than is None:
+            yield f"the claim {claim.text!r} needs a row to compare with (than)"
+    for figure in study.figures:
+        if figure.kind not in KINDS:
+            yield f"there is no figure of kind {figure.kind!r}; choose from {', '.join(KINDS)}"
 
 
 def reproduce(
     name: str,
-    root: Path,
+    runner: Runner,
     scale: Scale | None = None,
     *,
     pages: Path | None = None,
     only: str | None = None,
-    data_dir: Path | None = None,
     run: bool = True,
-    tell: Callable[[str], None] = lambda text: None,
-    watch: MakeWatcher | None = None,
-    elsewhere: Elsewhere | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[Outcome]:
-    """One study after the other (``all``: every one), each with its page written to ``pages`` (default ``root``).
+    """A study, or one after the other (``all``), each with its page in ``pages`` (by default the runner's root).
 
-    Every cell that is finished is also written in compact form beside the pages. With ``run=False`` nothing is
-    trained: the pages show what is there, in run folders or in compact form.
+    Every finished cell is also written in compact form beside the pages. With ``run=False`` nothing is trained: the
+    pages show the runs that exist, in run folders or in compact form.
 
     Args:
         only: cells to run, ``row`` or ``row:column``, several joined by commas, in this order; all by default.
-        elsewhere: who runs the cells instead of this process, such as a cluster.
     """
-    scale = scale or Scale()
-    for one in list(studies()) if name == "all" else [name]:
-        study = scaled(load_study(one), scale)
-        own = used(study, scale)
-        published = (pages or root) / RUNS
-        outcome = run_study(
-            study,
-            root,
-            own,
-            published=published,
-            only=only,
-            data_dir=data_dir,
-            run=run,
-            tell=tell,
-            watch=watch,
-            elsewhere=elsewhere,
-        )
-        write_page(outcome, pages or root, data_dir)
+    folder, scale = pages or runner.root, scale or Scale()
+    for each in list(studies()) if name == "all" else [name]:
+        study = scaled(load_study(each), scale)
+        publishing = replace(runner, published=folder / RUNS)
+        outcome = run_study(study, publishing, used(study, scale), only=only, run=run, cluster=cluster)
+        write_page(outcome, folder, runner.data_dir)
         yield outcome
 
 
 def run_study(
     study: Study,
-    root: Path,
+    runner: Runner,
     scale: Scale | None = None,
     *,
-    published: Path | None = None,
     only: str | None = None,
-    data_dir: Path | None = None,
     run: bool = True,
-    tell: Callable[[str], None] = lambda text: None,
-    watch: MakeWatcher | None = None,
-    elsewhere: Elsewhere | None = None,
+    cluster: Cluster | None = None,
 ) -> Outcome:
-    """Every cell of a study, then what follows from them."""
+    """Run the missing cells of a study, here or on a cluster, then read all of them."""
     scale = scale or Scale()
     every = cells(study, scale)
-    todo = _chosen(study, every, only)
-    found = {(cell.row, cell.column): read_cell(root, cell, published) for cell in todo}
-    todo = [cell for cell in todo if run and found[cell.row, cell.column].missing]
-    as_it_is = [one for one in found.values() if one.cell not in todo]
-    run_cells = run_here(study.name, root, published, data_dir, tell, watch)
-    if elsewhere is not None:
-        run_cells = elsewhere(root, published, data_dir)
-    for one in itertools.chain(as_it_is, run_cells([(_place(study, cell), cell) for cell in todo])):
-        diverged = one.message if one.status == "diverged" else ""
-        if published is not None and (one.folders or diverged):
-            publish(one.cell, one.runs, published, diverged, one.machines)
-        found[one.cell.row, one.cell.column] = one
-    return conclude(
-        study, scale, [found.get((c.row, c.column)) or read_cell(root, c, published) for c in every]
-    )
+    selected = [runner.read(cell) for cell in _selected(study, every, only)]
+    todo = [result.cell for result in selected if run and result.missing]
+    finished = [result for result in selected if result.cell not in todo]
+    labels = [study.label(cell) for cell in todo]
+    new = _run_here(study.name, runner, labels, todo)
+    if cluster is not None:
+        new = cluster.run_cells(runner, labels, todo)
+    results = {}
+    for result in itertools.chain(finished, new):
+        diverged = result.message if result.status == "diverged" else ""
+        if runner.published is not None and (result.folders or diverged):
+            publish(result.cell, result.runs, runner.published, diverged, result.machines)
+        results[result.cell.row, result.cell.column] = result
+    return conclude(study, scale, [results.get((c.row, c.column)) or runner.read(c) for c in every])
 
 
-def run_here(
-    name: str,
-    root: Path,
-    published: Path | None,
-    data_dir: Path | None,
-    tell: Callable[[str], None],
-    watch: MakeWatcher | None,
-) -> RunCells:
-    """Cells one after the other in this process."""
-
-    def run_cells(jobs: Sequence[Job]) -> Iterator[Found]:
-        for number, (place, cell) in enumerate(jobs, 1):
-            tell(f"{name} {number}/{len(jobs)}: {place}, {cell.experiment.rounds} rounds")
-            one = run_cell(root, cell, data_dir, watch, published)
-            if one.message:
-                tell(f"  {one.status}: {one.message}")
-            yield one
-
-    return run_cells
+def _run_here(name: str, runner: Runner, labels: Sequence[str], todo: Sequence[Cell]) -> Iterable[CellResult]:
+    for number, (label, cell) in enumerate(zip(labels, todo, strict=True), 1):
+        runner.log(f"{name} {number}/{len(todo)}: {label}, {cell.experiment.rounds} rounds")
+        result = runner.run(cell)
+        if result.message:
+            runner.log(f"  {result.status}: {result.message}")
+        yield result
 
 
-def _chosen(study: Study, every: Sequence[Cell], only: str | None) -> list[Cell]:
-    """The cells to run, in the order asked for."""
+def _selected(study: Study, every: Sequence[Cell], only: str | None) -> list[Cell]:
+    """The cells to run, in the order of ``only``."""
     if only is None:
         return list(every)
-    chosen: list[Cell] = []
-    for part in only.split(","):
-        row, _, column = part.strip().partition(":")
-        matches = [c for c in every if c.row == row and column in ("", c.column) and c not in chosen]
+    selected: list[Cell] = []
+    for name in only.split(","):
+        row, _, column = name.strip().partition(":")
+        matches = [c for c in every if c.row == row and column in ("", c.column) and c not in selected]
         if not matches:
-            places = ", ".join(f"{c.row}:{c.column}" for c in every)
-            raise ConfigError(f"--cells {part!r}: {study.name} has no such cell; it has {places}")
-        chosen += matches
-    return chosen
-
-
-def _place(study: Study, cell: Cell) -> str:
-    return f"{study.row_label(cell.row)}, {study.column_label(cell.column)}"
+            names = ", ".join(f"{c.row}:{c.column}" for c in every)
+            raise ConfigError(f"--cells {name!r}: {study.name} has no such cell; it has {names}")
+        selected += matches
+    return selected

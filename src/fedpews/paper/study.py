@@ -5,26 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from fedpews.compose import masks_class
 from fedpews.configs import STUDIES, flatten, override, read_config, shipped
-from fedpews.errors import ConfigError
-from fedpews.experiment import Experiment, WarmupTable
-from fedpews.outside import MOST_TOML, parse_toml, read_text
+from fedpews.experiment import Experiment
+from fedpews.options import Table
 from fedpews.results.layout import legal_name
 from fedpews.tables import RuntimeTable
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Line(_Table):
+class Line(Table):
     """A row or a column: what it changes in the base experiment."""
 
     label: str | None = None
@@ -41,7 +36,7 @@ class Line(_Table):
     )
 
 
-class Claim(_Table):
+class Claim(Table):
     """A sentence of the paper that our runs can contradict.
 
     better: each of ``rows`` beats ``than`` in the measure, in the mean ``by`` at least so much.
@@ -63,36 +58,36 @@ class Claim(_Table):
     paper: str = Field("", description="the paper's number, where its table has none")
 
 
-class Figure(_Table):
-    kind: Literal["curves", "time", "heatmap", "dots", "clients", "splits", "activations", "cost"] = "curves"
-    options: dict[str, Any] = {}
+class Figure(Table):
+    kind: str = Field("curves", description="a key of figures.KINDS")
+    options: dict[str, Any] = Field({})
 
 
-class Quick(_Table):
-    """What --quick changes: always said on the page."""
+class Quick(Table):
+    """What --quick changes; the page says so."""
 
     seeds: list[int] | None = None
     rows: list[str] | None = None
     columns: list[str] | None = None
-    set: dict[str, Any] = {}
+    set: dict[str, Any] = Field({})
 
 
-class Study(_Table):
+class Study(Table):
     """One item of the paper. ``paper`` holds its numbers: measure → row → a number for each column, as printed."""
 
     name: str
-    order: int = Field(99, description="its place among the paper's items")
+    order: int = Field(99, description="its position among the paper's items")
     item: str = Field(description="the table or figure, as the paper numbers it")
     title: str
     base: str = Field(description="the recipe every cell starts from")
-    seeds: list[int] = [0, 1, 2]
+    seeds: list[int] = Field([0, 1, 2])
     draws: int = Field(1, ge=1, description="data draws: seed s is run on draw s modulo this")
-    measures: list[str] = ["final"]
+    measures: list[str] = Field(["final"])
     rows: dict[str, Line]
     columns: dict[str, Line]
-    paper: dict[str, dict[str, list[str]]] = {}
-    claims: list[Claim] = []
-    figures: list[Figure] = [Figure()]
+    paper: dict[str, dict[str, list[str]]] = Field({})
+    claims: list[Claim] = Field([])
+    figures: list[Figure] = Field([Figure()])
     probe: str | None = Field(None, description="what to record besides the rounds: activations")
     notes: str = ""
     command: str = Field("", description="what makes it again, for a study that is in no file")
@@ -103,6 +98,9 @@ class Study(_Table):
 
     def column_label(self, column: str) -> str:
         return self.columns[column].label or column
+
+    def label(self, cell: Cell) -> str:
+        return f"{self.row_label(cell.row)}, {self.column_label(cell.column)}"
 
     def columns_of(self, row: str) -> list[str]:
         only = self.rows[row].columns
@@ -125,26 +123,31 @@ class Scale:
     quick: bool = False
     seeds: tuple[int, ...] | None = None
     set: Mapping[str, Any] | None = None
-    stand_in: Mapping[str, str] | None = None  # data set → the one used in its place
+    stand_in: Mapping[str, str] | None = None  # data set → the one used instead
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that can change a number."""
+        return {key: value for key, value in (self.set or {}).items() if not key.startswith("runtime.")}
 
     def describe(self, study: Study) -> list[str]:
-        """What is not as in the study, for the page."""
-        told = []
+        """What differs from the study, for the page."""
+        sentences = []
         if self.quick:
-            less = _settings(flatten(study.quick.set))
-            told.append(
-                f"scaled down (--quick): {less}" if less else "scaled down (--quick): fewer cells and seeds"
-            )
-        changed = {key: value for key, value in (self.set or {}).items() if not key.startswith("runtime.")}
-        if changed:
-            told.append(f"changed: {_settings(changed)}")
-        told += [f"{other} stands in for {name}" for name, other in (self.stand_in or {}).items()]
-        return told
+            less = _settings(flatten(study.quick.set)) or "fewer cells and seeds"
+            sentences.append(f"scaled down (--quick): {less}")
+        if self.changed:
+            sentences.append(f"changed: {_settings(self.changed)}")
+        return sentences + [f"{other} stands in for {name}" for name, other in (self.stand_in or {}).items()]
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a study's table."""
+    """An entry of a study's table."""
 
     row: str
     column: str
@@ -153,93 +156,93 @@ class Cell:
     draws: int = 1
 
     def changes(self) -> dict[str, Any]:
-        """What is not a default, seeds and engine aside."""
+        """What differs from the defaults, except seeds and engine."""
         return _bare(self.experiment).model_dump(exclude_defaults=True)
 
     def draw(self, seed: int) -> int:
-        """The data draw that a seed is run on: seeds alone would not show the variance between draws."""
+        """The data draw of a seed: with one draw for all seeds, the variance between draws would stay hidden."""
         return self.experiment.data.seed + seed % self.draws
 
     @property
     def name(self) -> str:
-        """Where its runs are kept: the same place for the same experiment in every study.
+        """The name of its folder: the same for the same experiment in every study.
 
-        Only what is not a default counts, so that a key that a later version adds moves nothing.
+        Only what differs from the defaults counts, so that a key added later changes no name.
         """
         digest = hashlib.sha256(json.dumps(self.changes(), sort_keys=True).encode()).hexdigest()[:10]
         kind = f"-{self.probe}" if self.probe else ""
         return legal_name(f"{self.experiment.data.name}-{self.experiment.method_label}{kind}-{digest}")
 
-    def is_run_by(self, experiment: Experiment) -> bool:
-        """Whether a run of that experiment is a run of this cell, whatever its seeds, its draw and what trained it."""
+    def matches(self, experiment: Experiment) -> bool:
+        """Whether a run of that experiment is a run of this cell, whatever its seeds, data draw and engine."""
         data = experiment.data.model_copy(update={"seed": self.experiment.data.seed})
         same = canonical(experiment).model_copy(update={"data": data})
         return _bare(same).fingerprint() == _bare(self.experiment).fingerprint()
+
+    def on_draw(self, draw: int, seeds: Sequence[int]) -> Experiment:
+        """The experiment of some of its seeds on one data draw."""
+        data = self.experiment.data.model_copy(update={"seed": draw})
+        return self.experiment.model_copy(update={"seeds": list(seeds), "data": data})
 
 
 def _bare(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"seeds": [0], "runtime": RuntimeTable()})
 
 
-def load_study(name: str) -> Study:
-    """A study by name, or from a TOML file."""
-    known = studies()
-    if name in known:
-        text, stem = known[name].read_text(), name
-    elif name.endswith(".toml") and Path(name).is_file():
-        text, stem = read_text(Path(name), MOST_TOML), Path(name).stem
-    else:
-        raise ConfigError(
-            f"there is no study {name!r}; choose from {', '.join(known)}, all, or give a TOML file"
-        )
-    values = parse_toml(text, name)
-    try:
-        study = Study(**values | {"name": stem})
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"study {stem}: {place}: {first['msg']}, got {first['input']!r:.60}") from None
-    _check(study)
-    return study
-
-
 def studies() -> dict[str, Any]:
-    """The paper's items by name, in its order: the file of each."""
-    found = shipped(STUDIES)
-    order = {name: tomllib.loads(file.read_text()).get("order", 99) for name, file in found.items()}
-    return {name: found[name] for name in sorted(found, key=lambda name: (order[name], name))}
+    """The paper's studies by name, in the paper's order: the file of each."""
+    files = shipped(STUDIES)
+    order = {name: tomllib.loads(file.read_text()).get("order", 99) for name, file in files.items()}
+    return {name: files[name] for name in sorted(files, key=lambda name: (order[name], name))}
 
 
 def used(study: Study, scale: Scale) -> Scale:
-    """The scale without the stand-ins for data that the study does not ask for."""
+    """The scale without stand-ins for data that the study does not use."""
     if not scale.stand_in:
         return scale
-    asked = {cell.experiment.data.name for cell in cells(study, replace(scale, stand_in=None))}
-    kept = {name: other for name, other in scale.stand_in.items() if name in asked}
+    names = {cell.experiment.data.name for cell in cells(study, replace(scale, stand_in=None))}
+    kept = {name: other for name, other in scale.stand_in.items() if name in names}
     return replace(scale, stand_in=kept or None)
 
 
 def scaled(study: Study, scale: Scale) -> Study:
-    """The study with the rows, columns and seeds that a scale leaves."""
-    changes: dict[str, Any] = {}
-    if scale.quick:
-        quick = study.quick
-        columns = [c for c in study.columns if quick.columns is None or c in quick.columns]
-        rows = {
-            name: line
-            for name, line in study.rows.items()
-            if (quick.rows is None or name in quick.rows) and set(study.columns_of(name)) & set(columns)
+    """The study with only the rows, columns and seeds of a scale."""
+    seeds = {} if scale.seeds is None else {"seeds": list(scale.seeds)}
+    if not scale.quick:
+        return study.model_copy(update=seeds)
+    quick = study.quick
+    columns = {c: line for c, line in study.columns.items() if quick.columns is None or c in quick.columns}
+    rows = {
+        row: line
+        for row, line in study.rows.items()
+        if (quick.rows is None or row in quick.rows) and columns.keys() & study.columns_of(row)
+    }
+    paper = {
+        measure: {
+            row: [n for n, c in zip(numbers, study.columns_of(row), strict=True) if c in columns]
+            for row, numbers in table.items()
+            if row in rows
         }
-        changes = {
-            "columns": {name: study.columns[name] for name in columns},
-            "rows": rows,
-            "seeds": quick.seeds or study.seeds,
-            "paper": _narrow(study, rows, columns),
-            "claims": _possible(study.claims, rows, columns, study.columns),
-        }
-    if scale.seeds is not None:
-        changes["seeds"] = list(scale.seeds)
-    return study.model_copy(update=changes)
+        for measure, table in study.paper.items()
+    }
+    claims = [left for claim in study.claims if (left := _narrowed(claim, study, rows, columns))]
+    changes = {"rows": rows, "columns": columns, "paper": paper, "claims": claims}
+    return study.model_copy(update={"seeds": quick.seeds or study.seeds, **changes, **seeds})
+
+
+def _narrowed(claim: Claim, study: Study, rows: Container[str], columns: Container[str]) -> Claim | None:
+    """The claim about the cells that are left; None if they are too few for it."""
+    left_rows = [row for row in claim.rows if row in rows]
+    all_columns = claim.columns or list(study.columns)
+    left_columns = [column for column in all_columns if column in columns]
+    enough = len(left_columns) >= (2 if claim.kind == "shrinks" else 1)
+    if not left_rows or not enough or (claim.than is not None and claim.than not in rows):
+        return None
+    fewer = len(left_rows) < len(claim.rows) or len(left_columns) < len(all_columns)
+    # the sentence of a claim names all its cells
+    text = f"{claim.text} (only some of its cells here)" if fewer else claim.text
+    changes = {"rows": left_rows, "columns": claim.columns and left_columns, "text": text}
+    return claim.model_copy(update=changes)
 
 
 def cells(study: Study, scale: Scale | None = None) -> list[Cell]:
@@ -256,14 +259,8 @@ def cells(study: Study, scale: Scale | None = None) -> list[Cell]:
 def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment:
     across, down = study.columns[column], study.rows[row]
     values = read_config(down.base or across.base or study.base)
-    layers = [
-        across.set,
-        down.set,
-        down.at.get(column, {}),
-        *([study.quick.set] if scale.quick else []),
-        scale.set or {},
-    ]
-    for layer in layers:
+    quick = study.quick.set if scale.quick else {}
+    for layer in (across.set, down.set, down.at.get(column, {}), quick, scale.set or {}):
         values = override(values, flatten(layer))
     name = values.get("data", {}).get("name")
     if scale.stand_in and name in scale.stand_in:
@@ -272,85 +269,14 @@ def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment
 
 
 def canonical(experiment: Experiment) -> Experiment:
-    """Without the warmup settings that its kind of warmup does not read, so that equal runs are known as equal."""
-    everything = set(WarmupTable.model_fields)
-    read = {
-        "none": set(),
-        "fixed": {"kind", "rounds", "fraction", "shares", "evaluate", "unowned"},
-    }.get(experiment.warmup_kind, everything - {"shares"})
-    values = experiment.to_dict()
+    """The experiment without the warmup settings that its kind of warmup ignores: equal runs become equal."""
+    from fedpews.options import option_types
+
+    values, kind = experiment.to_dict(), experiment.warmup_kind
+    read = set() if kind == "none" else {"kind", *option_types(masks_class(kind))}
+    if kind == "random":
+        read.add("diversity")  # not read, but in the names of the published runs
     values["warmup"] = {key: value for key, value in values["warmup"].items() if key in read}
-    if experiment.warmup_kind != "none":  # τ or W: the same run
-        values["warmup"].pop("fraction", None)
+    if kind != "none":  # τ or W: the same run
         values["warmup"]["rounds"] = experiment.warmup_rounds
     return Experiment(**values)
-
-
-def with_seeds(cell: Cell, seeds: Sequence[int]) -> Cell:
-    """A cell of which only these seeds are wanted."""
-    return replace(cell, experiment=cell.experiment.model_copy(update={"seeds": list(seeds)}))
-
-
-def on_draw(cell: Cell, seeds: Sequence[int], draw: int) -> Experiment:
-    """The run of some of a cell's seeds on one data draw."""
-    data = cell.experiment.data.model_copy(update={"seed": draw})
-    return cell.experiment.model_copy(update={"seeds": list(seeds), "data": data})
-
-
-def _check(study: Study) -> None:
-    """Everything a study names must be there, and every number must have its place."""
-    for row, line in study.rows.items():
-        for column in [*(line.columns or []), *line.at]:
-            if column not in study.columns:
-                raise ConfigError(
-                    f"study {study.name}: rows.{row} names the column {column!r}, which is not there"
-                )
-    for measure, table in study.paper.items():
-        for row, numbers in table.items():
-            if row not in study.rows or len(numbers) != len(study.columns_of(row)):
-                raise ConfigError(
-                    f"study {study.name}: paper.{measure}.{row} needs a row of that name and one number for each "
-                    "of its columns"
-                )
-    for claim in study.claims:
-        for row in [*claim.rows, *([claim.than] if claim.than else [])]:
-            if row not in study.rows:
-                raise ConfigError(
-                    f"study {study.name}: the claim {claim.text!r} names {row!r}, which is no row"
-                )
-        if claim.kind != "between" and claim.than is None:
-            raise ConfigError(
-                f"study {study.name}: the claim {claim.text!r} needs a row to compare with (than)"
-            )
-
-
-def _narrow(
-    study: Study, rows: Mapping[str, Line], columns: Sequence[str]
-) -> dict[str, dict[str, list[str]]]:
-    return {
-        measure: {
-            row: [n for n, c in zip(numbers, study.columns_of(row), strict=True) if c in columns]
-            for row, numbers in table.items()
-            if row in rows
-        }
-        for measure, table in study.paper.items()
-    }
-
-
-def _possible(claims: Sequence[Claim], rows: Any, columns: Any, every: Any) -> list[Claim]:
-    """The claims of which a scaled-down study still has cells."""
-    left = []
-    for claim in claims:
-        kept_rows = [row for row in claim.rows if row in rows]
-        kept = None if claim.columns is None else [c for c in claim.columns if c in columns]
-        too_few = kept == [] or (claim.kind == "shrinks" and len(kept or columns) < 2)
-        if kept_rows and (claim.than is None or claim.than in rows) and not too_few:
-            fewer = len(kept_rows) < len(claim.rows) or len(kept or columns) < len(claim.columns or every)
-            # the sentence of a claim names all its cells, so one that is judged by fewer says so
-            text = f"{claim.text} (only some of its cells here)" if fewer else claim.text
-            left.append(claim.model_copy(update={"rows": kept_rows, "columns": kept, "text": text}))
-    return left
-
-
-def _settings(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in values.items())

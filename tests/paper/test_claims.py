@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from toy import study
 
+from fedpews.paper.claims import Verdict, evaluate_claims, summarise
 from fedpews.paper.page import Outcome, apart_rows
 from fedpews.paper.study import Claim, Scale
-from fedpews.paper.verdicts import judge, summarise
 
 SEEDS = range(6)
 
@@ -41,7 +41,7 @@ def test_the_words_follow_from_the_interval(
 ) -> None:
     claim = Claim(text="higher", rows=["pews"], than="fedavg", columns=["a"], by=by)
 
-    (verdict,) = judge(study(claims=[claim]), readings(gains))
+    (verdict,) = evaluate_claims(study(claims=[claim]), readings(gains))
 
     assert (verdict.finding, verdict.agrees, verdict.seeds) == (finding, agrees, len(gains))
     assert verdict.paper == "+5.00 points"  # 75 − 70
@@ -50,14 +50,14 @@ def test_the_words_follow_from_the_interval(
 
 def test_a_unanimous_gain_of_six_seeds_has_the_p_of_two_flips_in_sixty_four() -> None:
     claim = Claim(text="higher", rows=["pews"], than="fedavg", columns=["a"])
-    (verdict,) = judge(study(claims=[claim]), readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]))
+    (verdict,) = evaluate_claims(study(claims=[claim]), readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]))
     assert verdict.p == pytest.approx(2 / 64)
 
 
 def test_all_claims_of_a_page_are_corrected_together() -> None:
     claim = Claim(text="higher", rows=["pews"], than="fedavg")
     both = readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]) | readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0], "b")
-    verdicts = judge(study(claims=[claim]), both)
+    verdicts = evaluate_claims(study(claims=[claim]), both)
     assert [verdict.p for verdict in verdicts] == [
         pytest.approx(4 / 64)
     ] * 2  # Holm: the smaller of two, doubled
@@ -66,7 +66,7 @@ def test_all_claims_of_a_page_are_corrected_together() -> None:
 def test_what_only_its_own_interval_says_is_not_concluded() -> None:
     claim = Claim(text="higher", rows=["pews"], than="fedavg")
     both = readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]) | readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0], "b")
-    verdict = judge(study(claims=[claim]), both)[0]  # p = 4/64 among two claims
+    verdict = evaluate_claims(study(claims=[claim]), both)[0]  # p = 4/64 among two claims
     assert verdict.agrees is None
     assert verdict.finding == "undecided"
 
@@ -77,7 +77,7 @@ def test_fewer_rounds_are_better() -> None:
         ("rounds", "pews", "a"): dict(enumerate([100.0, 90, 95, 100, 90, 95])),
         ("rounds", "fedavg", "a"): dict(enumerate([120.0, 130, 125, 120, 130, 125])),
     }
-    (verdict,) = judge(study(claims=[claim]), found)
+    (verdict,) = evaluate_claims(study(claims=[claim]), found)
     assert verdict.agrees is True
     assert verdict.ours.startswith("+30.0 rounds [")  # (20 + 40 + 30 + 20 + 40 + 30) / 6
 
@@ -92,7 +92,7 @@ def test_fewer_rounds_are_better() -> None:
 )
 def test_near_asks_that_the_whole_interval_is_small(gains: list[float], agrees: bool | None) -> None:
     claim = Claim(text="same", kind="near", rows=["pews"], than="fedavg", columns=["a"], within=1.0)
-    assert judge(study(claims=[claim]), readings(gains))[0].agrees is agrees
+    assert evaluate_claims(study(claims=[claim]), readings(gains))[0].agrees is agrees
 
 
 def test_near_tests_that_no_difference_is_large_not_that_there_is_none() -> None:
@@ -100,7 +100,7 @@ def test_near_tests_that_no_difference_is_large_not_that_there_is_none() -> None
     gains = [0.3, 0.2, 0.3, 0.2, 0.3, 0.2]  # a small difference beyond doubt: the interval is above 0
     found = readings(gains) | readings([8.0, -8.0, 7.0, -7.0, 6.0, -6.0], "b")
 
-    small, unknown = judge(study(claims=[claim]), found)
+    small, unknown = evaluate_claims(study(claims=[claim]), found)
 
     assert small.agrees is True
     assert small.finding == "no difference larger than 0.31 points"  # 0.25 + 2.571·√(0.003/6)
@@ -114,7 +114,7 @@ def test_near_tests_that_no_difference_is_large_not_that_there_is_none() -> None
 def test_shrinks_compares_the_gain_in_the_first_column_with_the_last_seed_by_seed() -> None:
     claim = Claim(text="shrinks", kind="shrinks", rows=["pews"], than="fedavg")
     found = readings([5.0, 6.0, 5.0, 6.0, 5.0, 6.0]) | readings([1.0, 1.0, 2.0, 2.0, 1.0, 2.0], "b", 80.0)
-    (verdict,) = judge(study(claims=[claim]), found)
+    (verdict,) = evaluate_claims(study(claims=[claim]), found)
     assert verdict.agrees is True
     assert verdict.ours.startswith("+4.00 points [")  # (4 + 5 + 3 + 4 + 4 + 4) / 6
 
@@ -123,7 +123,9 @@ def test_between_looks_at_the_interval_not_at_the_mean() -> None:
     claim = Claim(text="fails", kind="between", rows=["fedavg"], columns=["a"], low=0, high=75)
 
     def agrees(values: list[float]) -> bool | None:
-        return judge(study(claims=[claim]), {("final", "fedavg", "a"): dict(enumerate(values))})[0].agrees
+        return evaluate_claims(study(claims=[claim]), {("final", "fedavg", "a"): dict(enumerate(values))})[
+            0
+        ].agrees
 
     assert agrees([70.0, 71, 70, 71, 70, 71]) is True
     assert agrees([70.0, 78, 70, 78, 70, 78]) is None
@@ -135,7 +137,7 @@ def test_a_baseline_is_compared_with_in_every_column() -> None:
     rows["fedavg"] = rows["fedavg"].model_copy(update={"columns": ["a"], "baseline": True})
     found = readings([1.0] * 8) | {("final", "pews", "b"): dict.fromkeys(range(8), 69.0)}
 
-    verdicts = judge(study(rows=rows, paper={}), found)
+    verdicts = evaluate_claims(study(rows=rows, paper={}), found)
 
     assert [verdict.agrees for verdict in verdicts] == [True, False]
 
@@ -145,7 +147,7 @@ def test_a_row_of_one_column_is_not_compared_with_elsewhere() -> None:
     rows["fedavg"] = rows["fedavg"].model_copy(update={"columns": ["a"]})
     found = readings([1.0] * 6) | {("final", "pews", "b"): dict.fromkeys(SEEDS, 69.0)}
 
-    verdicts = judge(study(rows=rows, paper={}), found)
+    verdicts = evaluate_claims(study(rows=rows, paper={}), found)
 
     assert [verdict.finding for verdict in verdicts] == ["better by 1.00 points", "not run"]
 
@@ -153,14 +155,15 @@ def test_a_row_of_one_column_is_not_compared_with_elsewhere() -> None:
 def test_the_paper_says_in_words_when_one_side_never_arrives() -> None:
     paper = {"rounds": {"fedavg": ["×", "100"], "pews": ["50 ± 3", "×"]}}
     claim = Claim(text="faster", rows=["pews"], than="fedavg", measure="rounds")
-    verdicts = judge(study(claims=[claim], paper=paper), {})
+    verdicts = evaluate_claims(study(claims=[claim], paper=paper), {})
     assert [verdict.paper for verdict in verdicts] == ["only it arrives", "only the other arrives"]
     assert all(verdict.finding == "not run" for verdict in verdicts)
 
 
 def test_several_places_are_summed_up_without_hiding_the_undecided() -> None:
     places = [
-        {"agrees": a, "seeds": s, "finding": ""} for a, s in ((True, 6), (None, 6), (False, 6), (None, 0))
+        Verdict(claim="", where="", paper="", ours="", seeds=seeds, finding="", agrees=agrees)
+        for agrees, seeds in ((True, 6), (None, 6), (False, 6), (None, 0))
     ]
     assert summarise(places) == "agrees in 1 of 4 places, contradicts in 1, undecided in 1, 1 not run"
 

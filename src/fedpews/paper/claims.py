@@ -1,0 +1,214 @@
+"""What our runs say about a claim of the paper: a paired difference with its interval, and a finding in words.
+
+Seeds are paired because they differ far more than methods do. A finding never says that a claim holds. It says *better
+by a to b*, *worse*, *undecided* or *not enough runs* (``Difference.outcome``), or for two methods that are claimed to
+be near *no difference larger than d*, and whether that agrees with the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import NamedTuple
+
+from fedpews.options import Table
+from fedpews.paper.measures import MEASURES, printed
+from fedpews.paper.study import Claim, Study
+from fedpews.results.statistics import (
+    ENOUGH_SEEDS,
+    SIGNIFICANT,
+    Difference,
+    corrected,
+    equivalence_test,
+    interval,
+    paired_difference,
+    paired_gains,
+)
+
+Readings = Mapping[tuple[str, str, str], Mapping[int, float]]
+"""(measure, row, column) → seed → number; unfinished cells are absent."""
+
+
+class Verdict(Table):
+    """A claim in one cell: the paper's evidence, ours, and the finding."""
+
+    claim: str
+    where: str
+    paper: str
+    ours: str
+    """The mean gain and its 95 % interval."""
+    seeds: int
+    finding: str
+    agrees: bool | None = None
+    """Whether the whole interval is on the paper's side; False when it is on the other side, None when undecided."""
+    p: float | None = None
+    """Of the exact sign-flip test, corrected (Holm) for all claims of the page; None where there is no such test.
+
+    For a claim that no difference is large, of the two one-sided tests against the margin."""
+
+
+class _Draft(NamedTuple):
+    """A verdict before its p is corrected for the other claims of its page."""
+
+    claim: Claim
+    where: str
+    paper: str
+    difference: Difference
+    agrees: bool | None
+    """By the interval alone."""
+
+
+def evaluate_claims(study: Study, readings: Readings) -> list[Verdict]:
+    """A verdict for every claim, row and column."""
+    drafts = [
+        draft
+        for claim in study.claims
+        for row in claim.rows
+        for draft in _drafts(study, claim, row, readings)
+    ]
+    tested = [
+        draft for draft in drafts if isinstance(draft, _Draft) and draft.difference.seeds >= ENOUGH_SEEDS
+    ]
+    # all claims of a page at once: among many, some would look significant by chance
+    known = dict(zip(map(id, tested), corrected([draft.difference for draft in tested]), strict=True))
+    return [
+        draft
+        if isinstance(draft, Verdict)
+        else _finish(draft._replace(difference=known.get(id(draft), draft.difference)))
+        for draft in drafts
+    ]
+
+
+def _drafts(study: Study, claim: Claim, row: str, readings: Readings) -> Iterator[Verdict | _Draft]:
+    columns = [c for c in study.columns_of(row) if claim.columns is None or c in claim.columns]
+    if claim.kind == "between":
+        yield from (_between(study, claim, row, column, readings) for column in columns)
+        return
+    assert claim.than is not None
+    label, higher_is_better = study.row_label(row), MEASURES[claim.measure].higher_is_better
+    sides = {
+        column: (
+            readings.get((claim.measure, row, column), {}),
+            readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {}),
+        )
+        for column in columns
+    }
+    if claim.kind == "shrinks":
+        sign = 1 if higher_is_better else -1
+        # paired within a seed first, then across the columns
+        first, last = (
+            {seed: sign * (ours[seed] - other[seed]) for seed in ours.keys() & other.keys()}
+            for ours, other in (sides[columns[0]], sides[columns[-1]])
+        )
+        difference = paired_difference(first, last)
+        where = f"{label}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
+        yield _Draft(claim, where, claim.paper, difference, _agrees(difference.low > 0, difference.high < 0))
+        return
+    for column, (ours, other) in sides.items():
+        difference = paired_difference(ours, other, higher_is_better)
+        low, high = difference.low, difference.high
+        if claim.kind == "better":
+            agrees = _agrees(low > claim.by, high < claim.by)
+        else:
+            # a difference that is not significant may still be large: the whole interval must be inside the margin
+            agrees = _agrees(
+                -claim.within <= low and high <= claim.within, low > claim.within or high < -claim.within
+            )
+            if agrees is not False:
+                # a test for any difference at all does not answer whether a difference is large
+                gains = paired_gains(ours, other, higher_is_better)
+                difference = replace(difference, p=equivalence_test(gains, claim.within))
+        where = f"{label} against {study.row_label(claim.than)}"
+        where += f", {study.column_label(column)}" if len(study.columns) > 1 else ""
+        yield _Draft(claim, where, _papers_gain(study, claim, row, column) or claim.paper, difference, agrees)
+
+
+def _agrees(inside: bool, outside: bool) -> bool | None:
+    """What an interval says; None where it lies across a margin."""
+    return True if inside else False if outside else None
+
+
+def _between(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
+    values = list(readings.get((claim.measure, row, column), {}).values())
+    low, high = interval(values) if values else (-math.inf, math.inf)
+    number = f"{{:.{MEASURES[claim.measure].digits}f}}".format
+    ours = "".join(map(number, values))
+    if len(values) > 1:
+        ours = f"{number(fmean(values))} [{number(low)}, {number(high)}]"
+    enough = len(values) >= ENOUGH_SEEDS
+    inside, outside = claim.low <= low and high <= claim.high, low > claim.high or high < claim.low
+    return Verdict(
+        claim=claim.text,
+        where=f"{study.row_label(row)}, {study.column_label(column)}",
+        paper=study.paper_number(claim.measure, row, column) or claim.paper,
+        ours=ours,
+        seeds=len(values),
+        finding=f"{number(low)} to {number(high)}" if enough else _too_few(len(values)),
+        agrees=_agrees(inside, outside) if enough else None,
+    )
+
+
+def _finish(draft: _Draft) -> Verdict:
+    claim, difference, agrees = draft.claim, draft.difference, draft.agrees
+    measure, seeds = MEASURES[claim.measure], difference.seeds
+    digits, unit = measure.digits, f" {measure.unit}" if measure.unit else ""
+    ours = f"{difference.mean:+.{digits}f}{unit}" if seeds else ""
+    if seeds > 1:
+        ours = f"{ours} [{difference.low:+.{digits}f}, {difference.high:+.{digits}f}]"
+    # numbers are shown with any number of seeds, but nothing is concluded from too few
+    enough = seeds >= ENOUGH_SEEDS
+    if not enough or difference.p >= SIGNIFICANT:
+        agrees = None
+    if not enough:
+        finding = _too_few(seeds)
+    elif claim.kind != "near" or agrees is False:
+        finding = difference.describe(digits, unit)
+    else:
+        # its p says how sure it is that the difference is small, not that there is one
+        finding = difference.describe_bound(digits, unit) if agrees else "undecided"
+    return Verdict(
+        claim=claim.text,
+        where=draft.where,
+        paper=draft.paper,
+        ours=ours,
+        seeds=seeds,
+        finding=finding,
+        agrees=agrees,
+        p=difference.p if enough else None,
+    )
+
+
+def _too_few(seeds: int) -> str:
+    return "not run" if not seeds else f"not enough runs ({seeds} seed{'s' * (seeds > 1)})"
+
+
+def _papers_gain(study: Study, claim: Claim, row: str, column: str) -> str:
+    """The gain in the numbers that the paper prints; in words where one side never reached the target."""
+    assert claim.than is not None
+    measure = MEASURES[claim.measure]
+    pair = (row, column), (claim.than, study.column_for(claim.than, column))
+    ours, other = (printed(study.paper_number(claim.measure, *cell))[0] for cell in pair)
+    if math.isnan(ours) or math.isnan(other):
+        return ""
+    if math.isinf(ours) or math.isinf(other):
+        only = "the other" if math.isinf(ours) else "it"
+        return "neither arrives" if ours == other else f"only {only} arrives"
+    gain = ours - other if measure.higher_is_better else other - ours
+    return f"{gain:+.{measure.digits}f} {measure.unit}".strip()
+
+
+def summarise(verdicts: Sequence[Verdict]) -> str:
+    """One line for a claim out of the findings in its cells."""
+    ran = [verdict for verdict in verdicts if verdict.seeds]
+    if len(verdicts) == 1 or not ran:
+        return verdicts[0].finding
+    count = {answer: sum(verdict.agrees is answer for verdict in ran) for answer in (True, False, None)}
+    counts = [
+        f"agrees in {count[True]} of {len(verdicts)} places",
+        f"contradicts in {count[False]}" if count[False] else "",
+        f"undecided in {count[None]}" if count[None] else "",
+        f"{len(verdicts) - len(ran)} not run" if len(ran) < len(verdicts) else "",
+    ]
+    return ", ".join(filter(None, counts))

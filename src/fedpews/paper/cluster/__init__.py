@@ -1,1 +1,0 @@
-"""Cells on other machines: a Dask scheduler hands them to its workers; each is an ordinary run folder in the end."""
