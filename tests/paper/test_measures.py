@@ -70,7 +70,9 @@ def test_a_closed_part_neither_fires_nor_feeds_the_next_layer() -> None:
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(2, 2, bias=False), nn.ReLU())))
     ones = {name: torch.ones(2, 2) for name, _ in model.named_parameters()}
 
-    first, second = layer_sums(model, ones, torch.tensor([[1.0, 2.0]]), own=[torch.tensor([True, False])] * 2)
+    first, second = layer_sums(
+        model, ones, torch.tensor([[1.0, 2.0]]), masks=[torch.tensor([True, False])] * 2
+    )
 
     assert first.tolist() == [3.0, 0.0]
     assert second.tolist() == [3.0, 0.0]  # 3 + 0, not 3 + 3

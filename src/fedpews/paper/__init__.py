@@ -1,1 +1,1 @@
-"""Every table and figure of the paper: run what is missing, compare with its numbers, write a page."""
+"""The paper's tables and figures: a study, its cells, its page; sweeps and searches beside it."""

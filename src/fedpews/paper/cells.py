@@ -151,7 +151,7 @@ class Runner:
             result = self.read(cell)
             if not result.missing:  # another process has finished it
                 return result
-            status, message = _describe(error)
+            status, message = describe(error)
             return replace(result, status=status, message=message, error=type(error).__name__)
         return self.read(cell)
 
@@ -161,7 +161,7 @@ class Runner:
         return [folder for folder in folders if _is_run_of(folder, cell)]
 
 
-def _describe(error: Exception) -> tuple[str, str]:
+def describe(error: Exception) -> tuple[str, str]:
     """The status and the message of a cell that an error ended."""
     if isinstance(error, DataMissing):
         return "data missing", str(error)

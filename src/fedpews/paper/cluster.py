@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedpews
-from fedpews.errors import ConfigError, FolderInUse, Interrupted, first_line, need_extra
+from fedpews.errors import ConfigError, Interrupted, first_line, need_extra
 from fedpews.experiment import Experiment
-from fedpews.paper.cells import CellResult, MakeWatcher, Runner, reporting
+from fedpews.paper.cells import CellResult, MakeWatcher, Runner, describe, reporting
 from fedpews.paper.study import Cell
 from fedpews.results import layout
 from fedpews.results.files import write_atomically
@@ -267,12 +267,9 @@ def _collect(runner: Runner, cell: Cell, future: Future) -> CellResult:
     try:
         answer = future.result()
         unpack(answer["files"], runner.root / "runs" / cell.name)
-    except FolderInUse as error:
-        answer = {"status": "busy", "message": str(error), "error": type(error).__name__}
     except Exception as error:  # noqa: BLE001 - after any error of a worker or the network the other cells go on
-        killed = type(error).__name__ == "KilledWorker"
-        message = "every worker that ran it died" if killed else first_line(error)
-        answer = {"status": "failed", "message": message, "error": type(error).__name__}
+        status, message = describe(error)
+        answer = {"status": status, "message": message, "error": type(error).__name__}
     result = runner.read(cell)
     if not result.missing:
         return result

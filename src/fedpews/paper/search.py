@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock, Timeout
 
@@ -292,11 +292,11 @@ def run_search(search: Search, study: Study, runner: Runner, cluster: Cluster | 
     if left <= 0:
         return
     # a run in this process handles signals itself
-    signals: AbstractContextManager[threading.Event] = nullcontext(threading.Event())
+    workers, signals = 1, cast("AbstractContextManager[threading.Event]", nullcontext(threading.Event()))
     if cluster is not None:
-        signals = stop_signal(lambda: runner.log("stopping; running trials are saved"))
+        workers, signals = max(1, cluster.size), stop_signal(lambda: runner.log("stopping; trials are saved"))
+        runner.log(f"trials at once: {workers}, as many as there are workers now")
     with signals as stop:
-        workers = 1 if cluster is None else max(1, cluster.size)
         study.optimize(objective, left, n_jobs=workers, callbacks=[ended], catch=(Failed,))
     # Optuna does not raise the errors of its last threads
     for error in errors:

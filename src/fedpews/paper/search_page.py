@@ -151,7 +151,7 @@ def _draw(outcome: SearchOutcome, study: Study, folder: Path) -> list[str]:
 
 def _page(outcome: SearchOutcome, figures: list[str]) -> str:
     search, best, metric = outcome.search, outcome.best, outcome.search.base.goal.metric
-    validation = f", {VALIDATION:.0%} of each client's training samples" if search.adds_validation else ""
+    validation = f" ({VALIDATION:.0%} of each client's training samples)" if search.adds_validation else ""
     text = [
         f"# Search: {' × '.join(search.grid)}",
         "",

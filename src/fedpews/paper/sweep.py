@@ -1,4 +1,4 @@
-"""A grid over any keys of a configuration: a study made on the spot, without the paper."""
+"""A grid over any keys of a configuration, as a study without the paper."""
 
 from __future__ import annotations
 
@@ -65,13 +65,10 @@ def parse_grid(text: str) -> tuple[str, list[Any] | Range]:
 
 
 def _range(text: str, low: str, high: str, how: str | None) -> Range:
-    whole = all(re.fullmatch(r"[+-]?\d+", part) for part in (low, high))
-    number: Callable[[str], float] = int if whole and how in (None, "log") else float
-    if whole and how is not None and how.isdecimal():
-        number = int
-    made = Range(
-        number(low), number(high), how == "log", None if how is None or how == "log" else number(how)
-    )
+    step = None if how == "log" else how
+    whole = all(re.fullmatch(r"[+-]?\d+", number) for number in (low, high)) and (step or "1").isdecimal()
+    number: Callable[[str], float] = int if whole else float
+    made = Range(number(low), number(high), how == "log", None if step is None else number(step))
     if made.low >= made.high:
         raise ConfigError(f"--grid {text!r}: the range must begin below its end")
     if made.log and made.low <= 0:
@@ -84,19 +81,16 @@ def _range(text: str, low: str, high: str, how: str | None) -> Range:
 def make_sweep(
     config: str, grid: Grid, seeds: Sequence[int] | None = None, fixed: Mapping[str, Any] | None = None
 ) -> Study:
-    """The last key across, all combinations of the others down.
+    """A study with the last key across and all combinations of the others down.
 
     Args:
         fixed: keys that are changed in every cell.
     """
     fixed = dict(fixed or {})
-    values: dict[str, Sequence[Any]] = {}
-    for key, given in grid.items():
-        if isinstance(given, Range):
-            raise ConfigError(
-                f"--grid {key}={given}: a range has no end of values; search it: --search optuna"
-            )
-        values[key] = given
+    ranges = [f"{key}={given}" for key, given in grid.items() if isinstance(given, Range)]
+    if ranges:
+        raise ConfigError(f"--grid {ranges[0]}: a range has no list of values; search it: --search optuna")
+    values = {key: list(given) for key, given in grid.items() if not isinstance(given, Range)}
     if not values:
         names = ", ".join(list(known_keys())[:3])
         raise ConfigError(f"a sweep needs at least one --grid key=value,value; keys are {names}, ...")
@@ -110,22 +104,19 @@ def make_sweep(
         same |= own[methods[0]]
 
     def line(settings: dict[str, Any]) -> Line:
-        # an option of one method stands where the method is named
+        # the options of a method belong to the line that names it
         return Line(set=own.get(settings.get("method.name", ""), {}) | settings)
 
-    rows = {
-        ", ".join(f"{key} = {value}" for key, value in zip(down, combination, strict=True)) or "all": line(
-            dict(zip(down, combination, strict=True))
-        )
-        for combination in itertools.product(*(values[key] for key in down))
-    }
+    rows = {}
+    for combination in itertools.product(*(values[key] for key in down)):
+        settings = dict(zip(down, combination, strict=True))
+        rows[", ".join(f"{key} = {value}" for key, value in settings.items()) or "all"] = line(settings)
     columns = {f"{across} = {value}": line({**same, across: value}) for value in values[across]}
     base = Experiment.load(config, same)
     metric = base.goal.metric
-    # a sweep chooses, so it looks at validation data where there is any
-    chosen = f"validation:{metric}" if base.data.validation else "final"
-    if chosen == "final" and metric != "accuracy":
-        chosen = f"final:{metric}"
+    final = "final" if metric == "accuracy" else f"final:{metric}"
+    # settings are chosen on validation data, where there are any
+    chosen = f"validation:{metric}" if base.data.validation else final
     name = name_of(config)
     return Study(
         name=f"sweep-{name}",
@@ -142,14 +133,14 @@ def make_sweep(
 
 
 def name_of(config: str) -> str:
-    """What pages about a configuration are called."""
+    """The name of a configuration in the names of pages."""
     return Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
 
 
 def command(
     config: str, grid: Grid, seeds: Sequence[int] | None, fixed: Mapping[str, Any] | None = None
 ) -> str:
-    """What makes the sweep again.
+    """The command that makes the sweep again.
 
     >>> command("synthetic-32k", {"warmup.diversity": [0.1, 5], "train.lr": Range(0.1, 1.0, log=True)}, [0, 1])
     'fedpews sweep synthetic-32k --grid warmup.diversity=0.1,5 --grid train.lr=0.1..1:log --seeds 0,1'
@@ -163,7 +154,7 @@ def command(
 
     keys = [f"--grid {shlex.quote(f'{key}={values(given)}')}" for key, given in grid.items()]
     chosen = [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
-    # what trains does not change a number
+    # the runtime changes no number
     same = {key: value for key, value in (fixed or {}).items() if not key.startswith("runtime.")}
     changes = [f"--set {shlex.quote(f'{key}={text(value)}')}" for key, value in same.items()]
     return " ".join([f"fedpews sweep {shlex.quote(config)}", *keys, *chosen, *changes])
