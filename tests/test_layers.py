@@ -19,7 +19,7 @@ CORE = {
 }  # fmt: skip
 """The methods and what they are made of: they know nothing of configurations, folders or commands."""
 
-SHELL = {"cli", "flower", "ranks", "studies", "trackers", "testing"}
+SHELL = {"cli", "flower", "paper", "ranks", "trackers", "testing"}
 """What uses the library: nothing else imports it."""
 
 LIGHT = {
