@@ -92,12 +92,12 @@ class _View:
 
     def lines(self, column: str, rows: Sequence[str] | None = None) -> dict[str, list[Record]]:
         """Label → records of the rows that have runs in a column, and of baselines."""
-        found = {}
+        lines = {}
         for row in rows or self.study.rows:
             result = self.results.get((row, self.study.column_for(row, column)))
             if result is not None and result.runs:
-                found[self.study.row_label(row)] = result.records
-        return found
+                lines[self.study.row_label(row)] = result.records
+        return lines
 
     def columns(self, rows: Sequence[str] | None = None) -> list[str]:
         return [column for column in self.study.columns if self.lines(column, rows)]

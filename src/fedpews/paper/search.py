@@ -216,7 +216,7 @@ def open_study(search: Search, root: Path, storage: str | None = None) -> Iterat
             optuna.storages.fail_stale_trials(study)
             running = study.get_trials(states=(TrialState.RUNNING,))
             for trial in running:
-                # this process has the lock of the folder, so whoever ran a trial there is dead
+                # this process has the lock of the folder, so the process that ran the trial there is dead
                 if storage is None or trial.user_attrs.get(FOLDER) == _folder(root):
                     study.tell(trial.number, state=TrialState.FAIL)
                     retry(study, trial)
