@@ -182,7 +182,7 @@ def write_page(outcome: Outcome, folder: Path, data_dir: Path | None = None) -> 
 def write_index(folder: Path) -> Path:
     """README.md of a folder of pages: the table of claims, then the items."""
     order = list(studies())
-    facts: list[Facts] = [read_object(file, Facts) for file in sorted(folder.glob("*.json"))]
+    facts = [Facts(**read_object(file, Facts)) for file in sorted(folder.glob("*.json"))]
     facts.sort(key=lambda fact: (order.index(fact.name) if fact.name in order else 99, fact.name))
     is_paper = any(fact.name in order for fact in facts)
     items = [["item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
