@@ -99,12 +99,15 @@ def test_an_option_of_a_new_file_is_set_without_its_comment_sign(tmp_path: Path)
     file = tmp_path / "mine.toml"
     fedpews("new", str(file))
     text = file.read_text()
-    assert text.count("# depth = 8\n") == text.count("# strength = 0.1\n") == 1
+    assert text.count("# depth = 8\n") == text.count("# temperature = 0.5\n") == 1
     file.write_text(
-        text.replace("# depth = 8\n", "depth = 14\n").replace("# strength = 0.1\n", "strength = 0.5\n")
+        text.replace("# depth = 8\n", "depth = 14\n").replace("# temperature = 0.5\n", "temperature = 0.7\n")
     )
     experiment = Experiment.load(file)
-    assert (experiment.model.model_extra, experiment.method.model_extra) == ({"depth": 14}, {"strength": 0.5})
+    assert (experiment.model.model_extra, experiment.method.model_extra) == (
+        {"depth": 14},
+        {"temperature": 0.7},
+    )
 
 
 def test_a_key_without_its_comment_sign_is_set(tmp_path: Path) -> None:
