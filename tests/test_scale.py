@@ -41,7 +41,7 @@ def names(*saved: dict[str, Version]) -> set[str]:
 
 def test_the_rate_falls_after_each_milestone() -> None:
     # the study with 200 clients: ×0.1 at rounds 200 and 400, so round 200 itself still has the first rate
-    rules = Rules(lr=0.1, milestones=(200, 400), decay=0.1)
+    rules = Rules(lr=0.1, lr_milestones=(200, 400), lr_decay=0.1)
     assert [rules.lr_at(round) for round in (1, 200)] == [0.1, 0.1]
     assert [rules.lr_at(round) for round in (201, 400)] == pytest.approx([0.01, 0.01])
     assert rules.lr_at(401) == pytest.approx(0.001)

@@ -81,13 +81,13 @@ class Setup:
             train.lr,
             tuple(train.lr_milestones),
             train.lr_decay,
+            train.lr_warmup,
+            train.lr_schedule,
+            train.lr_min,
+            train.diverged,
+            Aggregate(train.aggregate, train.trim, train.byzantine),
             self.experiment.runtime.evaluate_every,
             self.experiment.rounds,
-            train.lr_warmup,
-            self.experiment.rounds if train.lr_schedule == "cosine" else None,
-            train.lr_min,
-            aggregate=Aggregate(train.aggregate, train.trim, train.byzantine),
-            leaves_out=train.diverged == "leave-out",
         )
 
 

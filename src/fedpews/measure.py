@@ -1,13 +1,15 @@
-"""What a round's record holds besides seed, round, phase and seconds."""
+"""The record of a round: each column is made here, after the update."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.engines.engine import Engine
@@ -16,7 +18,10 @@ from fedpews.errors import RunFailed
 from fedpews.methods.contract import Cohort, Download, Method, Upload
 from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
+from fedpews.observe import observe_neurons, update_cosine
+from fedpews.results.masks import Ownership
 from fedpews.results.memories import Store
+from fedpews.results.records import Record
 from fedpews.tasks.metrics import accuracy
 from fedpews.tasks.names import short
 from fedpews.tasks.task import Task
@@ -26,14 +31,106 @@ SHOWN_CLIENTS = 100
 """Up to this many clients, a record lists the metrics of each."""
 
 
-class Measurer:
-    """Turns scores and messages into the columns of a record."""
+@dataclass
+class SeedRound:
+    """One seed's part of a round."""
 
-    def __init__(self, net: Network, data: Federation) -> None:
-        self.net, self.data, self.total = net, data, len(data)
+    seed: int
+    phase: str
+    cohort: Cohort
+    downloads: Sequence[Download]  # in the cohort's order
+    state: Nest  # before the update, then after it
+    uploads: list[Upload] = field(default_factory=list)  # of the clients that answered
+    masks: Sequence[Mapping[str, Tensor] | None] = ()  # the elements that each upload owns; None is all
+    left_out: list[int] = field(default_factory=list)  # the clients that diverged
+
+
+class Measurer:
+    """Turns the rounds of a server into records.
+
+    Among sites a model is evaluated where the next round trains it, so that a round is one message and not two. Its
+    record is then completed in the next round; until then it is in ``pending``.
+    """
+
+    def __init__(
+        self, net: Network, method: Method, data: Federation, engine: Engine, memories: Store
+    ) -> None:
+        self.net, self.method, self.data = net, method, data
+        self.engine, self.memories, self.total = engine, memories, len(data)
+        self.pending: list[Record] = []
+        self._pending_models: list[Tree] = []
+        # who owned which neurons in the last round, if clients own neurons
+        self.observed: list[Ownership] = []
         # the server of real sites has no samples
         mixes = len(data.y) > 0 and len(data) <= SHOWN_CLIENTS and data.test_owner is None
         self._counts = data.counts() if mixes and data.task.classes_of(data.y) is not None else None
+
+    def measure(self, parts: Sequence[SeedRound], evaluate: bool, last: bool, began: float) -> list[Record]:
+        """The records of a round, after those that waited for it.
+
+        Args:
+            last: whether the records must be complete now.
+            began: when the round began.
+        """
+        complete = self.complete()
+        models = [self.method.evaluated_params(self.net, part.state) for part in parts] if evaluate else []
+        # the model that is evaluated must be the one that the next round's clients get
+        waits = not last and self.engine.evaluates_in_training
+        waits = waits and all(
+            model is self.method.params(part.state) for model, part in zip(models, parts, strict=False)
+        )
+        test: Sequence[Score | None] = [None] * len(parts)
+        validation: Sequence[Score | None] = [None] * len(parts)
+        seeds = [part.seed for part in parts]
+        if evaluate and not waits:
+            test = self.engine.evaluate(models, seeds)
+            if self.data.validation:
+                validation = self.engine.evaluate(models, seeds, "validation")
+        records = [
+            self._record(part, evaluate, *scores)
+            for part, scores in zip(parts, zip(test, validation, strict=True), strict=True)
+        ]
+        seen = [
+            observe_neurons(self.net, part.seed, part.cohort.round, part.uploads, self.total)
+            for part in parts
+        ]
+        self.observed = [ownership for ownership in seen if ownership is not None]
+        # seeds share the work, so each gets an equal share of the time
+        seconds = (time.perf_counter() - began) / len(records)
+        records = [record | {"seconds": seconds} for record in records]
+        if evaluate and waits:
+            self.pending, self._pending_models = records, models
+            return complete
+        return complete + records
+
+    def restore(self, pending: Sequence[Record], models: Mapping[int, Tree]) -> None:
+        """Continue with records that wait for the evaluation of these models."""
+        self.pending = [*pending]
+        self._pending_models = [models[record["seed"]] for record in pending]
+
+    def complete(self) -> list[Record]:
+        """The records that wait for their evaluation, evaluated now."""
+        records, models = self.pending, self._pending_models
+        self.pending, self._pending_models = [], []
+        if not records:
+            return []
+        scores = self.engine.evaluate(models, [record["seed"] for record in records])
+        return [record | self.test(score) for record, score in zip(records, scores, strict=True)]
+
+    def _record(
+        self, part: SeedRound, evaluate: bool, test: Score | None, validation: Score | None
+    ) -> Record:
+        record: Record = {"seed": part.seed, "round": part.cohort.round, "phase": part.phase}
+        record |= {} if test is None else self.test(test)
+        record |= self.messages(part.uploads, part.downloads) | self.method.measure(self.net, part.state)
+        record |= {} if validation is None else self.validation(validation)
+        record |= {"left_out": part.left_out} if part.left_out else {}
+        if evaluate:
+            record |= self.personal(part) if self.method.personalised else {}
+            sent = dict(zip(part.cohort.clients, part.downloads, strict=True))
+            answered = [sent[upload.client] for upload in part.uploads]
+            record["update_cosine"] = update_cosine(self.net, part.uploads, answered, part.masks)
+        return record
 
     def messages(self, uploads: Sequence[Upload], downloads: Sequence[Download]) -> dict[str, Any]:
         """The training loss, the bytes that travelled, and who owned what."""
@@ -79,26 +176,25 @@ class Measurer:
         """The metrics on validation data, by which choices are made."""
         return {"validation": self.data.task.measure(score.sums) | {"loss": score.mean_loss}}
 
-    def personal(
-        self, engine: Engine, method: Method, memories: Store, seed: int, state: Nest, cohort: Cohort
-    ) -> dict[str, Any]:
+    def personal(self, part: SeedRound) -> dict[str, Any]:
         """The metric of each client's personalised model, made of its memory and the next round's download.
 
         It is evaluated on the client's own test samples, or else on the classes it has.
         """
+        method, seed, state, cohort = self.method, part.seed, part.state, part.cohort
         clients = range(self.total) if self.total <= SHOWN_CLIENTS else cohort.clients
-        kept = {client: memories.get(seed, client) for client in clients}
-        known = {client: memory for client, memory in kept.items() if memory is not None}
+        memories = {client: self.memories.get(seed, client) for client in clients}
+        known = {client: memory for client, memory in memories.items() if memory is not None}
         # real sites keep their memories themselves
-        chosen = tuple(known) or engine.remembering(seed, clients)
+        chosen = tuple(known) or self.engine.remembering(seed, clients)
         following = replace(cohort, round=cohort.round + 1, clients=chosen)
         downloads = dict(zip(chosen, method.downloads(self.net, state, following), strict=True))
         if known:
             half, net = method.client(method.phase(state, following.round)), self.net.at(seed)
             models = {i: half.personal(net, downloads[i], memory) for i, memory in known.items()}
-            values = score_personal(engine, self.data, seed, models)
+            values = score_personal(self.engine, self.data, seed, models)
         else:
-            values = engine.evaluate_personal(seed, downloads)
+            values = self.engine.evaluate_personal(seed, downloads)
         if not values:
             return {}
         name = personal_metric(self.data.task)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +133,7 @@ def train(
     """
     setup = setup if out is None else add_fingerprints(setup)
     check_finetuning(setup)
-    notices = Notices(setup)
-    if _stop_rule(setup).is_active and setup.experiment.stop.on == "validation" and not setup.data.validation:
+    if stop_rule(setup).is_active and setup.experiment.stop.on == "validation" and not setup.data.validation:
         raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
         saver = Saver(folder, setup, resume)
@@ -147,13 +145,13 @@ def train(
         with closing(engine), settled():
             records = saver.start(engine, why, store)
             server = _server(setup, engine, store, saver.resumed)
-            so_far = Progress(records, {} if saver.resumed is None else saver.resumed.best)
+            training = Training(setup, server, saver, watcher or Watcher(), records)
             try:
-                done = _loop(setup, server, so_far, saver, watcher or Watcher(), why, notices)
+                training.run(why)
             except KeyboardInterrupt:
-                # the second Ctrl-C: whatever is being written is whole or not there
+                # the second Ctrl-C: each file is complete or absent
                 raise Interrupted(f"stopped at once; {saver.describe()}") from None
-        result = _result(setup, server, done, folder)
+        result = training.result()
         if spent is not None:
             result.summary["privacy"] = spent
         saver.finish(result)
@@ -170,114 +168,126 @@ def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoin
             for seed, state in checkpoint.states.items()
         }
     server = Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
-    server.pending = [] if checkpoint is None else list(checkpoint.about.get("pending", []))
+    if checkpoint is not None:
+        server.measurer.restore(checkpoint.about.get("pending", []), server.models())
     return server
 
 
-@dataclass
-class Progress:
-    """What a run has so far."""
+class Training:
+    """A run from its first round, or the one after its checkpoint, to its last."""
 
-    records: list[Record]
-    best: dict[int, Tree]
+    def __init__(
+        self, setup: Setup, server: Server, saver: Saver, watcher: Watcher, records: list[Record]
+    ) -> None:
+        self.setup, self.server, self.saver, self.watcher = setup, server, saver, watcher
+        self.records = records
+        self.best: dict[int, Tree] = {} if saver.resumed is None else saver.resumed.best
+        self.rule, self.notices = stop_rule(setup), Notices(setup)
 
-    def of_seed(self, seed: int) -> list[Record]:
+    def run(self, why: str) -> None:
+        """All rounds that are left.
+
+        Args:
+            why: why this engine was chosen.
+        """
+        experiment, done = (
+            self.setup.experiment,
+            0 if self.saver.resumed is None else self.saver.resumed.round,
+        )
+        self.watcher.begin(
+            experiment, done, f"{self.server.engine.name} engine" + (f", {why}" if why else "")
+        )
+        active = self._active(experiment.seeds)
+        with stop_signal(self.watcher.stopping) as stop:
+            for round in range(done + 1, experiment.rounds + 1):
+                if not active:
+                    break
+                new = self._round(round, active)
+                active = self._active(active)
+                is_last = round == experiment.rounds or stop.is_set() or not active
+                if is_last or round % experiment.runtime.checkpoint_every == 0:
+                    self._checkpoint(round)
+                is_ended = bool(new) and self.watcher.round(new) is True
+                if is_ended or stop.is_set():
+                    self._checkpoint(round)
+                if stop.is_set() and not is_ended:
+                    raise Interrupted(
+                        f"stopped after round {round} of {experiment.rounds}; {self.saver.describe()}"
+                    )
+                if is_ended:
+                    break
+        # the last record of a run that its watcher ended may still wait for its evaluation
+        self.records += self.saver.record(self.server.measurer.complete())
+
+    def _round(self, round: int, seeds: Sequence[int]) -> list[Record]:
+        """One round of these seeds; its records, saved."""
+        server, rule = self.server, self.rule
+        try:
+            # early stopping needs the complete record at once
+            new = server.run(round, seeds, last=round == self.setup.experiment.rounds or rule.is_active)
+        except (RankLost, ClientDiverged) as failure:
+            # the states are still those of the round before, and a run can continue there
+            if round > 1:
+                self._checkpoint(round - 1)
+            if isinstance(failure, RankLost):
+                raise
+            raise RunFailed(f"{failure}. {self.saver.describe()}") from failure
+        new = self.saver.record(new, server.measurer.observed)
+        self.records += new
+        self.notices.round(new)
+        models = server.models()
+        if rule.is_active:
+            rule.check(new)
+            for seed in seeds:
+                records = self._of_seed(seed)
+                if rule.best(records) == len(records) - 1:
+                    self.best[seed] = models[seed]
+        if self.watcher.models is not None:
+            self.watcher.models(round, models)
+        return new
+
+    def _active(self, seeds: Sequence[int]) -> list[int]:
+        """The seeds that early stopping has not ended."""
+        return [seed for seed in seeds if not self.rule.is_over(self._of_seed(seed))]
+
+    def _of_seed(self, seed: int) -> list[Record]:
         return [record for record in self.records if record["seed"] == seed]
 
+    def _checkpoint(self, round: int) -> None:
+        self.saver.checkpoint(round, self.server, self.best)
 
-def _loop(
-    setup: Setup,
-    server: Server,
-    so_far: Progress,
-    saver: Saver,
-    watcher: Watcher,
-    why: str,
-    notices: Notices,
-) -> Progress:
-    """All rounds that are left; the run from its first round on."""
-    experiment, done = setup.experiment, 0 if saver.resumed is None else saver.resumed.round
-    rule = _stop_rule(setup)
-    watcher.begin(experiment, done, f"{server.engine.name} engine" + (f", {why}" if why else ""))
-    active = [seed for seed in experiment.seeds if not rule.is_over(so_far.of_seed(seed))]
-    with stop_signal(watcher.stopping) as stop:
-        for round in range(done + 1, experiment.rounds + 1):
-            if not active:
-                break
-            try:
-                # early stopping needs the complete record at once
-                new = server.run(round, active, last=round == experiment.rounds or rule.is_active)
-            except RankLost:
-                # the state is still that of the round before
-                if round > 1:
-                    saver.checkpoint(round - 1, server, so_far.best)
-                raise
-            except ClientDiverged as failure:
-                # nothing of this round counts yet, so the last good one is where a lower rate can go on
-                if round > 1:
-                    saver.checkpoint(round - 1, server, so_far.best)
-                raise RunFailed(f"{failure}. {saver.describe()}") from failure
-            new = saver.record(new, server.observed)
-            so_far.records += new
-            notices.round(new)
-            if rule.is_active:
-                rule.check(new)
-                _keep_best(rule, so_far, server, active)
-                active = [seed for seed in active if not rule.is_over(so_far.of_seed(seed))]
-            if watcher.models is not None:
-                watcher.models(round, server.models())
-            last = round == experiment.rounds or stop.is_set() or not active
-            if last or round % experiment.runtime.checkpoint_every == 0:
-                saver.checkpoint(round, server, so_far.best)
-            if new and watcher.round(new) is True:
-                saver.checkpoint(round, server, so_far.best)
-                break
-            if stop.is_set():
-                saver.checkpoint(round, server, so_far.best)
-                raise Interrupted(f"stopped after round {round} of {experiment.rounds}; {saver.describe()}")
-    # of a run that its watcher ended: the last record may still wait for its evaluation
-    so_far.records += saver.record(server.settle())
-    return so_far
+    def result(self) -> Result:
+        """The result of the rounds so far."""
+        setup, experiment, rule, models = self.setup, self.setup.experiment, self.rule, self.server.models()
+        summary = summarize(self.records, experiment.method_label, experiment.goal, setup.data.client_names)
+        summary["clients_judged_on"] = setup.data.evaluated_on
+        runs = {seed: self._of_seed(seed) for seed in experiment.seeds}
+        if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
+            summary["ended_after"] = [run[-1]["round"] for run in runs.values()]
+        if rule.is_active:
+            best = [run[rule.best(run)] for run in runs.values()]
+            summary["best"] = {
+                "on": rule.on,
+                "rounds": [record["round"] for record in best],
+                rule.goal.metric: [value_of(record, rule.goal.metric) for record in best],
+            }
+        finetuned: dict[int, dict[int, Tree]] = {}
+        if experiment.finetune.epochs is not None:
+            finetuned, summary["finetuned"] = fine_tune(setup, models)
+        return Result(
+            experiment,
+            Rounds(self.records),
+            summary,
+            models,
+            {seed: setup.method.last_owned(state) for seed, state in self.server.states.items()},
+            self.saver.path,
+            setup.net,
+            self.best,
+            finetuned,
+        )
 
 
-def _keep_best(rule: StopRule, so_far: Progress, server: Server, seeds: Sequence[int]) -> None:
-    models = server.models()
-    for seed in seeds:
-        records = so_far.of_seed(seed)
-        if rule.best(records) == len(records) - 1:
-            so_far.best[seed] = models[seed]
-
-
-def _stop_rule(setup: Setup) -> StopRule:
+def stop_rule(setup: Setup) -> StopRule:
+    """The rule of early stopping, or one that does nothing."""
     table = setup.experiment.stop
     return StopRule(table.patience, table.min_delta, table.on, table.best, setup.experiment.goal)
-
-
-def _result(setup: Setup, server: Server, done: Progress, folder: RunFolder | None) -> Result:
-    experiment, rule = setup.experiment, _stop_rule(setup)
-    models = server.models()
-    summary = summarize(done.records, experiment.method_label, experiment.goal, setup.data.client_names)
-    summary["clients_judged_on"] = setup.data.evaluated_on
-    runs = {seed: done.of_seed(seed) for seed in experiment.seeds}
-    if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
-        summary["ended_after"] = [run[-1]["round"] for run in runs.values()]
-    if rule.is_active:
-        best = [run[rule.best(run)] for run in runs.values()]
-        summary["best"] = {
-            "on": rule.on,
-            "rounds": [record["round"] for record in best],
-            rule.goal.metric: [value_of(record, rule.goal.metric) for record in best],
-        }
-    finetuned: dict[int, dict[int, Tree]] = {}
-    if experiment.finetune.epochs is not None:
-        finetuned, summary["finetuned"] = fine_tune(setup, models)
-    return Result(
-        experiment,
-        Rounds(done.records),
-        summary,
-        models,
-        {seed: setup.method.last_owned(state) for seed, state in server.states.items()},
-        None if folder is None else folder.path,
-        setup.net,
-        done.best,
-        finetuned,
-    )

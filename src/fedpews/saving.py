@@ -26,6 +26,7 @@ class Saver:
 
     def __init__(self, folder: RunFolder | None, setup: Setup, resume: bool) -> None:
         self._folder, self._setup = folder, setup
+        self.path = None if folder is None else folder.path
         self._resumed = Resumed() if folder is None else find_resumed(folder, setup, resume)
         self.resumed = self._resumed.checkpoint
         """The checkpoint that the run continues from, if any."""
@@ -62,7 +63,7 @@ class Saver:
     def checkpoint(self, round: int, server: Server, best: Mapping[int, Tree]) -> None:
         """Write a checkpoint, unless there is one of this round."""
         if self._folder is not None and self._saved != round:
-            more = {"pending": server.pending, "went_on": self._changes, "machines": self._machines}
+            more = {"pending": server.measurer.pending, "went_on": self._changes, "machines": self._machines}
             made = about(self._setup, server.engine) | more
             self._folder.save_checkpoint(round, server.states, best, server.memories, made)
             self._saved = round

@@ -1,4 +1,4 @@
-"""A round of federated learning in one process: choose the cohort, train it, average, evaluate."""
+"""A round of federated learning: choose the cohort, train it, update the global model, measure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,53 +13,51 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.engine import Engine, Job
-from fedpews.engines.evaluate import Part as EvaluatedPart
-from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
-from fedpews.measure import Measurer
+from fedpews.measure import Measurer, SeedRound
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Cohort, Download, Method, Upload
+from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.robust import Aggregate
 from fedpews.neurons.network import Network
-from fedpews.observe import observe_neurons, update_cosine
-from fedpews.results.masks import Ownership
 from fedpews.results.memories import Store
+from fedpews.results.records import Record
 from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree, leaves, norm, stack
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds in every round."""
+    """The settings of a round, named as in the configuration."""
 
     participation: float = 1.0
     weighting: str = "uniform"  # or "samples"
     lr: float = 0.01
-    milestones: tuple[int, ...] = ()
-    decay: float = 0.1
-    evaluate_every: int = 1
-    rounds: int | None = None  # the last one is always evaluated
-    rises: int = 0  # rounds until lr is reached
-    falls_until: int | None = None  # the round at which a cosine ends, at least
-    least: float = 0.0
+    lr_milestones: tuple[int, ...] = ()
+    lr_decay: float = 0.1
+    lr_warmup: int = 0
+    lr_schedule: str = "constant"  # or "cosine", which ends at the last round
+    lr_min: float = 0.0
+    diverged: str = "stop"  # or "leave-out"
     aggregate: Aggregate = field(default_factory=Aggregate)
-    leaves_out: bool = False  # a client that diverges, instead of stopping
+    evaluate_every: int = 1
+    rounds: int | None = None  # the last round is always evaluated
 
     def lr_at(self, round: int) -> float:
-        """The local learning rate: multiplied by ``decay`` after every milestone passed.
+        """The local learning rate: multiplied by ``lr_decay`` after each milestone.
 
-        In the first ``rises`` rounds it rises in equal parts; a cosine begins behind them.
+        It rises linearly in the first ``lr_warmup`` rounds; a cosine begins after them.
 
-        >>> [round(Rules(lr=1.0, rises=2, falls_until=6).lr_at(t), 3) for t in range(1, 7)]
+        >>> rules = Rules(lr=1.0, lr_warmup=2, lr_schedule="cosine", rounds=6)
+        >>> [round(rules.lr_at(t), 3) for t in range(1, 7)]
         [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
         """
-        lr = self.lr * self.decay ** sum(round > milestone for milestone in self.milestones)
-        if round <= self.rises:
-            return lr * round / self.rises
-        if self.falls_until is None:
+        lr = self.lr * self.lr_decay ** sum(round > milestone for milestone in self.lr_milestones)
+        if round <= self.lr_warmup:
+            return lr * round / self.lr_warmup
+        if self.lr_schedule != "cosine" or self.rounds is None:
             return lr
-        gone = (round - self.rises - 1) / (self.falls_until - self.rises)
-        return self.least + (lr - self.least) * (1 + math.cos(math.pi * gone)) / 2
+        progress = (round - self.lr_warmup - 1) / (self.rounds - self.lr_warmup)
+        return self.lr_min + (lr - self.lr_min) * (1 + math.cos(math.pi * progress)) / 2
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the global model is evaluated after this round.
@@ -71,21 +68,74 @@ class Rules:
         return round % self.evaluate_every == 0 or round == self.rounds
 
 
-@dataclass(frozen=True)
-class Part:
-    """One seed's part of a round."""
+class Server:
+    """Runs rounds for all seeds side by side. A checkpoint holds its ``states`` and its clients' ``memories``."""
 
-    phase: str
-    cohort: Cohort
-    downloads: Sequence[Download]  # in the cohort's order
-    uploads: list[Upload] = field(default_factory=list)  # of those who answered
-    left_out: list[int] = field(default_factory=list)  # who diverged
+    def __init__(
+        self,
+        net: Network,
+        method: Method,
+        data: Federation,
+        engine: Engine,
+        memories: Store,
+        rules: Rules,
+        states: Mapping[int, Nest],
+    ) -> None:
+        self.net, self.method, self.engine, self.memories = net, method, engine, memories
+        self.rules, self.states, self.total = rules, dict(states), len(data)
+        self.measurer = Measurer(net, method, data, engine, memories)
 
-    @property
-    def answered(self) -> list[Download]:
-        """The download behind each upload."""
-        sent = dict(zip(self.cohort.clients, self.downloads, strict=True))
-        return [sent[upload.client] for upload in self.uploads]
+    def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[Record]:
+        """One round of all seeds, or of those given; a record for each.
+
+        Args:
+            last: whether the records must be complete now, because no round follows or a decision needs them. If
+                not, an engine that evaluates while it trains completes them in the next round.
+        """
+        began = time.perf_counter()
+        parts = self._train(round, [seed for seed in self.states if seeds is None or seed in seeds])
+        for part in parts:
+            self._update(part)
+        return self.measurer.measure(parts, self.rules.is_evaluated(round), last, began)
+
+    def models(self) -> dict[int, Tree]:
+        """Each seed's global model."""
+        return {seed: self.method.params(state) for seed, state in self.states.items()}
+
+    def _train(self, round: int, seeds: Sequence[int]) -> list[SeedRound]:
+        """Choose each seed's cohort and train it."""
+        parts: dict[int, SeedRound] = {}
+        jobs: list[Job] = []
+        lr = self.rules.lr_at(round)
+        for seed in seeds:
+            state = self.states[seed]
+            cohort = choose_cohort(self.total, self.rules.participation, round, seed)
+            phase = self.method.phase(state, round)
+            downloads = self.method.downloads(self.net, state, cohort)
+            half, parts[seed] = self.method.client(phase), SeedRound(seed, phase, cohort, downloads, state)
+            for client, download in zip(cohort.clients, downloads, strict=True):
+                jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
+        # all seeds' jobs at once: the engine has more to run side by side. Clients that dropped out are missing in
+        # its answer; the average is over those that answered
+        finished, diverged = sort_out(self.net, self.engine.train(jobs))
+        # raised before anything of the round counts, so that the last good state can still be saved
+        if diverged and (self.rules.diverged == "stop" or {done.seed for done in finished} != set(parts)):
+            raise explain(diverged, jobs)
+        for lost in diverged:
+            parts[lost.seed].left_out.append(lost.client)
+        for done in finished:
+            self.memories.put(done.seed, done.client, done.memory)
+            parts[done.seed].uploads.append(done.upload)
+        return [*parts.values()]
+
+    def _update(self, part: SeedRound) -> None:
+        """Aggregate the uploads into the next state."""
+        average = average_of(self.net, part.uploads, self.rules.weighting)
+        part.masks = average.masks
+        average = self.rules.aggregate.of(average, part.uploads)
+        state = self.method.update(self.net, part.state, part.uploads, average)
+        check_update(part.state, state, part.uploads, part.seed)
+        part.state = self.states[part.seed] = state
 
 
 def choose_cohort(total: int, participation: float, round: int, seed: int) -> Cohort:
@@ -103,20 +153,20 @@ def cohort_size(total: int, participation: float) -> int:
 
 
 def average_of(net: Network, uploads: Sequence[Upload], weighting: str) -> Average:
-    """The average that a round's uploads ask for."""
+    """The average over a round's uploads, each weighted and masked by what its client owns."""
     weights = tuple(1.0 if weighting == "uniform" else float(upload.samples) for upload in uploads)
-    # where a client owns single weights, their mask counts, not its neurons
+    # a mask of single weights goes before a mask of neurons
     neurons = [upload.neurons for upload in uploads if upload.neurons is not None and upload.mask is None]
     if len(neurons) < len(uploads):
         return Average(weights, tuple(upload.ownership(net) for upload in uploads))
-    # all clients' masks at once: with many small clients, calls cost more than numbers
+    # all clients' masks at once: with many small clients, the number of calls is what costs
     masks = net.graph.expand(stack(neurons))
     rows = zip(*map(Tensor.unbind, masks.values()), strict=True)
     return Average(weights, tuple(dict(zip(masks, row, strict=True)) for row in rows))
 
 
 def check_update(old: Nest, new: Nest, uploads: Sequence[Upload], seed: int) -> None:
-    """Refuse to go on with a state that is broken, before anything of it is saved, and say whose upload was largest."""
+    """Raise an error if the new state is not finite, before it is saved; the error names the largest upload."""
     before = dict(leaves(old))
     for name, value in leaves(new):
         if not value.is_floating_point() or _is_finite(value):
@@ -131,129 +181,5 @@ def check_update(old: Nest, new: Nest, uploads: Sequence[Upload], seed: int) -> 
 
 
 def _is_finite(value: Tensor) -> bool:
-    # a sum with one broken number in it is broken too, and takes a tenth of the time; one that overflows is not
-    # proof, so then every number is looked at
+    # a finite sum proves it in a tenth of the time; a sum that overflows does not disprove it
     return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
-
-
-class Server:
-    """Runs rounds for all seeds side by side. ``states`` is all there is to save, with the memories."""
-
-    def __init__(
-        self,
-        net: Network,
-        method: Method,
-        data: Federation,
-        engine: Engine,
-        memories: Store,
-        rules: Rules,
-        states: Mapping[int, Nest],
-    ) -> None:
-        self.net, self.method, self.data, self.engine = net, method, data, engine
-        self.memories, self.rules, self.states = memories, rules, dict(states)
-        # records of the last round that wait for its evaluation
-        self.pending: list[dict[str, Any]] = []
-        # of the last round, where clients own neurons
-        self.observed: list[Ownership] = []
-        self.total = len(data)
-        self._measurer = Measurer(net, data)
-
-    def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[dict[str, Any]]:
-        """One round of all seeds, or of those given; a record for each.
-
-        Without an evaluation it says nothing about accuracy. Among sites the model is evaluated where the next round
-        trains it, so that a round is one message and not two; its record then comes with the next round's, and
-        ``pending`` is what is known of it until then.
-
-        Args:
-            last: whether the records must be complete now, because no round follows or a decision needs them.
-        """
-        began = time.perf_counter()
-        parts: dict[int, Part] = {}
-        jobs: list[Job] = []
-        lr = self.rules.lr_at(round)
-        # all seeds' jobs go to the engine at once: more to run side by side
-        for seed, state in self.states.items():
-            if seeds is not None and seed not in seeds:
-                continue
-            cohort = choose_cohort(self.total, self.rules.participation, round, seed)
-            part = Part(
-                self.method.phase(state, round), cohort, self.method.downloads(self.net, state, cohort)
-            )
-            half, parts[seed] = self.method.client(part.phase), part
-            for client, download in zip(cohort.clients, part.downloads, strict=True):
-                jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
-        # clients that dropped out are missing here; the average is over those that answered
-        good, bad = sort_out(self.net, self.engine.train(jobs))
-        # before anything of the round counts, so that where it began can still be saved
-        if bad and (not self.rules.leaves_out or {done.seed for done in good} != set(parts)):
-            raise explain(bad, jobs)
-        for left in bad:
-            parts[left.seed].left_out.append(left.client)
-        for done in good:
-            self.memories.put(done.seed, done.client, done.memory)
-            parts[done.seed].uploads.append(done.upload)
-        # of the models that this round began with
-        settled = self.settle()
-        is_evaluated = self.rules.is_evaluated(round)
-        cosines: dict[int, float | None] = {}
-        self.observed = []
-        for seed, part in parts.items():
-            average = average_of(self.net, part.uploads, self.rules.weighting)
-            if is_evaluated:
-                cosines[seed] = update_cosine(self.net, part.uploads, part.answered, average.masks)
-            average = self.rules.aggregate.of(average, part.uploads)
-            before = self.states[seed]
-            self.states[seed] = self.method.update(self.net, before, part.uploads, average)
-            check_update(before, self.states[seed], part.uploads, seed)
-            seen = observe_neurons(self.net, seed, round, part.uploads, self.total)
-            self.observed += [] if seen is None else [seen]
-        scores: Sequence[Score | None] = [None] * len(parts)
-        held: Sequence[Score | None] = [None] * len(parts)
-        waits = is_evaluated and not last and self.engine.evaluates_in_training(jobs)
-        waits = waits and self._evaluates_whole([*parts])
-        if is_evaluated and not waits:
-            scores = self._evaluate([*parts])
-            if self.data.validation:
-                held = self._evaluate([*parts], "validation")
-        records = []
-        for (seed, part), score, validation in zip(parts.items(), scores, held, strict=True):
-            state, measurer = self.states[seed], self._measurer
-            record = {"seed": seed, "round": round, "phase": part.phase}
-            record |= {} if score is None else measurer.test(score)
-            record |= measurer.messages(part.uploads, part.downloads) | self.method.measure(self.net, state)
-            record |= {} if validation is None else measurer.validation(validation)
-            record |= {"left_out": part.left_out} if part.left_out else {}
-            if is_evaluated and self.method.personalised:
-                record |= measurer.personal(self.engine, self.method, self.memories, seed, state, part.cohort)
-            records.append(record | ({"update_cosine": cosines[seed]} if is_evaluated else {}))
-        # seeds share the work, so each gets an equal part of the time
-        seconds = (time.perf_counter() - began) / len(records)
-        records = [record | {"seconds": seconds} for record in records]
-        if waits:
-            self.pending = records
-            return settled
-        return settled + records
-
-    def settle(self) -> list[dict[str, Any]]:
-        """The records that wait for their evaluation, evaluated now."""
-        waiting, self.pending = self.pending, []
-        if not waiting:
-            return []
-        scores = self._evaluate([record["seed"] for record in waiting])
-        return [record | self._measurer.test(score) for record, score in zip(waiting, scores, strict=True)]
-
-    def _evaluate(self, seeds: Sequence[int], part: EvaluatedPart = "test") -> Sequence[Score]:
-        models = [self.method.evaluated_params(self.net, self.states[seed]) for seed in seeds]
-        return self.engine.evaluate(models, seeds, part)
-
-    def _evaluates_whole(self, seeds: Sequence[int]) -> bool:
-        """Whether the model that is evaluated is the one that the next round's clients get."""
-        states = [self.states[seed] for seed in seeds]
-        return all(
-            self.method.evaluated_params(self.net, state) is self.method.params(state) for state in states
-        )
-
-    def models(self) -> dict[int, Tree]:
-        """Each seed's global model."""
-        return {seed: self.method.params(state) for seed, state in self.states.items()}

@@ -74,7 +74,7 @@ def run(
 ) -> tuple[list[Tree], list[dict[str, Any]]]:
     """The models of two seeds after some rounds, and every record."""
     states = {seed: method.init(net, net.initial(), len(data)) for seed in (0, 1)}
-    runner = Server(net, method, data, engine, Memories(), Rules(lr=lr, milestones=(1,)), states)
+    runner = Server(net, method, data, engine, Memories(), Rules(lr=lr, lr_milestones=(1,)), states)
     with closing(engine):
         records = [record for round in range(1, rounds + 1) for record in runner.run(round)]
     return [method.params(state) for state in runner.states.values()], records
@@ -175,7 +175,7 @@ def test_workers_repeats_and_neighbours_do_not_change_a_bit() -> None:
     # with one seed alone, another number of lanes is idle
     state = {0: method.init(net, net.initial(), len(data))}
     with closing(CompiledEngine(net, data, Schedule(4), 1, lanes=3)) as engine:
-        runner = Server(net, method, data, engine, Memories(), Rules(lr=0.1, milestones=(1,)), state)
+        runner = Server(net, method, data, engine, Memories(), Rules(lr=0.1, lr_milestones=(1,)), state)
         for round in (1, 2):
             runner.run(round)
     assert_same([method.params(runner.states[0])], first[:1])

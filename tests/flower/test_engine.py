@@ -422,7 +422,7 @@ def test_sites_evaluate_in_the_message_that_trains_and_each_score_is_recorded(
     # the numbers are those of an evaluation of its own after every round
     again = MemoryGrid()
     config, again.nodes = own_data(tmp_path)
-    monkeypatch.setattr(FlowerEngine, "evaluates_in_training", lambda self, jobs: False)
+    monkeypatch.setattr(FlowerEngine, "_can_evaluate", lambda self, jobs: False)
     serve(config, again, {"out": str(tmp_path / "two")})
     assert without_seconds(tmp_path / "one") == without_seconds(tmp_path / "two")
 

@@ -245,8 +245,8 @@ def test_a_rule_of_ones_own_needs_two_functions() -> None:
 def test_the_learning_rate_rises_then_falls() -> None:
     from math import cos, pi
 
-    rules = Rules(lr=1.0, rises=4, falls_until=14, least=0.1)
+    rules = Rules(lr=1.0, lr_warmup=4, lr_schedule="cosine", rounds=14, lr_min=0.1)
     assert [rules.lr_at(t) for t in (1, 2, 4, 5)] == pytest.approx([0.25, 0.5, 1.0, 1.0])
     assert rules.lr_at(10) == pytest.approx(0.55)
     assert rules.lr_at(14) == pytest.approx(0.1 + 0.9 * (1 + cos(pi * 0.9)) / 2)
-    assert replace(rules, falls_until=None, milestones=(6,)).lr_at(7) == pytest.approx(0.1)
+    assert replace(rules, lr_schedule="constant", lr_milestones=(6,)).lr_at(7) == pytest.approx(0.1)

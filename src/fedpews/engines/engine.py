@@ -62,6 +62,8 @@ class Engine(ABC):
     """Runs the clients of a round on this machine."""
 
     name: str
+    evaluates_in_training: bool = False
+    """Whether the last ``train`` also evaluated the models it started from, so that ``evaluate`` knows their scores."""
 
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> Sequence[Done | Diverged]:
@@ -91,10 +93,6 @@ class Engine(ABC):
 
         ``seeds`` says whose run each is of.
         """
-
-    def evaluates_in_training(self, jobs: Sequence[Job]) -> bool:
-        """Whether ``train`` also scores the models that these jobs start from, so that ``evaluate`` knows them."""
-        return False
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         """The clients that keep a memory where only the engine can reach it."""

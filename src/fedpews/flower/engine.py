@@ -94,9 +94,8 @@ class FlowerEngine(Engine):
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         self._round = jobs[0].download.round
         self._sums = {"test": {job.seed: {} for job in jobs}}
-        self._scored = (
-            {job.seed: job.download.params for job in jobs} if self.evaluates_in_training(jobs) else {}
-        )
+        self.evaluates_in_training = self._can_evaluate(jobs)
+        self._scored = {job.seed: job.download.params for job in jobs} if self.evaluates_in_training else {}
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
@@ -135,7 +134,7 @@ class FlowerEngine(Engine):
             self._evaluate_at_sites(models, seeds)
         return [self._total(self._sums[part][seed]) for seed in seeds]
 
-    def evaluates_in_training(self, jobs: Sequence[Job]) -> bool:
+    def _can_evaluate(self, jobs: Sequence[Job]) -> bool:
         """Whether the sites evaluate the model in the message that trains it: all are asked, and get all of it."""
         if self.local is not None or self.validates:
             return False
