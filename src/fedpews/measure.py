@@ -15,11 +15,10 @@ from fedpews.data.federation import Federation
 from fedpews.engines.engine import Engine
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
-from fedpews.methods.contract import Cohort, Download, Method, Upload
+from fedpews.methods.contract import THETA, Cohort, Download, Method, Upload
 from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
-from fedpews.observe import observe_neurons, update_cosine
-from fedpews.results.masks import Ownership
+from fedpews.results.masks import BINS, Ownership
 from fedpews.results.memories import Store
 from fedpews.results.records import Record
 from fedpews.tasks.metrics import accuracy
@@ -29,6 +28,15 @@ from fedpews.trees import Nest, Tree
 
 SHOWN_CLIENTS = 100
 """Up to this many clients, a record lists the metrics of each."""
+
+COMPARED_CLIENTS = 8
+"""The updates of this many clients of a larger cohort, evenly spread, are compared: 28 pairs."""
+
+COMPARED_ELEMENTS = 2**18
+"""About this many elements of a larger tensor, evenly spread, are compared: a cosine to two or three digits."""
+
+EACH_ROUND_UP_TO = 100
+"""Up to this round the masks of every round are recorded, then those of every tenth."""
 
 
 @dataclass
@@ -258,3 +266,73 @@ def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str
         "coverage": float(masks.any(0).double().mean()),
         "overlap": sum(alike) / len(alike) if alike else 1.0,
     }
+
+
+def update_cosine(
+    net: Network,
+    uploads: Sequence[Upload],
+    downloads: Sequence[Download],
+    masks: Sequence[Mapping[str, Tensor] | None],
+) -> float | None:
+    """The mean cosine between the updates of two clients, on the elements both own; below 0 they cancel out.
+
+    None if no two clients have an element in common, or if nothing moved.
+
+    Args:
+        masks: the elements that each upload owns; None is all of them.
+    """
+    # evenly spread over the cohort, not drawn: a resumed run compares the same clients
+    chosen = range(0, len(uploads), max(1, -(-len(uploads) // COMPARED_CLIENTS)))
+    if len(chosen) < 2:
+        return None
+    # (i, j): the inner product of two updates, and ‖update of i‖² on what j owns too; double, as it adds up
+    # millions of small products
+    inner = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
+    norms = torch.zeros_like(inner)
+    for name in net.trainable:
+        ends, starts = ([sent[i].params.get(name) for i in chosen] for sent in (uploads, downloads))
+        changes = [
+            end.detach() - start
+            for end, start in zip(ends, starts, strict=True)
+            # FedPM uploads bits where it downloads scores: there is no update to compare
+            if end is not None and start is not None and end.shape == start.shape and end.is_floating_point()
+        ]
+        if len(changes) < len(chosen):
+            continue
+        owned = [
+            torch.ones_like(change)
+            if (mask := (masks[i] or {}).get(name)) is None
+            else mask.expand_as(change)
+            for i, change in zip(chosen, changes, strict=True)
+        ]
+        step = max(1, -(-changes[0].numel() // COMPARED_ELEMENTS))
+        # (clients, elements); zeros outside what a client owns leave the elements that both own in the product
+        kept = torch.stack([mask.reshape(-1)[::step] for mask in owned]).cpu().double()
+        moved = torch.stack([change.reshape(-1)[::step] for change in changes]).cpu().double() * kept
+        inner += moved @ moved.T
+        norms += moved.square() @ kept.T
+    first, second = torch.triu_indices(len(chosen), len(chosen), 1)
+    lengths = (norms * norms.T).sqrt()[first, second]
+    cosines = (inner[first, second] / lengths)[lengths > 0]
+    # six digits: sums in another order, on another number of threads, still write the same bytes
+    return round(float(cosines.mean().clamp(-1, 1)), 6) if len(cosines) else None
+
+
+def observe_neurons(
+    net: Network, seed: int, round: int, uploads: Sequence[Upload], total: int
+) -> Ownership | None:
+    """Who owned which neurons, and how θ is spread; None for a round without neuron masks, or one not recorded."""
+    if any(upload.neurons is None for upload in uploads) or (round > EACH_ROUND_UP_TO and round % 10):
+        return None
+    owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])
+    thetas = [upload.extra[THETA]["neurons"] for upload in uploads if THETA in upload.extra]
+    # (layers, BINS): how many θ of each layer are in each of ``BINS`` equal parts of 0 to 1
+    histogram = [
+        torch.histc(torch.stack(thetas)[:, layer.start : layer.start + layer.size].float().cpu(), BINS, 0, 1)
+        .long()
+        .tolist()
+        for layer in net.graph.layers
+        if thetas
+    ]
+    clients = tuple(upload.client for upload in uploads)
+    return Ownership.of(seed, round, clients, owned.cpu().numpy(), histogram or None, total)

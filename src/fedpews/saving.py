@@ -10,7 +10,6 @@ from fedpews.build import Setup
 from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import describe_machine
 from fedpews.neurons.structure import fingerprint
-from fedpews.observe import describe_federation
 from fedpews.result import Result
 from fedpews.results.folder import RunFolder
 from fedpews.results.masks import Ownership
@@ -92,10 +91,18 @@ class Saver:
 
     def _federation(self, masked: bool) -> dict[str, Any]:
         setup, data = self._setup, self._setup.data
-        counts = data.counts() if len(data.y) else None
-        federation = describe_federation(
-            setup.net, data.client_names, data.class_names, counts, len(data), masked
-        )
         weights = sum(prod(shape) for shape in setup.structure["shapes"].values())
-        model = {"fingerprint": fingerprint(setup.structure), "weights": weights}
-        return federation | {"data": setup.data_hash, "model": model}
+        return {
+            "clients": len(data),
+            "client_names": list(data.client_names),
+            "class_names": list(data.class_names),
+            # the server of real sites has no samples
+            "counts": data.counts().tolist() if len(data.y) else None,
+            "layers": [
+                {"name": layer.name, "start": layer.start, "size": layer.size}
+                for layer in setup.net.graph.layers
+                if masked
+            ],
+            "data": setup.data_hash,
+            "model": {"fingerprint": fingerprint(setup.structure), "weights": weights},
+        }

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedpews.errors import Interrupted
 from fedpews.experiment import Experiment
+from fedpews.measure import COMPARED_CLIENTS, observe_neurons, update_cosine
 from fedpews.methods.contract import Download, Upload
 from fedpews.neurons.network import Network
-from fedpews.observe import COMPARED, observe_neurons, update_cosine
 from fedpews.results.masks import BINS, Ownership, read_federation, read_neurons
 from fedpews.running import Watcher, run
 
@@ -66,7 +66,7 @@ def test_clients_with_nothing_in_common_have_no_cosine() -> None:
 
 
 def test_of_a_large_cohort_clients_from_all_over_it_are_compared() -> None:
-    sign = [1.0] * 2 * COMPARED + [-1.0] * 2 * COMPARED
+    sign = [1.0] * 2 * COMPARED_CLIENTS + [-1.0] * 2 * COMPARED_CLIENTS
 
     found = cosine([upload(i, s * torch.ones(3, 2)) for i, s in enumerate(sign)])
 
@@ -87,7 +87,7 @@ def test_of_a_large_tensor_evenly_spread_elements_are_compared(
     owned = torch.ones(5).bool() if masked else None
     sent = [upload(i, step, owned) for i, step in enumerate(steps)]
     assert cosine(sent) == pytest.approx(4 / 6, abs=1e-5)
-    monkeypatch.setattr("fedpews.observe.ELEMENTS", 2)
+    monkeypatch.setattr("fedpews.measure.COMPARED_ELEMENTS", 2)
     # elements 0 and 3 of 0.weight: (1, 1) and (-1, 1)
     assert cosine(sent) == pytest.approx(0, abs=1e-5)
 
