@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_files import medmnist_arrays, write_cifar, write_medmnist, write_mnist
 
 from fedpews.data import load
 from fedpews.data.catalogue import SOURCES
@@ -15,6 +14,7 @@ from fedpews.data.combine import combine
 from fedpews.data.readers import Images
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError
+from tiny_files import medmnist_arrays, write_cifar, write_medmnist, write_mnist
 
 
 def test_cifar_and_mnist_become_one_set_of_twenty_classes(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_files import idx, medmnist_arrays, pack_cifar, write_cifar, write_medmnist, write_mnist
 
 from fedpews.data.catalogue import SOURCES
 from fedpews.data.readers import Images, read
 from fedpews.data.store import find
 from fedpews.errors import ConfigError
+from tiny_files import idx, medmnist_arrays, pack_cifar, write_cifar, write_medmnist, write_mnist
 
 
 def read_from(root: Path, name: str) -> Images:

@@ -10,11 +10,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tiny_files import write_cifar, write_medmnist, write_mnist
 
 from fedpews.data import catalogue, get, load, status, store
 from fedpews.data.catalogue import SOURCES, File, Source
 from fedpews.errors import ConfigError, DataMissing
+from tiny_files import write_cifar, write_medmnist, write_mnist
 
 
 class Quiet(SimpleHTTPRequestHandler):

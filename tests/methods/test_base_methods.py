@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import chain, half_square, point, targets
 from torch import nn
 
 from fedpews.errors import ConfigError
@@ -22,6 +21,7 @@ from fedpews.methods.moon import Moon
 from fedpews.methods.scaffold import Scaffold
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground
+from tiny import chain, half_square, point, targets
 
 
 def play(method: Method, rounds: int, steps: tuple[int, int] = (2, 2), **options: object) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import chain, point, targets
 
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.feddyn import FedDyn
@@ -12,6 +11,7 @@ from fedpews.neurons.network import Batch
 from fedpews.testing import Playground, small_clients, small_network
 from fedpews.trees import Tree
 from fedpews.warmup import Fixed, with_warmup
+from tiny import chain, point, targets
 
 
 def test_two_rounds_by_hand() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from test_tutorial import tutorial as tutorial
-from tiny import chain, point, targets
 
 from fedpews.compose import method as make
 from fedpews.errors import ConfigError
@@ -15,6 +14,7 @@ from fedpews.methods.private import with_dp
 from fedpews.methods.server_optimizers import SGD, FedExP
 from fedpews.testing import Playground, check_laws, small_clients, small_network
 from fedpews.warmup import Fixed, with_warmup
+from tiny import chain, point, targets
 
 
 def test_it_goes_further_where_clients_pull_apart() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import chain, point, targets
 
 from fedpews.errors import ConfigError
 from fedpews.methods.fedavg import FedAvg
@@ -15,6 +14,7 @@ from fedpews.methods.fedmoswa import FedMoSWA
 from fedpews.methods.fedswa import FedSWA
 from fedpews.testing import Played, Playground, check_same, small_clients, small_network
 from fedpews.warmup import Learned, with_warmup
+from tiny import chain, point, targets
 
 
 def play(method: FedSWA, rounds: int = 2) -> Played:

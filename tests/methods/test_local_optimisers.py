@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import chain
 from torch import Tensor, nn
 
 import fedpews
@@ -37,6 +36,7 @@ from fedpews.server import Rules, Server
 from fedpews.testing import Playground, small_clients, small_network
 from fedpews.trees import Tree
 from fedpews.warmup import Learned, with_warmup
+from tiny import chain
 
 TORCHS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.1),

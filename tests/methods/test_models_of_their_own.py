@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import chain, point, targets
 
 import fedpews
 from fedpews.compose import method as make
@@ -21,6 +20,7 @@ from fedpews.neurons.network import Network
 from fedpews.testing import Played, Playground, small_clients, small_network
 from fedpews.trees import Tree
 from fedpews.warmup import Fixed, with_warmup
+from tiny import chain, point, targets
 
 
 def own_models(method: Method, net: Network, played: Played) -> list[Tree]:

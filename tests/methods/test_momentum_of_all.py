@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from test_tutorial import tutorial as tutorial
-from tiny import point, targets
 
 from fedpews.errors import ConfigError
 from fedpews.methods.fedavg import FedAvg
@@ -15,6 +14,7 @@ from fedpews.methods.scaffold import Scaffold
 from fedpews.methods.scaffold_m import ScaffoldMomentum
 from fedpews.testing import Played, Playground, check_same, small_clients, small_network
 from fedpews.warmup import Learned, with_warmup
+from tiny import point, targets
 
 
 def play(method: FedAvgMomentum, rounds: int = 2) -> Played:

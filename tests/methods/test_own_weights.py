@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import chain, point
 from torch import Tensor
 
 from fedpews.errors import ConfigError
@@ -15,6 +14,7 @@ from fedpews.methods.fedselect import FedSelect
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground, check_same, small_clients, small_network
 from fedpews.trees import Nest
+from tiny import chain, point
 
 
 def download(method: FedSelect | FedALA, net: Network) -> Download:

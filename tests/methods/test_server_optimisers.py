@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from tiny import chain, point, targets
 
 from fedpews.compose import METHODS, SERVERS, takes_server
 from fedpews.compose import method as make
@@ -23,6 +22,7 @@ from fedpews.methods.server_optimizers import (
     step_server,
 )
 from fedpews.testing import Playground, check_finite, small_clients, small_network
+from tiny import chain, point, targets
 
 
 def two_steps(server: ServerOptimizer) -> list[float]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import chain
 
 from fedpews.methods.contract import Cohort, Download
 from fedpews.methods.spafl import SpaFL, masked, opens
 from fedpews.methods.wire import decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground, small_clients, small_network
+from tiny import chain
 
 
 def download(net: Network, first: float = 0.0, second: float = 0.0) -> Download:

@@ -8,7 +8,6 @@ from typing import Literal
 
 import pytest
 import torch
-from tiny import chain, half_square, point, targets, train_chain
 from torch import nn
 
 from fedpews.errors import ConfigError
@@ -24,6 +23,7 @@ from fedpews.methods.lotteryfl import LotteryFL
 from fedpews.methods.subnetwork import window
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground
+from tiny import chain, half_square, point, targets, train_chain
 
 # two hidden neurons: the output is v₀u₀ + v₁u₁; client 0 pulls it to 0, client 1 to 4; η = 0.1
 U, V = [1.0, 2.0], [0.5, -1.0]

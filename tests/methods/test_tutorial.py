@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import point, targets
 
 from fedpews import trees
 from fedpews.compose import METHODS
 from fedpews.methods.fedavg import FedAvg
 from fedpews.testing import Playground, check_method, small_clients, small_network
 from fedpews.warmup import Fixed, with_warmup
+from tiny import point, targets
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "write-your-own-method.md"
 

@@ -1,16 +1,12 @@
-"""The toy study and the Dask scheduler are beside the tests."""
+"""A Dask scheduler that the tests share."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 if TYPE_CHECKING:
     from dask_here import Dask

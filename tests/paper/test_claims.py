@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from toy import study
 
 from fedpews.paper.claims import Verdict, evaluate_claims, summarise
 from fedpews.paper.page import Outcome, apart_rows
 from fedpews.paper.study import Claim, Scale
+from toy import study
 
 SEEDS = range(6)
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dask_here import Dask
-from toy import TINY, study
 from typer.testing import CliRunner
 
+from dask_here import Dask
 from fedpews.cli import app
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
@@ -26,6 +25,7 @@ from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Line, cells
 from fedpews.results.folder import RunFolder
 from fedpews.results.records import read_rounds
+from toy import TINY, study
 from waiting import deadly, when
 
 pytest.importorskip("distributed", reason="needs Dask: pip install 'fedpews[cluster]'")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toy import TINY, study
-
 from fedpews.paper.cells import Runner
 from fedpews.paper.figures import draw
 from fedpews.paper.page import write_page
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Figure, Line, Quick, Scale, scaled
 from fedpews.report.colors import PALETTE, USUAL
+from toy import TINY, study
 
 
 def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import TINY, study
 
 from fedpews.cli.outcomes import count_failed
 from fedpews.errors import ConfigError
@@ -17,6 +16,7 @@ from fedpews.paper.cells import Runner
 from fedpews.paper.page import number_rows, write_index, write_page
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Line
+from toy import TINY, study
 
 
 def test_a_page_is_rebuilt_from_what_was_published(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dask_here import Dask
-from toy import TINY
 from typer.testing import CliRunner
 
+from dask_here import Dask
 from fedpews.cli import app
 from fedpews.errors import ConfigError, FolderInUse
 from fedpews.experiment import Experiment
@@ -29,6 +28,7 @@ from fedpews.paper.search_page import SearchOutcome, Tried, conclude_search
 from fedpews.paper.sweep import Range, make_sweep, parse_grid
 from fedpews.results import layout
 from fedpews.results.records import read_rounds
+from toy import TINY
 from waiting import deadly, when
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'fedpews[search]'")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import tomli_w
-from toy import TINY, study
 from typer.testing import CliRunner
 
 from fedpews.cli import app
@@ -32,6 +31,7 @@ from fedpews.paper.study import (
     used,
 )
 from fedpews.paper.sweep import make_sweep, parse_grid
+from toy import TINY, study
 
 
 @pytest.fixture(autouse=True)

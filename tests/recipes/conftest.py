@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location(
-    "recipes_tiny_files", Path(__file__).parents[1] / "data" / "tiny_files.py"
-)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-tiny_files = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(tiny_files)
+import tiny_files
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from fedpews.methods.scaffold import Scaffold
 from fedpews.running import Watcher
 from fedpews.testing import Playground
 from fedpews.warmup.auto import agreement
-
-sys.path.append(str(Path(__file__).parent.parent / "methods"))
 from tiny import chain, targets
 
 U, V = [1.0, 2.0], [0.5, -1.0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +15,6 @@ from fedpews.testing import Playground
 from fedpews.trees import Nest
 from fedpews.warmup import Learned, Warmup, with_warmup
 from fedpews.warmup.masks import draw_starts
-
-sys.path.append(str(Path(__file__).parent.parent / "methods"))
 from tiny import chain, targets
 
 # the output is v₀u₀ + v₁u₁, the label 4; η = 0.1, η_s = 0.1

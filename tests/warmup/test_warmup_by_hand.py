@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +17,6 @@ from fedpews.neurons.network import Batch
 from fedpews.testing import Playground
 from fedpews.warmup import Fixed, Learned, with_warmup
 from fedpews.warmup.masks import contiguous
-
-sys.path.append(str(Path(__file__).parent.parent / "methods"))
 from tiny import chain, targets, train_chain
 
 # the output is v₀u₀ + v₁u₁; client 0 pulls it to 0, client 1 to 4; η = 0.1, η_s = 0.1

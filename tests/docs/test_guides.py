@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parent.parent / "docs" / "steer-a-run.md"
+PAGE = Path(__file__).parents[2] / "docs" / "steer-a-run.md"
 
 
 def test_the_guide_to_steering_a_run_runs(

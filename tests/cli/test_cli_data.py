@@ -6,7 +6,6 @@ import re
 import runpy
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +14,9 @@ import pytest
 
 from command_line import fedpews
 from fedpews.data import SOURCES
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
 from tiny_files import write_cifar, write_medmnist, write_mnist
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = "\n".join((ROOT / "docs" / page).read_text() for page in ("data.md", "models.md"))
 
 

@@ -23,7 +23,7 @@ from fedpews import errors
 from fedpews.cli import app
 from fedpews.experiment import Experiment
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES_WITH_CODE = ["tutorial.md", "models.md", "data.md"]
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"

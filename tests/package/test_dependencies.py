@@ -16,7 +16,7 @@ from fedpews import flower
 from fedpews.errors import ConfigError
 
 PACKAGE = Path(fedpews.__file__).parent
-PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = {"PIL": "pillow", "mlflow": "mlflow-skinny"}
 """Packages that are installed under another name than they are imported by."""
 FLOWER = PACKAGE / "flower"
