@@ -50,23 +50,19 @@ def init_server(optimizer: ServerOptimizer, net: Network, params: Tree) -> Nest:
 def step_server(
     optimizer: ServerOptimizer, net: Network, old: Tree, aggregate: Tree, slots: Nest, average: Average
 ) -> tuple[Tree, Nest]:
-    """New parameters and slots. An element nobody owned stays as it was, whatever momentum it has.
+    """The new parameters and slots.
 
-    With ``average.zero_unowned`` its aggregate is zero instead: x_g ← x_g − η_g·x_g for a plain step.
-    Buffers are statistics, not directions: they take the aggregate as it is.
+    An element that no client owns keeps its value and its slots, whatever momentum it has. With
+    ``average.zero_unowned`` its aggregate is zero instead: x_g ← x_g − η_g·x_g for a plain step. Buffers are
+    statistics, not directions: they are set to the aggregate.
     """
-    covered = average.covered(old)
     new_params, new_slots = dict(aggregate), {}
-    for name in net.trainable:
-        if average.zero_unowned:
-            goal = torch.where(covered[name], aggregate[name], 0.0)
-            new_params[name], new_slots[name] = optimizer.approach(old[name], goal, slots[name])
-            continue
-        value, kept = optimizer.approach(old[name], aggregate[name], slots[name])
-        new_params[name] = torch.where(covered[name], value, old[name])
-        new_slots[name] = {
-            key: torch.where(covered[name], slot, slots[name][key]) for key, slot in kept.items()
-        }
+    for name, owned in average.covered(trees.pick(old, net.trainable)).items():
+        goal = torch.where(owned, aggregate[name], 0.0) if average.zero_unowned else aggregate[name]
+        value, moved = optimizer.approach(old[name], goal, slots[name])
+        moves = owned | average.zero_unowned
+        new_params[name] = torch.where(moves, value, old[name])
+        new_slots[name] = {key: torch.where(moves, slot, slots[name][key]) for key, slot in moved.items()}
     return new_params, new_slots
 
 
