@@ -13,6 +13,7 @@ from fedpews.build import (
     build,
     build_engine,
     build_task,
+    privacy_spent,
     resolve,
     settings_of,
 )
@@ -25,7 +26,6 @@ from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
 from fedpews.given import describe_object, record_given
 from fedpews.methods.contract import Method
-from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.notices import Notices
 from fedpews.pretraining import pretrain
@@ -140,7 +140,7 @@ def train(
         path = None if folder is None else folder.path / layout.CHECKPOINT / layout.MEMORIES
         store = memories or MemoryStore(path, setup.net.device)
         # before anything is trained: without an accountant there is no such run
-        spent = privacy_spent(setup.experiment, len(setup.data))
+        spent = privacy_spent(setup)
         engine, why = make_engine(setup)
         with closing(engine), settled():
             records = saver.start(engine, why, store)

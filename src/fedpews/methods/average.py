@@ -41,11 +41,9 @@ class Average:
                 block = stack([value[name] for value in values[first : first + BLOCK]])
                 if shares is not None:
                     share = shares[first : first + BLOCK]
+                    owned = share if share.dtype == torch.bool else share > 0
                     # zeros where not owned: a value that was never sent may be anything, even NaN
-                    if share.dtype == torch.bool:
-                        block = keep(share, block)
-                    else:
-                        block = keep(share > 0, share * block)
+                    block = keep(owned, block if owned is share else share * block)
                 sums.append(block.sum(0))
             # torch.where computes both sides: no 0 / 0 where no client owns the element
             mean = add_blocks(sums) / total.clamp_min(torch.finfo(total.dtype).tiny)

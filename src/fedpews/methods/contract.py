@@ -152,6 +152,41 @@ class ClientHalf(ABC):
         return download.params
 
 
+@dataclass(frozen=True)
+class ClientWrapper(ClientHalf):
+    """A client half around another; every function is the inner half's until it is overridden."""
+
+    inner: ClientHalf
+
+    def noise_size(self, net: Network) -> int:
+        return self.inner.noise_size(net)
+
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
+        return self.inner.probe(net, download, memory)
+
+    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
+        return self.inner.probed(net, download, memory, accuracy)
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        return self.inner.start(net, download, memory)
+
+    def step(
+        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
+    ) -> tuple[Nest, Tensor]:
+        return self.inner.step(net, local, batch, noise, lr)
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        return self.inner.finish(net, download, local, work)
+
+    def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
+        return self.inner.personal(net, download, memory)
+
+
+def inner_memory(memory: Nest | None) -> Nest | None:
+    """What an inner half keeps, of the memory of the half around it."""
+    return None if memory is None else memory["inner"]
+
+
 class Method(Options, ABC):
     """The server half, and the client halves that go with it."""
 

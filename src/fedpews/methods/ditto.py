@@ -10,14 +10,25 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
+from fedpews.methods.contract import (
+    ClientHalf,
+    Cohort,
+    Download,
+    Method,
+    Upload,
+    Work,
+    Wrapper,
+    inner_memory,
+)
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("personal", "ditto")
 @dataclass(frozen=True)
 class Ditto(Wrapper):
     """Ditto: a model of its own at each client, held near the global one (Li et al. 2021).
@@ -69,7 +80,7 @@ class Ditto(Wrapper):
 
 @dataclass(frozen=True)
 class DittoClient(ClientHalf):
-    """The inner method's client, and beside it one whose model stays."""
+    """The inner method's client, and a second model that stays at the client."""
 
     inner: ClientHalf
     solver: FedProx
@@ -81,7 +92,7 @@ class DittoClient(ClientHalf):
         own = download.params if memory is None else memory["own"]
         near = {"anchor": download.params}
         return {
-            "inner": self.inner.start(net, download, None if memory is None else memory["inner"]),
+            "inner": self.inner.start(net, download, inner_memory(memory)),
             "own": self.solver.start(net, replace(download, params=own), None) | near,
         }
 

@@ -13,8 +13,19 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
+from fedpews.methods.contract import (
+    ClientHalf,
+    ClientWrapper,
+    Cohort,
+    Download,
+    Method,
+    Upload,
+    Work,
+    Wrapper,
+    inner_memory,
+)
 from fedpews.neurons.network import Batch, Network
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 MET = "met"
@@ -104,11 +115,13 @@ class Local(Wrapper):
         return new | {MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
 
 
+@register("personal", "fedbn")
 @dataclass(frozen=True)
 class FedBN(Local):
     """FedBN: norm layers stay at each client (Li et al. 2021)."""
 
 
+@register("personal", "fedper")
 @dataclass(frozen=True)
 class FedPer(Local):
     """FedPer: each client has its own last layer on a common body (Arivazhagan et al. 2019)."""
@@ -116,6 +129,7 @@ class FedPer(Local):
     names: tuple[str, ...] | str = "head"
 
 
+@register("personal", "fedrep")
 @dataclass(frozen=True)
 class FedRep(Local):
     """FedRep: each client's own last layer is trained first, then the common body (Collins et al. 2021).
@@ -133,6 +147,7 @@ class FedRep(Local):
         return RepClient(self.inner.client(phase), self.names, self.head_steps)
 
 
+@register("personal", "local")
 @dataclass(frozen=True)
 class LocalOnly(Local):
     """Local training: every client trains a model of its own and shares nothing, what federation must beat."""
@@ -141,26 +156,22 @@ class LocalOnly(Local):
 
 
 @dataclass(frozen=True)
-class LocalClient(ClientHalf):
-    """Puts the client's own part in when a download comes, and takes it out of the upload."""
+class LocalClient(ClientWrapper):
+    """Adds the client's local parameters to each download, and removes them from the upload."""
 
-    inner: ClientHalf
     names: tuple[str, ...] | str
 
-    def noise_size(self, net: Network) -> int:
-        return self.inner.noise_size(net)
-
     def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        return self.inner.probe(net, self._whole(net, download, memory), _inner(memory))
+        return self.inner.probe(net, self._whole(net, download, memory), inner_memory(memory))
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        inner = self.inner.probed(net, self._whole(net, download, memory), _inner(memory), accuracy)
+        inner = self.inner.probed(net, self._whole(net, download, memory), inner_memory(memory), accuracy)
         return {"inner": inner, "own": self._own(net, download, memory)}
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         whole = self._whole(net, download, memory)
         return {
-            "inner": self.inner.start(net, whole, _inner(memory)),
+            "inner": self.inner.start(net, whole, inner_memory(memory)),
             "own": self._own(net, download, memory),
         }
 
@@ -258,7 +269,3 @@ def _filled(net: Network, tree: Mapping[str, Tensor], names: Sequence[str] | Map
         return dict(tree)
     like = next(iter(tree.values()), torch.zeros((), device=net.device))
     return dict(tree) | {n: like.new_zeros(net.shapes[n]) for n in names if n not in tree}
-
-
-def _inner(memory: Nest | None) -> Nest | None:
-    return None if memory is None else memory["inner"]

@@ -14,9 +14,11 @@ from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "feddyn")
 @dataclass(frozen=True)
 class FedDyn(LocalSGD):
     """Each client remembers the slope h_i at which its last round ended, and bends its loss by it.

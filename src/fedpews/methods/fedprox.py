@@ -10,9 +10,11 @@ from fedpews.methods.contract import Download
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedprox")
 @dataclass(frozen=True)
 class FedProx(LocalSGD):
     """FedAvg with (μ/2)‖y − x_g‖² added to the local loss, over the trainable parameters.

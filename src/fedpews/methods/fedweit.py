@@ -14,9 +14,11 @@ from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Uploa
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative, Share
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedweit")
 @dataclass(frozen=True)
 class FedWeIT(Method, ClientHalf):
     """Every client's weights are θ = B⊙σ(m) + A + Σ_j α_j·A_j: shared, own, and other clients' own.

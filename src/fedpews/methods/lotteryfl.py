@@ -15,9 +15,11 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "lotteryfl")
 @dataclass(frozen=True)
 class LotteryFL(LocalSGD):
     """Every client trains the global model under a mask of its own, which it prunes as long as it works well.

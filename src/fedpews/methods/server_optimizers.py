@@ -18,6 +18,7 @@ from fedpews.methods.average import Average
 from fedpews.methods.optimizers import Optimizer, Slots
 from fedpews.neurons.network import Network
 from fedpews.options import NotNegative, Positive
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
@@ -74,11 +75,13 @@ class SGD(optimizers.SGD, ServerOptimizer):
         return (aggregate, {}) if self.lr == 1 else super().approach(old, aggregate, slots)
 
 
+@register("server", "fedavgm")
 @dataclass(frozen=True)
 class Momentum(optimizers.Momentum, ServerOptimizer):
     """FedAvgM: momentum at the server, v ← β·v + Δ and x_g ← x_g − η_g·v."""
 
 
+@register("server", "fedadagrad")
 @dataclass(frozen=True)
 class Adagrad(optimizers.Adagrad, ServerOptimizer):
     """FedAdagrad: a server rate that shrinks where updates were large, v ← v + Δ², without a first moment."""
@@ -87,6 +90,7 @@ class Adagrad(optimizers.Adagrad, ServerOptimizer):
     tau: Positive = 1e-3
 
 
+@register("server", "fedyogi")
 @dataclass(frozen=True)
 class Yogi(optimizers.Yogi, ServerOptimizer):
     """FedYogi: Adam at the server with a slower second moment, v ← v − (1−β₂)·Δ²·sign(v − Δ²)."""
@@ -94,6 +98,7 @@ class Yogi(optimizers.Yogi, ServerOptimizer):
     lr: Positive = 0.1
 
 
+@register("server", "fedadam")
 @dataclass(frozen=True)
 class Adam(optimizers.Smoothed, ServerOptimizer):
     """FedAdam: Adam at the server, v ← β₂v + (1−β₂)Δ²."""
@@ -101,6 +106,7 @@ class Adam(optimizers.Smoothed, ServerOptimizer):
     lr: Positive = 0.1
 
 
+@register("server", "fedexp")
 @dataclass(frozen=True)
 class FedExP(SGD):
     """FedExP: a longer server step where clients' changes differ, η_g = max(1, mean ‖Δ_i‖²/(2(‖Δ̄‖² + ε))).

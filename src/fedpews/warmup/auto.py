@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpews.options import NotNegative, Share
+from fedpews.registry import register
 from fedpews.trees import Nest, mean_cosine
 from fedpews.warmup.masks import Learned
 
@@ -25,6 +26,7 @@ TINY = 1e-12
 """A loss below this counts as this: zero has no logarithm."""
 
 
+@register("masks", "auto")
 @dataclass(frozen=True)
 class Auto(Learned):
     """Learned masks without a diversity term; the warmup starts only if updates conflict, and ends by itself.
