@@ -29,7 +29,7 @@ from fedpews.given import check_given
 from fedpews.methods.contract import Method
 from fedpews.methods.private import epsilon, with_dp
 from fedpews.methods.robust import Aggregate
-from fedpews.neurons.differentiate import CHECKPOINTING
+from fedpews.neurons.functional import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure

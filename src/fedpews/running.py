@@ -19,8 +19,8 @@ from fedpews.build import (
 )
 from fedpews.data.federation import Federation
 from fedpews.data.samples import Samples
-from fedpews.engines.collector import settled
 from fedpews.engines.engine import Engine
+from fedpews.engines.hardware import settled
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune

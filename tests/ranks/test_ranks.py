@@ -17,8 +17,7 @@ import fedpews
 from command_line import fedpews as command
 from fedpews.errors import ConfigError, RankLost, RunFailed
 from fedpews.experiment import Experiment
-from fedpews.ranks.group import device_name
-from fedpews.ranks.meeting import meet_at
+from fedpews.ranks.group import device_name, meet_at
 from fedpews.ranks.place import Place
 
 SETTINGS: dict[str, Any] = {

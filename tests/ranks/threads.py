@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fedpews.errors import RankLost
 from fedpews.experiment import Experiment
-from fedpews.ranks.group import Group
-from fedpews.ranks.packing import Message, pack, unpack
+from fedpews.ranks.group import Group, Message, pack, unpack
 from fedpews.ranks.place import Place
 from fedpews.ranks.running import lead, serve
 from fedpews.result import Result

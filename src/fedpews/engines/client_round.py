@@ -1,4 +1,4 @@
-"""One client's part of a round: everything before the first step and after the last, the same on every engine."""
+"""One client's part of a round on any engine: its batches and random numbers, its start and its end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import reduce
 
+import torch
 from torch import Tensor
 
 from fedpews.data.federation import Federation
-from fedpews.engines.batches import draw_noise, draw_order
 from fedpews.engines.engine import Diverged, Done, Job, Schedule
 from fedpews.engines.evaluate import chunk_size, score_chunk
 from fedpews.errors import ConfigError
@@ -18,6 +18,50 @@ from fedpews.neurons.network import Network
 from fedpews.seeds import fold
 from fedpews.tasks.metrics import add
 from fedpews.trees import Nest, Tree
+
+
+def draw_order(samples: int, schedule: Schedule, seed: int, least: int = 1) -> tuple[Tensor, list[int]]:
+    """Positions in a client's own data, batch after batch, and the sizes of the batches.
+
+    Every epoch visits every sample exactly once; its last batch may be smaller. With ``steps`` the epochs go on until
+    there are enough.
+
+    A last batch of fewer than ``least`` samples joins the one before it.
+
+    >>> draw_order(5, Schedule(batch_size=2), seed=0)[1]
+    [2, 2, 1]
+    >>> draw_order(5, Schedule(batch_size=2), seed=0, least=2)[1]
+    [2, 3]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    full, rest = divmod(samples, schedule.batch_size)
+    epoch = [schedule.batch_size] * full + [rest] * (rest > 0)
+    if len(epoch) > 1 and epoch[-1] < least:
+        epoch[-2:] = [sum(epoch[-2:])]
+    wanted = count_steps(samples, schedule, least)
+    epochs = -(-wanted // len(epoch))
+    sizes = (epoch * epochs)[:wanted]
+    orders = [torch.randperm(samples, generator=generator) for _ in range(epochs)]
+    order = torch.cat(orders) if epochs > 1 else orders[0]
+    return order[: sum(sizes)], sizes
+
+
+def count_steps(samples: int, schedule: Schedule, least: int = 1) -> int:
+    """How many steps a client with so many samples takes in a round; ``least`` as in ``draw_order``.
+
+    >>> count_steps(5, Schedule(batch_size=2, epochs=2)), count_steps(5, Schedule(batch_size=2), least=2)
+    (6, 2)
+    """
+    full, rest = divmod(samples, schedule.batch_size)
+    joined = full > 0 and 0 < rest < least
+    return schedule.steps or (schedule.epochs or 1) * (full + (rest > 0) - joined)
+
+
+def draw_noise(rows: int, size: int, seed: int) -> Tensor:
+    """Uniform numbers for each step, and one row more for what follows the last: (rows, size)."""
+    if not size:
+        return torch.empty(rows, 0)
+    return torch.rand(rows, size, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)

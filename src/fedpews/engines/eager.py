@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.data.federation import Federation
-from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
-from fedpews.engines.streams import Streams
+from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import Interrupted
 from fedpews.neurons.modules import channels_last, trains_channels_last
 from fedpews.neurons.network import Batch, Network
@@ -99,3 +99,34 @@ def prefers_channels_last(module: nn.Module) -> bool:
     """
     reads = [layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return bool(reads) and min(reads) > 1 and trains_channels_last(module)
+
+
+class Streams:
+    """The streams of an engine's threads. On a device without streams nothing happens.
+
+    A client's kernels wait for what the server queued before it, and the server goes on when they are done. So memory
+    that the server frees is not written to by a client before the server's kernels have read it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._own = threading.local()
+
+    def servers(self) -> Any:
+        """The stream of the thread that asks; None where there are none."""
+        is_cuda = self._device.type == "cuda" and torch.cuda.is_available()
+        return torch.cuda.current_stream(self._device) if is_cuda else None
+
+    @contextmanager
+    def behind(self, server: Any) -> Iterator[None]:
+        """While this lasts, this thread's kernels run on its own stream, behind what ``server`` has queued by now."""
+        if server is None:
+            yield
+            return
+        stream = getattr(self._own, "stream", None)
+        if stream is None:
+            stream = self._own.stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(server)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()

@@ -14,22 +14,46 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedpews.errors import FedpewsError
 from fedpews.methods.contract import PARAMS, Download, Upload
-from fedpews.methods.message import Message, Part
 from fedpews.neurons.network import Network
 from fedpews.trees import Tree, bit_pattern, map_leaves, stack, stacks
+
+
+class Part(NamedTuple):
+    """One tensor of a message, known before it is made."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+
+class Message(NamedTuple):
+    """A message: what its header says, and its tensors by name."""
+
+    about: dict[str, Any]
+    parts: dict[str, Part]
+
+    def encode(self) -> bytes:
+        tensors = {key: part.make().cpu() for key, part in self.parts.items()}
+        encoded: bytes = save(tensors, {"about": json.dumps(self.about, separators=(",", ":"))})
+        return encoded
+
+    def payload(self) -> int:
+        """The bytes of all tensors; the header with their names is not counted."""
+        return sum(math.prod(part.shape) * part.dtype.itemsize for part in self.parts.values())
+
 
 SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""

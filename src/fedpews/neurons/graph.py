@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.by_hand import Hidden, describe
-from fedpews.neurons.channels import Layer, Side, is_norm, places
+from fedpews.neurons.channels import Hidden, Layer, Side, describe, is_norm, places
 from fedpews.trees import Tree
 
 

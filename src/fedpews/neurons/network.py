@@ -14,22 +14,32 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
-from fedpews.neurons.batch import Batch as Batch
-from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
-from fedpews.neurons.differentiate import differentiate
-from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
+from fedpews.neurons.functional import Batch as Batch
+from fedpews.neurons.functional import (
+    PureModule,
+    SampleLoss,
+    SampleWeight,
+    Term,
+    cross_entropy,
+    differentiate,
+)
 from fedpews.neurons.modules import (
+    arguments,
     batch_counters,
     cached,
     channels_last,
+    copy_module,
+    doubled,
+    made_up,
+    main_output,
     materialised,
+    outputs_of,
+    run,
     total,
     trains_channels_last,
     unwrapped,
 )
-from fedpews.neurons.pure import PureModule
-from fedpews.neurons.slicing import copy_module
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree

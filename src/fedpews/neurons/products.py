@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.neurons.follow import Follower, Tag, structure
-from fedpews.neurons.labels import FIRST, WHOLE, core, spread
+from fedpews.neurons.follow import FIRST, WHOLE, Follower, Tag, core, spread, structure
 
 Arguments = dict[str, Any]
 Tags = list[Tag | None]

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.neurons.follow import Follower, Tag, structure
-from fedpews.neurons.labels import CONSTANT, WHOLE, compact, core, spread
+from fedpews.neurons.follow import CONSTANT, WHOLE, Follower, Tag, compact, core, spread, structure
 from fedpews.neurons.products import PRODUCTS
 from fedpews.torch_private import tree_leaves
 

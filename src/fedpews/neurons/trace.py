@@ -11,13 +11,10 @@ from torch import Tensor, nn
 
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.channels import Layer
-from fedpews.neurons.example import batches, outputs_of, run
-from fedpews.neurons.follow import Channels, Dimension
+from fedpews.neurons.follow import FIRST, Channels, Dimension
 from fedpews.neurons.graph import Axis, NeuronGraph
-from fedpews.neurons.labels import FIRST
-from fedpews.neurons.modules import materialised, unwrapped
+from fedpews.neurons.modules import batches, copy_module, materialised, outputs_of, run, unwrapped
 from fedpews.neurons.rules import RULES
-from fedpews.neurons.slicing import copy_module
 from fedpews.neurons.verify import BY_HAND, prove
 from fedpews.seeds import global_generator
 

@@ -12,9 +12,8 @@ from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.channels import Layer
-from fedpews.neurons.example import arguments, batches, outputs_of, run
 from fedpews.neurons.graph import NeuronGraph
-from fedpews.neurons.slicing import copy_module, slice_module
+from fedpews.neurons.modules import arguments, batches, copy_module, outputs_of, run, slice_module
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree

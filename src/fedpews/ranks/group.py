@@ -1,15 +1,29 @@
-"""The ranks of a run: who there is, and messages between the first, which leads, and the others."""
+"""The ranks of a run, and messages between the first, which leads, and the others.
+
+torchrun's store outlives a restart, with the addresses of processes that are dead (pytorch/pytorch#135712), and agents
+on several machines need not agree on the number of restarts. So the first rank names each attempt, and the keys of an
+attempt begin with its name.
+
+A message is JSON and tensors, packed into one tensor of bytes, without pickle. It is packed where the tensors are, so
+that on a GPU nothing passes through the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.nn.functional import pad
 
 from fedpews.errors import (
     CheckpointError,
@@ -20,9 +34,149 @@ from fedpews.errors import (
     RunFailed,
     first_line,
 )
-from fedpews.ranks.meeting import meet
-from fedpews.ranks.packing import Message, pack, unpack
+from fedpews.methods.contract import Download, Upload
 from fedpews.ranks.place import Place
+from fedpews.trees import Nest, flatten, unflatten
+
+ALIGN = 16
+"""Every tensor's bytes start at a multiple of this, so that they can be read in place as any type."""
+
+LENGTH = 8
+"""Bytes that say how long the words are."""
+
+TYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    )
+}
+"""The types of tensors that travel, by name."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank tells another.
+
+    >>> sent = Message("train", {"lr": 0.1}, {"x": {"w": torch.ones(2)}})
+    >>> unpack(pack(sent, torch.device("cpu")))
+    Message(kind='train', about={'lr': 0.1}, tensors={'x': {'w': tensor([1., 1.])}})
+    """
+
+    kind: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Nest = field(default_factory=dict)
+
+
+def pack(message: Message, device: torch.device) -> Tensor:
+    """(bytes,) uint8 on the device. A tensor that occurs several times is sent once."""
+    leaves, layout = flatten(message.tensors)
+    # one model for all clients is one tensor in all their downloads
+    distinct = {id(leaf): leaf for leaf in leaves}
+    number = {key: i for i, key in enumerate(distinct)}
+    header = {
+        "kind": message.kind,
+        "about": message.about,
+        "layout": layout,
+        "which": [number[id(leaf)] for leaf in leaves],
+        "leaves": [(str(leaf.dtype), list(leaf.shape)) for leaf in distinct.values()],
+    }
+    words = json.dumps(header).encode()
+    length = torch.tensor([len(words)]).view(torch.uint8)
+    parts = [length, torch.frombuffer(bytearray(words), dtype=torch.uint8)]
+    parts = [torch.cat(parts).to(device)]
+    parts += [leaf.detach().to(device).contiguous().flatten().view(torch.uint8) for leaf in distinct.values()]
+    return torch.cat([pad(part, (0, -part.numel() % ALIGN)) for part in parts])
+
+
+def unpack(data: Tensor) -> Message:
+    """The inverse of ``pack``; tensors stay on the device where the bytes are."""
+    words = int(data[:LENGTH].view(torch.int64))
+    header = json.loads(bytes(data[LENGTH : LENGTH + words].cpu().numpy()))
+    place = LENGTH + words
+    found = []
+    for name, shape in header["leaves"]:
+        place += -place % ALIGN
+        dtype, shape = TYPES[name], torch.Size(shape)
+        end = place + shape.numel() * dtype.itemsize
+        # a copy, or whoever keeps one tensor would keep all that came with it
+        found.append(data[place:end].view(dtype).view(shape).clone())
+        place = end
+    tensors = unflatten(iter([found[i] for i in header["which"]]), header["layout"])
+    return Message(header["kind"], header["about"], tensors)
+
+
+def download_parts(download: Download) -> tuple[dict[str, Any], Nest]:
+    """A download as words and tensors: all of it, also what a network would not carry."""
+    tensors: Nest = {"params": dict(download.params), "extra": _trees(download.extra)}
+    if download.neurons is not None:
+        tensors["neurons"] = download.neurons
+    return {"round": download.round, "phase": download.phase, "total": download.total}, tensors
+
+
+def join_download(about: Mapping[str, Any], tensors: Nest) -> Download:
+    """The inverse of ``download_parts``."""
+    return Download(**about, **tensors)
+
+
+def upload_parts(upload: Upload) -> tuple[dict[str, Any], Nest]:
+    """An upload as words and tensors: all of it, so that the server's sums are those of one process to the bit."""
+    tensors: Nest = {"params": dict(upload.params), "extra": _trees(upload.extra)}
+    if upload.neurons is not None:
+        tensors["neurons"] = upload.neurons
+    if upload.mask is not None:
+        tensors["mask"] = dict(upload.mask)
+    about = {key: getattr(upload, key) for key in ("client", "round", "samples", "steps", "loss")}
+    return about, tensors
+
+
+def join_upload(about: Mapping[str, Any], tensors: Nest) -> Upload:
+    """The inverse of ``upload_parts``."""
+    return Upload(**about, **tensors)
+
+
+def _trees(extra: Mapping[str, Mapping[str, Tensor]]) -> Nest:
+    return {key: dict(tree) for key, tree in extra.items()}
+
+
+ROOM = "fedpews"
+"""Before all our keys in the store."""
+
+PAUSE = 0.05
+"""Seconds between two looks at who has come."""
+
+
+def meet(place: Place, patience: timedelta) -> tuple[Store, bool]:
+    """A store for this attempt alone, once all ranks are here, and whether there was one before it."""
+    store, _, _ = next(rendezvous("env://", place.rank, place.world, timeout=patience))
+    return meet_at(PrefixStore(ROOM, store), place, patience)
+
+
+def meet_at(store: Store, place: Place, patience: timedelta) -> tuple[Store, bool]:
+    """The same, at a store that all ranks have."""
+    name = uuid4().hex
+    if place.rank > 0:
+        # nobody can have answered to a name that is new
+        store.set(f"came/{place.rank}", name)
+        store.wait([f"attempt/{name}"], patience)
+        name = store.get(f"attempt/{name}").decode()
+        store.set(f"{name}/{place.rank}", "here")
+        return PrefixStore(name, store), place.restarts > 0
+    again = store.add("attempts", 1) > 1
+    missing = set(range(1, place.world))
+    until = time.monotonic() + patience.total_seconds()
+    while missing and time.monotonic() < until:
+        for rank in sorted(missing):
+            # this may be the name of a dead one, who will not answer; the living one overwrites it
+            if store.check([f"came/{rank}"]):
+                store.set(f"attempt/{store.get(f'came/{rank}').decode()}", name)
+            if store.check([f"{name}/{rank}"]):
+                missing.remove(rank)
+        time.sleep(PAUSE)
+    if missing:
+        raise RankLost(f"of {place.world} ranks, {sorted(missing)} did not come within {patience}")
+    return PrefixStore(name, store), again or place.restarts > 0
+
 
 LEADER = 0
 """The rank that runs the server and writes the folder."""

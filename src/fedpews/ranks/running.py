@@ -19,10 +19,8 @@ from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost
 from fedpews.experiment import Experiment
-from fedpews.ranks.engine import RankEngine
-from fedpews.ranks.group import ERROR, LEADER, Group, device_name, error_message, joined, read_error
-from fedpews.ranks.memories import RankMemories
-from fedpews.ranks.packing import Message
+from fedpews.ranks.engine import RankEngine, RankMemories
+from fedpews.ranks.group import ERROR, LEADER, Group, Message, device_name, error_message, joined, read_error
 from fedpews.ranks.place import Place
 from fedpews.ranks.share import Share
 from fedpews.result import Result

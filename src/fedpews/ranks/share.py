@@ -11,7 +11,7 @@ from fedpews.engines.diverging import sort_out
 from fedpews.engines.engine import Engine, Job
 from fedpews.measure import score_personal
 from fedpews.methods.contract import Download
-from fedpews.ranks.packing import Message, download_parts, join_download, upload_parts
+from fedpews.ranks.group import Message, download_parts, join_download, upload_parts
 from fedpews.results.memories import MemoryStore
 from fedpews.trees import Nest, nest_bytes
 

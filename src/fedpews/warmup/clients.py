@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpews.methods.contract import PARAMS, THETA, ClientHalf, Download, Upload, Work, inner_memory
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
-from fedpews.neurons.differentiate import differentiate
+from fedpews.neurons.functional import differentiate
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned

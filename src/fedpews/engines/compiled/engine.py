@@ -12,12 +12,19 @@ from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy
-from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import ClientRound, finish, start
-from fedpews.engines.compiled.looped import Looped, load_looped
 from fedpews.engines.compiled.native import Native, compiler_version, load
-from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, check_padding, trace_step
+from fedpews.engines.compiled.program import (
+    CannotCompile,
+    Looped,
+    Program,
+    Sheet,
+    check_padding,
+    load_looped,
+    trace_step,
+)
 from fedpews.engines.engine import Diverged, Done, Engine, Job, LocalEngine, Schedule
+from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import CheckpointError
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Network

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.engines.compiled.apart import run_apart, scratch_folder
-from fedpews.engines.compiled.own_folder import cache_dir
+from fedpews.engines.compiled.cache import cache_dir, run_apart, scratch_folder
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.errors import first_line
 from fedpews.torch_private import (

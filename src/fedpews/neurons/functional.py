@@ -1,14 +1,80 @@
-"""A module as a function of its parameters and buffers."""
+"""A module as a function of its tensors, the samples of a step, and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.func import grad_and_value
 
 from fedpews.neurons.channels import groups, groups_left
+from fedpews.torch_private import is_transformed, tree_map_only
+
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+SampleWeight = Callable[[Tensor], Tensor | None]
+"""labels -> how much each sample weighs; None where all weigh the same."""
+
+Term = Callable[[Tensor, Tensor], Tensor]
+"""(features, outputs) -> one number per sample, or one for the batch."""
+
+
+class Batch(NamedTuple):
+    """Samples of one step. ``weight`` is 0 for padding, else 1; None when there is no padding."""
+
+    x: Any  # a tensor, or a tuple or dict of tensors: the model's arguments
+    y: Tensor
+    weight: Tensor | None = None
+
+    def mean(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The mean of one value per sample, padding left out; a batch that weighs nothing has mean 0."""
+        if weights is None and self.weight is None:
+            return values.mean()
+        if weights is None or self.weight is None:
+            weight = self.weight if weights is None else weights
+            assert weight is not None
+        else:
+            weight = weights * self.weight
+        summed = (values * weight).sum()
+        if weights is None:
+            return summed / weight.sum().clamp_min(1)
+        total = weight.sum()
+        return summed / torch.where(total > 0, total, 1)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sample."""
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+# a checkpoint computes a part again in the backward pass, when the module has its own weights back
+CHECKPOINTING = (
+    "activation checkpointing is not supported; switch it off (gradient_checkpointing_disable(), say)"
+)
+
+
+def differentiate(function: Callable[[Any], tuple[Tensor, Any]], at: Any) -> tuple[Tensor, Any, Any]:
+    """Value, by-product and gradient of ``function(at) -> (value, by-product)``, for a tensor or a tree.
+
+    >>> differentiate(lambda t: (t["w"].pow(2).sum(), None), {"w": torch.tensor([3.0])})
+    (tensor(9.), None, {'w': tensor([6.])})
+    """
+    if is_transformed():
+        gradient, (value, aux) = grad_and_value(function, has_aux=True)(at)
+        return value, aux, gradient
+    # plain autograd gives the same numbers at half the overhead
+    one = isinstance(at, Tensor)
+    leaves = [leaf.detach().requires_grad_() for leaf in ([at] if one else at.values())]
+    with disable_saved_tensors_hooks(CHECKPOINTING):
+        value, aux = function(leaves[0] if one else dict(zip(at, leaves, strict=True)))
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+    detached = tree_map_only(Tensor, torch.Tensor.detach, aux)
+    return value.detach(), detached, gradients[0] if one else dict(zip(at, gradients, strict=True))
+
 
 Place = tuple[dict[str, Any], str]
 """A layer's own parameters, or its own buffers, and a name among them."""
