@@ -42,14 +42,14 @@ from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree
 
 PRIVACY = "privacy"
-Place = Literal["server", "client"]
+NoiseAt = Literal["server", "client"]
 
 
 def with_dp(
     method: Method,
     clip: float,
     noise: float,
-    place: Place = "server",
+    place: NoiseAt = "server",
     adaptive: bool = False,
     **options: Any,
 ) -> Method:
@@ -85,7 +85,7 @@ class Private(Wrapper):
 
     clip: Positive
     noise: NotNegative
-    place: Place = "server"
+    place: NoiseAt = "server"
     adaptive: bool = False
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
     clip_lr: Positive = 0.2
@@ -197,7 +197,7 @@ class NoisyAverage(Average):
 
 
 def epsilon(
-    noise: float, rounds: int, delta: float, total: int, cohort: int, place: Place = "server"
+    noise: float, rounds: int, delta: float, total: int, cohort: int, place: NoiseAt = "server"
 ) -> float:
     """ε at δ after so many rounds, by the accountant of Google's dp-accounting (Rényi).
 

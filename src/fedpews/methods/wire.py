@@ -31,7 +31,7 @@ from fedpews.neurons.network import Network
 from fedpews.trees import Tree, bit_pattern, map_leaves, stack, stacks
 
 
-class Part(NamedTuple):
+class WirePart(NamedTuple):
     """One tensor of a message, known before it is made."""
 
     dtype: torch.dtype
@@ -39,11 +39,11 @@ class Part(NamedTuple):
     make: Callable[[], Tensor]
 
 
-class Message(NamedTuple):
+class WireMessage(NamedTuple):
     """A message: what its header says, and its tensors by name."""
 
     about: dict[str, Any]
-    parts: dict[str, Part]
+    parts: dict[str, WirePart]
 
     def encode(self) -> bytes:
         tensors = {key: part.make().cpu() for key, part in self.parts.items()}
@@ -163,7 +163,7 @@ def _describe(
     counts: Mapping[str, int] | None = None,
     *,
     dense: Collection[str] = (),
-) -> Message:
+) -> WireMessage:
     """What a message will consist of: the only place that knows its layout.
 
     Args:
@@ -178,14 +178,14 @@ def _describe(
         mask = sent.mask
     else:
         about = {"round": sent.round, "total": sent.total, "phase": sent.phase}
-    parts: dict[str, Part] = {}
+    parts: dict[str, WirePart] = {}
     if neurons is not None:
         # one bit each, in whole bytes: −(−n // 8) is n / 8 rounded up
-        parts["neurons"] = Part(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
+        parts["neurons"] = WirePart(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
     if mask is not None:
         about["mask"] = {name: tuple(bits.shape) for name, bits in mask.items()}
         bits = torch.cat([bits.flatten() for bits in mask.values()])
-        parts["mask"] = Part(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
+        parts["mask"] = WirePart(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
     owned, everything = Owned(net, neurons, mask, counts), Owned(net, None, None)
     about["trees"] = {}
     for key, tree in _trees(sent).items():
@@ -198,14 +198,14 @@ def _describe(
             about["trees"][key] = {"names": list(tree), "bits": list(yes_no)}
             if yes_no:
                 make = partial(_pack_owned, mine, yes_no)
-                parts[f"{key}:bits"] = Part(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
+                parts[f"{key}:bits"] = WirePart(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
             if len(yes_no) < len(tree):
                 rest = {name: tree[name] for name in tree if name not in yes_no} if yes_no else tree
                 parts |= _squeeze(key, rest, mine, dense=key in dense)
         else:
             for name, value in tree.items():
-                parts[f"{key}/{name}"] = Part(value.dtype, tuple(value.shape), value.contiguous)
-    return Message(about, parts)
+                parts[f"{key}/{name}"] = WirePart(value.dtype, tuple(value.shape), value.contiguous)
+    return WireMessage(about, parts)
 
 
 class Owned:
@@ -313,7 +313,7 @@ def _unflatten(
     return tree
 
 
-def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool) -> dict[str, Part]:
+def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool) -> dict[str, WirePart]:
     """The owned values, or only those that are not zero when that is shorter."""
     count = owned.count(tree)
     dtypes = {value.dtype for value in tree.values()}
@@ -322,17 +322,17 @@ def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool)
         # no more zeros can be owned than there are, so most trees need no second look
         zeros = 0 if dense else sum(v.numel() - int(bit_pattern(v).count_nonzero()) for v in tree.values())
         if zeros * dtype.itemsize - (count + 7) // 8 <= SPARSE_HEADER:
-            return {key: Part(dtype, (count,), partial(owned.take, tree))}
+            return {key: WirePart(dtype, (count,), partial(owned.take, tree))}
     values = owned.take(tree)
     size = values.element_size()
     present = bit_pattern(values) != 0
     filled = int(present.count_nonzero())
     # now exactly: zeros saved, less a bit for each element and the header of one more tensor
     if (count - filled) * size - (count + 7) // 8 <= SPARSE_HEADER:
-        return {key: Part(values.dtype, (count,), lambda: values)}
+        return {key: WirePart(values.dtype, (count,), lambda: values)}
     return {
-        key: Part(values.dtype, (filled,), lambda: values[present]),
-        f"{key}:where": Part(torch.uint8, (-(-count // 8),), partial(_pack, present)),
+        key: WirePart(values.dtype, (filled,), lambda: values[present]),
+        f"{key}:where": WirePart(torch.uint8, (-(-count // 8),), partial(_pack, present)),
     }
 
 

@@ -18,7 +18,7 @@ Side = Literal["in", "out"]
 
 
 @dataclass(frozen=True)
-class Place:
+class ChannelDim:
     """A dimension of a layer's tensor that runs over the layer's input or output channels."""
 
     tensor: str
@@ -36,37 +36,39 @@ class Layer:
     size: int
 
 
-def places(module: nn.Module) -> tuple[Place, ...]:
+def channel_dims(module: nn.Module) -> tuple[ChannelDim, ...]:
     """Every dimension of a layer's own tensors that runs over its channels; none for a layer we do not know.
 
     A layer that works channel by channel (a norm, PReLU, an embedding, a depthwise convolution) has one side,
     "out". A grouped convolution ties its inputs to its outputs, so none of its weights counts as reading.
     """
-    found: list[Place] = []
+    found: list[ChannelDim] = []
     if isinstance(module, nn.Linear):
         found = [
-            Place("weight", 0, "out", False),
-            Place("bias", 0, "out", False),
-            Place("weight", 1, "in", True),
+            ChannelDim("weight", 0, "out", False),
+            ChannelDim("bias", 0, "out", False),
+            ChannelDim("weight", 1, "in", True),
         ]
     elif isinstance(module, _ConvNd):
         out_dim, in_dim = (1, 0) if module.transposed else (0, 1)
         if module.groups == 1:
-            found = [Place("weight", out_dim, "out", False), Place("weight", in_dim, "in", True)]
+            found = [ChannelDim("weight", out_dim, "out", False), ChannelDim("weight", in_dim, "in", True)]
         elif is_depthwise(module) or not module.transposed:
-            found = [Place("weight", 0, "out", False)]
+            found = [ChannelDim("weight", 0, "out", False)]
         else:
-            found = [Place("weight", 0, "in", False)]
-        found.append(Place("bias", 0, "out", False))
+            found = [ChannelDim("weight", 0, "in", False)]
+        found.append(ChannelDim("bias", 0, "out", False))
     elif isinstance(module, _NormBase):
-        found = [Place(name, 0, "out", False) for name in ("weight", "bias", "running_mean", "running_var")]
+        found = [
+            ChannelDim(name, 0, "out", False) for name in ("weight", "bias", "running_mean", "running_var")
+        ]
     elif isinstance(module, nn.GroupNorm):
-        found = [Place(name, 0, "out", False) for name in ("weight", "bias")]
+        found = [ChannelDim(name, 0, "out", False) for name in ("weight", "bias")]
     elif isinstance(module, nn.PReLU) and module.num_parameters > 1:
-        found = [Place("weight", 0, "out", False)]
+        found = [ChannelDim("weight", 0, "out", False)]
     elif isinstance(module, nn.Embedding):
-        found = [Place("weight", 1, "out", False)]
-    return tuple(place for place in found if isinstance(getattr(module, place.tensor, None), Tensor))
+        found = [ChannelDim("weight", 1, "out", False)]
+    return tuple(entry for entry in found if isinstance(getattr(module, entry.tensor, None), Tensor))
 
 
 def width(module: nn.Module, side: Side) -> int | None:
@@ -189,11 +191,11 @@ def _name(inputs: Inputs) -> str:
 def _check(modules: dict[str, nn.Module], name: str, makes_or_reads: bool) -> None:
     """Raise a ConfigError unless there is such a layer and it is of the kind its role needs."""
     if name not in modules:
-        known = ", ".join(repr(name) for name, module in modules.items() if places(module))
+        known = ", ".join(repr(name) for name, module in modules.items() if channel_dims(module))
         raise ConfigError(f"the model has no layer {name!r}; it has {known}.")
     kind = type(modules[name]).__name__
     if (
-        any(place.reads for place in places(modules[name])) != makes_or_reads
+        any(entry.reads for entry in channel_dims(modules[name])) != makes_or_reads
         or width(modules[name], "out") is None
     ):
         role = "made_by and read_by take linear layers and ungrouped convolutions"

@@ -76,7 +76,7 @@ def differentiate(function: Callable[[Any], tuple[Tensor, Any]], at: Any) -> tup
     return value.detach(), detached, gradients[0] if one else dict(zip(at, gradients, strict=True))
 
 
-Place = tuple[dict[str, Any], str]
+TensorSlot = tuple[dict[str, Any], str]
 """A layer's own parameters, or its own buffers, and a name among them."""
 
 
@@ -97,16 +97,16 @@ class PureModule:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        by_tensor: dict[int, list[Place]] = {}
-        self._places: dict[str, list[Place]] = {}
+        by_tensor: dict[int, list[TensorSlot]] = {}
+        self._slots: dict[str, list[TensorSlot]] = {}
         for prefix, layer in module.named_modules():
             for table in (layer._parameters, layer._buffers):
                 for name, value in table.items():
                     if value is not None:
                         # a tensor that several layers share is swapped in all of them, under any of its names
-                        places = by_tensor.setdefault(id(value), [])
-                        places.append((table, name))
-                        self._places[f"{prefix}.{name}".lstrip(".")] = places
+                        slots = by_tensor.setdefault(id(value), [])
+                        slots.append((table, name))
+                        self._slots[f"{prefix}.{name}".lstrip(".")] = slots
         # of each layer with groups, where it says how many, and its channels
         self._grouped = [
             (layer, "num_groups" if isinstance(layer, nn.GroupNorm) else "groups", len(weight))
@@ -115,7 +115,7 @@ class PureModule:
         ]
 
     def __call__(self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        swaps = [(table, name, value) for key, value in values.items() for table, name in self._places[key]]
+        swaps = [(table, name, value) for key, value in values.items() for table, name in self._slots[key]]
         own = [table[name] for table, name, _ in swaps]
         try:
             for table, name, value in swaps:

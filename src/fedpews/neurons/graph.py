@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.channels import Hidden, Layer, Side, describe, is_norm, places
+from fedpews.neurons.channels import Hidden, Layer, Side, channel_dims, describe, is_norm
 from fedpews.trees import Tree
 
 
@@ -214,7 +214,7 @@ class NeuronGraph:
         return sliced
 
     def scatter(self, full: Mapping[str, Tensor], sliced: Mapping[str, Tensor], neurons: Tensor) -> Tree:
-        """The inverse of :meth:`slice`: the sliced values back in their places, all else as in ``full``."""
+        """The inverse of :meth:`slice`: the sliced values back in their channel_dims, all else as in ``full``."""
         return {
             name: _put(value, sliced[name], self.axes.get(name, ()), neurons) for name, value in full.items()
         }
@@ -287,23 +287,23 @@ def assemble(
     names = {id(value): name for name, value in tensors}
     found: dict[str, dict[int, Axis]] = {name: {} for name, _ in tensors}
     for (layer, side), neurons in channels.items():
-        for place in places(modules[layer]):
-            if place.side != side:
+        for entry in channel_dims(modules[layer]):
+            if entry.side != side:
                 continue
-            value = getattr(modules[layer], place.tensor)
+            value = getattr(modules[layer], entry.tensor)
             if id(value) not in names:
                 raise ConfigError(
-                    f"layer {layer!r} computes its {place.tensor} from other parameters (weight_norm?), so it cannot "
+                    f"layer {layer!r} computes its {entry.tensor} from other parameters (weight_norm?), so it cannot "
                     "be divided among neurons. Remove the parametrization, or skip the layer."
                 )
             axes = found[names[id(value)]]
-            known = axes.get(place.dim)
+            known = axes.get(entry.dim)
             if known is not None and not torch.equal(known.neurons, neurons):
                 raise ConfigError(
-                    f"layer {layer!r} shares its {place.tensor} with another layer, for other neurons. Skip it."
+                    f"layer {layer!r} shares its {entry.tensor} with another layer, for other neurons. Skip it."
                 )
-            reads = place.reads or (known is not None and known.reads)
-            axes[place.dim] = Axis(place.dim, neurons, reads, value.dim())
+            reads = entry.reads or (known is not None and known.reads)
+            axes[entry.dim] = Axis(entry.dim, neurons, reads, value.dim())
     for name, (dim, neurons) in (loose or {}).items():
         found[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
     ordered = {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in found.items() if axes}

@@ -53,7 +53,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Group:
+class LaneGroup:
     """Clients that take their steps in lockstep, and everything that the steps read and write."""
 
     compiled: Compiled
@@ -81,10 +81,10 @@ class Crowd:
     data: list[Tensor]
     state: list[Tensor]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LaneGroup]:
         lanes = self.compiled.program.lanes
         return [
-            Group(
+            LaneGroup(
                 self.compiled,
                 len(self.clients[first].sizes),
                 self.sheet.part(first, lanes),
