@@ -21,12 +21,10 @@ from fedpews.trees import Nest, Tree
 
 
 def draw_order(samples: int, schedule: Schedule, seed: int, least: int = 1) -> tuple[Tensor, list[int]]:
-    """Positions in a client's own data, batch after batch, and the sizes of the batches.
+    """The indices of a client's samples, batch after batch, and the sizes of the batches.
 
-    Every epoch visits every sample exactly once; its last batch may be smaller. With ``steps`` the epochs go on until
-    there are enough.
-
-    A last batch of fewer than ``least`` samples joins the one before it.
+    Every epoch visits every sample exactly once; its last batch may be smaller. With ``steps`` there are as many
+    epochs as the steps need. A last batch of fewer than ``least`` samples joins the one before it.
 
     >>> draw_order(5, Schedule(batch_size=2), seed=0)[1]
     [2, 2, 1]
@@ -57,13 +55,6 @@ def count_steps(samples: int, schedule: Schedule, least: int = 1) -> int:
     return schedule.steps or (schedule.epochs or 1) * (full + (rest > 0) - joined)
 
 
-def draw_noise(rows: int, size: int, seed: int) -> Tensor:
-    """Uniform numbers for each step, and one row more for what follows the last: (rows, size)."""
-    if not size:
-        return torch.empty(rows, 0)
-    return torch.rand(rows, size, generator=torch.Generator().manual_seed(seed))
-
-
 @dataclass(frozen=True)
 class ClientRound:
     """A job whose draws are all made, before its first step."""
@@ -84,9 +75,11 @@ def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> Clien
         what = f"client {job.client} has one" if len(rows) == 1 else "train.batch_size is 1"
         raise ConfigError(
             f"the model's BatchNorm cannot train on a single sample, and {what}; use larger batches, leave such "
-            "clients out, or take another norm layer"
+            "clients out, or use another norm layer"
         )
-    noise = draw_noise(len(sizes) + 1, job.half.noise_size(net), fold(*names, "noise"))
+    # (steps + 1, numbers): a row for each step, and one for what follows the last
+    generator = torch.Generator().manual_seed(fold(*names, "noise"))
+    noise = torch.rand(len(sizes) + 1, job.half.noise_size(net), generator=generator)
     memory = job.memory
     probe = job.half.probe(net, job.download, memory)
     if probe is not None:
@@ -108,12 +101,9 @@ def finish(net: Network, data: Federation, started: ClientRound, local: Nest, lo
 
 
 def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> float:
-    """The part of these training samples that a model gets right."""
+    """The accuracy of a model on these training samples."""
     task = data.task
     if "accuracy" not in task.METRICS:
-        raise ConfigError(
-            f"this method looks at a client's training accuracy, which {task.name} does not have"
-        )
-    parts = (score_chunk(net, params, data, "validation", part) for part in rows.split(chunk_size(net)))
-    found = replace(task, metrics=("accuracy",)).measure(reduce(add, parts))["accuracy"]
-    return found or 0.0
+        raise ConfigError(f"this method needs a client's training accuracy, which {task.name} does not have")
+    sums = [score_chunk(net, params, data, "validation", chunk) for chunk in rows.split(chunk_size(net))]
+    return replace(task, metrics=("accuracy",)).measure(reduce(add, sums))["accuracy"] or 0.0

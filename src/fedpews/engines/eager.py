@@ -51,51 +51,46 @@ class EagerEngine(LocalEngine):
         # the longest first, so that no core is left alone with a large client at the end
         sizes = [len(self.data.clients[job.client]) for job in jobs]
         order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
-        run = partial(self._run, self._streams.servers())
-        done = dict(zip(order, self._pool.map(run, map(jobs.__getitem__, order)), strict=True))
+        train = partial(self._train_client, self._streams.servers())
+        done = dict(zip(order, self._pool.map(train, map(jobs.__getitem__, order)), strict=True))
         return list(map(done.__getitem__, range(len(jobs))))
 
     def close(self) -> None:
-        # after an exception clients may still be training: whoever stops waits for a step, not for a round
+        # after an exception clients may still be training: the caller waits for a step, not for a round
         self._is_closed = True
         self._pool.shutdown(cancel_futures=True)
 
-    def _run(self, servers_stream: Any, job: Job) -> Done | Diverged:
-        seed = fold(job.seed, job.download.round, job.client, "torch")
-        drawing = global_generator(seed) if self.net.is_stochastic else nullcontext()
+    def _train_client(self, servers_stream: Any, job: Job) -> Done | Diverged:
+        net, names = self.net.at(job.seed), (job.seed, job.download.round, job.client)
+        drawing = global_generator(fold(*names, "torch")) if self.net.is_stochastic else nullcontext()
         with self._streams.behind(servers_stream), drawing:
-            return self._train_client(job)
-
-    def _train_client(self, job: Job) -> Done | Diverged:
-        net = self.net.at(job.seed)
-        started = start(net, self.data, self.schedule, job)
-        local, losses = started.local, []
-        if self._channels_last:  # the kernels' own order, so they copy nothing
-            local = map_leaves(channels_last, local)
-        steps = zip(started.order.split(started.sizes), started.noise[:-1], strict=True)
-        for step, (rows, noise) in enumerate(steps):
-            if self._is_closed:
-                raise Interrupted("the engine was closed in the middle of a round")
-            batch = Batch(*self.data.batch(rows))
-            if self.schedule.augment is not None:
-                seed = fold(job.seed, job.download.round, job.client, f"augment {step}")
-                batch = self.schedule.augment(batch, seed)
+            started = start(net, self.data, self.schedule, job)
+            local, losses = started.local, []
+            if self._channels_last:  # the kernels' own order, so they copy nothing
+                local = map_leaves(channels_last, local)
+            steps = zip(started.order.split(started.sizes), started.noise[:-1], strict=True)
+            for step, (rows, noise) in enumerate(steps):
+                if self._is_closed:
+                    raise Interrupted("the engine was closed in the middle of a round")
+                batch = Batch(*self.data.batch(rows))
+                if self.schedule.augment is not None:
+                    batch = self.schedule.augment(batch, fold(*names, f"augment {step}"))
+                if self._channels_last:
+                    batch = batch._replace(x=tree_map_only(Tensor, channels_last, batch.x))
+                local, loss = job.half.step(net, local, batch, noise, job.lr)
+                losses.append(loss)
             if self._channels_last:
-                batch = batch._replace(x=tree_map_only(Tensor, channels_last, batch.x))
-            local, loss = job.half.step(net, local, batch, noise, job.lr)
-            losses.append(loss)
-        if self._channels_last:
-            local = map_leaves(Tensor.contiguous, local)
-        # not every device has double precision
-        mean = float(torch.stack(losses).cpu().double().mean())
-        return finish(net, self.data, started, local, mean)
+                local = map_leaves(Tensor.contiguous, local)
+            # not every device has double precision
+            mean = float(torch.stack(losses).cpu().double().mean())
+            return finish(net, self.data, started, local, mean)
 
 
 def prefers_channels_last(module: nn.Module) -> bool:
-    """Whether a module has convolutions, none that is faulty in that order, and none that is slow in it.
+    """Whether a module has convolutions, and none of them is faulty or slow with channels last.
 
-    Those that read a single channel (of grey images) are slow in it, and what follows them gains less than they lose:
-    the network of the FEMNIST benchmarks takes a fifth longer.
+    Convolutions that read a single channel (of grey images) are slow with it, by more than the later layers gain: the
+    network of the FEMNIST benchmarks takes a fifth longer.
     """
     reads = [layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return bool(reads) and min(reads) > 1 and trains_channels_last(module)
@@ -113,7 +108,7 @@ class Streams:
         self._own = threading.local()
 
     def servers(self) -> Any:
-        """The stream of the thread that asks; None where there are none."""
+        """The stream of the calling thread; None on a device without streams."""
         is_cuda = self._device.type == "cuda" and torch.cuda.is_available()
         return torch.cuda.current_stream(self._device) if is_cuda else None
 

@@ -241,30 +241,28 @@ class Method(Options, ABC):
 
 @dataclass(frozen=True)
 class Wrapper(Method):
-    """A method around another one: what it does not change is the inner method's."""
+    """A method around another; every function is the inner method's until it is overridden.
+
+    Its state has the inner method's state in ``"inner"``.
+    """
 
     inner: Method
-
-    def inner_state(self, state: Nest) -> Nest:
-        """The part of the state that is the inner method's."""
-        inner: Nest = state["inner"]
-        return inner
 
     @property
     def personalised(self) -> bool:
         return self.inner.personalised
 
     def phase(self, state: Nest, round: int) -> str:
-        return self.inner.phase(self.inner_state(state), round)
+        return self.inner.phase(state["inner"], round)
 
     def params(self, state: Nest) -> Tree:
-        return self.inner.params(self.inner_state(state))
+        return self.inner.params(state["inner"])
 
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
-        return self.inner.evaluated_params(net, self.inner_state(state))
+        return self.inner.evaluated_params(net, state["inner"])
 
     def measure(self, net: Network, state: Nest) -> dict[str, float]:
-        return self.inner.measure(net, self.inner_state(state))
+        return self.inner.measure(net, state["inner"])
 
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
-        return self.inner.last_owned(self.inner_state(state))
+        return self.inner.last_owned(state["inner"])

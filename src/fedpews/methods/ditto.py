@@ -56,17 +56,14 @@ class Ditto(Wrapper):
     def personalised(self) -> bool:
         return True
 
-    def inner_state(self, state: Nest) -> Nest:
-        return state
-
     def client(self, phase: str) -> ClientHalf:
         return DittoClient(self.inner.client(phase), own_solver(self.inner, self.strength))
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        return self.inner.init(net, params, total)
+        return {"inner": self.inner.init(net, params, total)}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        sent = self.inner.downloads(net, state, cohort)
+        sent = self.inner.downloads(net, state["inner"], cohort)
         if any(download.neurons is not None for download in sent):
             raise ConfigError(
                 "ditto holds each client near the whole global model, so it needs a method that sends it: not one "
@@ -75,7 +72,7 @@ class Ditto(Wrapper):
         return sent
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        return self.inner.update(net, state, uploads, average)
+        return {"inner": self.inner.update(net, state["inner"], uploads, average)}
 
 
 @dataclass(frozen=True)

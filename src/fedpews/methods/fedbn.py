@@ -64,9 +64,6 @@ class Local(Wrapper):
 
     names: tuple[str, ...] | str = "norms"
 
-    def inner_state(self, state: Nest) -> Nest:
-        return {key: value for key, value in state.items() if key != MET}
-
     @property
     def personalised(self) -> bool:
         return True
@@ -76,7 +73,8 @@ class Local(Wrapper):
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         find(net, self.names)  # a wrong name is found before the first round
-        return self.inner.init(net, params, total) | {MET: {"met": torch.zeros(total, dtype=torch.bool)}}
+        inner = self.inner.init(net, params, total)
+        return {"inner": inner, MET: {"met": torch.zeros(total, dtype=torch.bool)}}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
@@ -85,7 +83,7 @@ class Local(Wrapper):
             FIRST: {f"{FIRST}:{name}": value for name, value in self.params(state).items() if name in kept}
         }
         sent: dict[tuple[int, bool], Download] = {}
-        whole = self.inner.downloads(net, self.inner_state(state), cohort)
+        whole = self.inner.downloads(net, state["inner"], cohort)
         met = state[MET]["met"]
         keys = [(id(d), not bool(met[client])) for d, client in zip(whole, cohort.clients, strict=True)]
         # what was one download for all stays one
@@ -110,9 +108,9 @@ class Local(Wrapper):
         ]
         nobodys = {name: torch.tensor(False, device=net.device) for name in kept}
         masks = tuple({**(mask or {}), **nobodys} for mask in average.masks)
-        new = self.inner.update(net, self.inner_state(state), filled, replace(average, masks=masks))
+        new = self.inner.update(net, state["inner"], filled, replace(average, masks=masks))
         clients = torch.tensor([upload.client for upload in uploads])
-        return new | {MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
+        return {"inner": new, MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
 
 
 @register("personal", "fedbn")

@@ -84,7 +84,11 @@ def message_size(net: Network, sent: Upload | Download) -> int:
 def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
     """``message_size`` of each; what can be looked at for all together is."""
     dense = _without_zeros(net, sent)
-    neurons = [one.neurons for one in sent if one.neurons is not None and _mask(one) is None]
+    neurons = [
+        message.neurons
+        for message in sent
+        if message.neurons is not None and (isinstance(message, Download) or message.mask is None)
+    ]
     counts: Sequence[Mapping[str, int] | None] = [None] * len(sent)
     if neurons and len(neurons) == len(sent):
         counts = net.graph.count(stack(neurons), net.shapes) or counts
@@ -116,10 +120,6 @@ def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset
 
 def _trees(sent: Upload | Download) -> dict[str, Tree]:
     return {PARAMS: dict(sent.params), **sent.extra}
-
-
-def _mask(sent: Upload | Download) -> Mapping[str, Tensor] | None:
-    return sent.mask if isinstance(sent, Upload) else None
 
 
 def decode_upload(net: Network, data: bytes) -> Upload:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -32,18 +31,14 @@ class Batch(NamedTuple):
 
     def mean(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
         """The mean of one value per sample, padding left out; a batch that weighs nothing has mean 0."""
-        if weights is None and self.weight is None:
-            return values.mean()
-        if weights is None or self.weight is None:
-            weight = self.weight if weights is None else weights
-            assert weight is not None
-        else:
-            weight = weights * self.weight
-        summed = (values * weight).sum()
         if weights is None:
-            return summed / weight.sum().clamp_min(1)
-        total = weight.sum()
-        return summed / torch.where(total > 0, total, 1)
+            if self.weight is None:
+                return values.mean()
+            return (values * self.weight).sum() / self.weight.sum().clamp_min(1)
+        if self.weight is not None:
+            weights = weights * self.weight
+        total = weights.sum()
+        return (values * weights).sum() / torch.where(total > 0, total, 1)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -117,26 +112,18 @@ class PureModule:
     def __call__(self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         swaps = [(table, name, value) for key, value in values.items() for table, name in self._slots[key]]
         own = [table[name] for table, name, _ in swaps]
+        own_groups = [getattr(layer, attribute) for layer, attribute, _ in self._grouped]
         try:
             for table, name, value in swaps:
                 table[name] = value
-            with self._resized():
-                return self.module(*args, **kwargs)
+            # in a smaller network layers have fewer groups
+            for layer, attribute, channels in self._grouped:
+                left = len(layer._parameters["weight"])  # type: ignore[arg-type]
+                if left != channels:
+                    setattr(layer, attribute, groups_left(layer, left))
+            return self.module(*args, **kwargs)
         finally:
             for (table, name, _), value in zip(swaps, own, strict=True):
                 table[name] = value
-
-    @contextmanager
-    def _resized(self) -> Iterator[None]:
-        """While this lasts, layers have as many groups as go with the tensors in them."""
-        changed = []
-        for layer, attribute, channels in self._grouped:
-            left = len(layer._parameters["weight"])  # type: ignore[arg-type]
-            if left != channels:
-                changed.append((layer, attribute, getattr(layer, attribute)))
-                setattr(layer, attribute, groups_left(layer, left))
-        try:
-            yield
-        finally:
-            for layer, attribute, count in changed:
+            for (layer, attribute, _), count in zip(self._grouped, own_groups, strict=True):
                 setattr(layer, attribute, count)

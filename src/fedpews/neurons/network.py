@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -350,40 +348,31 @@ class Network:
         axes = self.graph.axes
         return tuple(name for name in self.frozen if any(axis.reads for axis in axes.get(name, ())))
 
-    @contextmanager
-    def _gating(self, module: nn.Module) -> Iterator[None]:
-        """While this lasts, the layers that can be are gated at their inputs."""
-
-        def gate(
-            layer: nn.Module, given: tuple[Tensor, ...], *, weight: str, gates: Tensor | None = self._gates
-        ) -> tuple[Tensor, ...]:
-            assert gates is not None
-            return (self.graph.gate_inputs(weight, given[0], gates), *given[1:])
-
-        with ExitStack() as hooks:
-            for name, weight in self._fed.items():
-                hook = module.get_submodule(name).register_forward_pre_hook(partial(gate, weight=weight))
-                hooks.callback(hook.remove)
-            yield
-
     def _call(self, params: Mapping[str, Tensor], x: Any, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)
         pure = self._pure(training=training)
-        module = pure.module
-        gating: AbstractContextManager[None] = nullcontext()
-        if self._gates is not None:
-            gating = self._gating(module)
-            fed = self._fed.values()
-            # what is frozen is not trained, but of a closed neuron it must read nothing either
+        module, gates, hooks = pure.module, self._gates, []
+        if gates is not None:
+            graph, fed = self.graph, self._fed
+            # frozen weights are not trained, but they must read nothing from a masked neuron either
             frozen = {name: module.get_parameter(name).detach() for name in self._frozen_readers}
-            rest = {name: value for name, value in (frozen | values).items() if name not in fed}
-            values |= self.graph.gate(rest, self._gates)
+            rest = {name: value for name, value in (frozen | values).items() if name not in fed.values()}
+            values |= graph.gate(rest, gates)
+            # the other layers are gated at their inputs
+            for name, weight in fed.items():
+                hook = module.get_submodule(name).register_forward_pre_hook(
+                    lambda _, given, weight=weight: (graph.gate_inputs(weight, given[0], gates), *given[1:])
+                )
+                hooks.append(hook)
         # BatchNorm writes its statistics and its counter in place: let it write into copies, so the call stays pure
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
         counters = {name: module.get_buffer(name).clone() for name in self._counters} if training else {}
         args, kwargs = arguments(x)
-        with gating:
+        try:
             outputs = pure(values | buffers | counters, args, kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
         return main_output(outputs), buffers
 
     @cached

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.channels import Layer
-from fedpews.neurons.follow import FIRST, Channels, Dimension
+from fedpews.neurons.follow import FIRST, Channels, Dimension, Sets
 from fedpews.neurons.graph import Axis, NeuronGraph
 from fedpews.neurons.modules import batches, copy_module, materialised, outputs_of, run, unwrapped
 from fedpews.neurons.rules import RULES
 from fedpews.neurons.verify import BY_HAND, prove
 from fedpews.seeds import global_generator
 
-Item = TypeVar("Item", bound=Hashable)
 AT_OUTPUT, SKIPPED, FROZEN = "reaches the model's output", "is skipped", "has neurons with frozen weights"
 UNREACHED = "which the example does not reach"
 
@@ -165,26 +164,6 @@ def _problem(model: nn.Module, example: Any, error: Exception) -> str:
     return f"{type(model).__name__} does not run on the example{where}: {first_line(error)}."
 
 
-class _Sets(Generic[Item]):
-    """Things joined into sets (union-find)."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Item, Item] = {}
-
-    def find(self, item: Item) -> Item:
-        """The one member that stands for the item's set."""
-        path = []
-        while (parent := self._parent.setdefault(item, item)) != item:
-            path.append(item)
-            item = parent
-        self._parent.update(dict.fromkeys(path, item))
-        return item
-
-    def join(self, one: Item, other: Item) -> None:
-        """Make the two sets one."""
-        self._parent[self.find(other)] = self.find(one)
-
-
 def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bool) -> NeuronGraph:
     """The sets of channels that nothing bars, that some layer makes and another reads, in forward order."""
     sets, dimensions = channels.sets, channels.dimensions
@@ -235,23 +214,26 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bo
 def _number(channels: Channels, root: Tensor, free: Tensor) -> tuple[list[Layer], Tensor]:
     """The layers of more than one neuron, in forward order, and the neuron of each set of channels or −1."""
     order = [channels.dimensions[position] for position in channels.makers]
-    together: _Sets[int] = _Sets()
     # layers that share a neuron (those of a residual stream) become one layer, named after all of them
-    owner: dict[int, int] = {}  # set -> position of its first maker
-    for position, dimension in enumerate(order):
+    owner: dict[int, int] = {}  # set of channels -> its first maker
+    shared: list[tuple[int, int]] = []
+    for position, dimension in enumerate(order, FIRST):
         for number in root[dimension.first : dimension.first + dimension.size].tolist():
             if bool(free[number]):
-                together.join(owner.setdefault(number, position), position)
+                shared.append((owner.setdefault(number, position), position))
+    together = Sets(FIRST + len(order))
+    together.join(*torch.tensor(shared, dtype=torch.int64).view(-1, 2).T)
+    layer_of = together.find(torch.arange(FIRST + len(order))).tolist()
     gathered: dict[int, list[int]] = {}
     for number, position in owner.items():
-        gathered.setdefault(together.find(position), []).append(number)
+        gathered.setdefault(layer_of[position], []).append(number)
     layers: list[Layer] = []
     numbers = torch.full_like(root, -1)
     start = 0
     for key, members in gathered.items():
         # a single neuron could only be closed together with its whole layer
         if len(members) > 1:
-            makers = [d for position, d in enumerate(order) if together.find(position) == key]
+            makers = [d for position, d in enumerate(order, FIRST) if layer_of[position] == key]
             layers.append(Layer(" + ".join(dict.fromkeys(map(_layer, makers))), start, len(members)))
             numbers[members] = torch.arange(start, start + len(members))
             start += len(members)
