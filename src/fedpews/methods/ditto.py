@@ -1,4 +1,4 @@
-"""Ditto: every client trains a model of its own beside the global one, held near it (Li et al. 2021)."""
+"""Ditto: every client also trains a personal model, kept near the global one (Li et al. 2021)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedpews.trees import Nest, Tree
 @register("personal", "ditto")
 @dataclass(frozen=True)
 class Ditto(Wrapper):
-    """Ditto: a model of its own at each client, held near the global one (Li et al. 2021).
+    """Ditto: a personal model at each client, kept near the global one (Li et al. 2021).
 
     At every step of the inner method the client's own model v takes one too, on the same batch and by the same
     optimiser, on f(v) + (λ/2)‖v − x_g‖². v starts at the global model and never leaves the client. The global
@@ -66,8 +66,8 @@ class Ditto(Wrapper):
         sent = self.inner.downloads(net, state["inner"], cohort)
         if any(download.neurons is not None for download in sent):
             raise ConfigError(
-                "ditto holds each client near the whole global model, so it needs a method that sends it: not one "
-                "that gives clients parts of it (ist, heterofl, fedrolex, fjord, pews-fixed, pews-random)"
+                "ditto keeps each client near the whole global model, so it needs a method that sends all of it, "
+                "not one that assigns neurons to clients"
             )
         return sent
 

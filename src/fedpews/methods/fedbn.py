@@ -38,9 +38,8 @@ def with_local(method: Method, names: Sequence[str] | str = "norms") -> Method:
     """The same method, with some parameters kept at each client: trained there, never sent, never averaged.
 
     A client gets their initial values with its first download and goes on with what it has.
-    ``ClientHalf.personal`` is the global model with the client's own part in it, and that is what should be judged:
-    the global model alone keeps the initial values in their place. Put it outside a warmup:
-    with_local(with_warmup(…)).
+    ``ClientHalf.personal`` is the global model with the client's local parameters, and should be evaluated: in the
+    global model alone these parameters keep their initial values. Put it around a warmup: with_local(with_warmup(…)).
 
     Args:
         names: ``"norms"`` for scale, shift and statistics of all norm layers, which is FedBN; ``"head"`` for the
@@ -72,13 +71,13 @@ class Local(Wrapper):
         return LocalClient(self.inner.client(phase), self.names)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        find(net, self.names)  # a wrong name is found before the first round
+        find(net, self.names)  # raises an error for a wrong name before the first round
         inner = self.inner.init(net, params, total)
         return {"inner": inner, MET: {"met": torch.zeros(total, dtype=torch.bool)}}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
-        # under names of their own: of the model's, a client is sent only what its neurons are
+        # under other names: of a parameter's name, a client is sent only what its neurons own
         first = {
             FIRST: {f"{FIRST}:{name}": value for name, value in self.params(state).items() if name in kept}
         }
@@ -240,21 +239,21 @@ def _choose(net: Network, own: Mapping[str, object], is_own: Tensor, after: Nest
 
 
 def find(net: Network, names: Sequence[str] | str) -> tuple[str, ...]:
-    """The parameters and buffers that are meant, in the network's order."""
+    """The parameters and buffers with these names, in the network's order."""
     if names == "norms":
-        found = net.norms
+        kept = net.norms
     elif names == "all":
-        found = net.names
+        kept = net.names
     elif names == "head":
-        found = tuple(n for n in net.names if n.startswith(f"{net.classifier}."))
+        kept = tuple(n for n in net.names if n.startswith(f"{net.classifier}."))
     else:
         wanted = (names,) if isinstance(names, str) else names
-        found = tuple(n for n in net.names if any(n == w or n.startswith(f"{w}.") for w in wanted))
-    if not found:
+        kept = tuple(n for n in net.names if any(n == w or n.startswith(f"{w}.") for w in wanted))
+    if not kept:
         raise ConfigError(
             f"nothing to keep local: the model has no {names}; it has {', '.join(net.names[:6])}, …"
         )
-    return found
+    return kept
 
 
 def _without(tree: Mapping[str, Tensor], names: Sequence[str] | Mapping[str, object]) -> Tree:

@@ -61,7 +61,7 @@ class LotteryFL(LocalSGD):
                 sent.append(replace(whole, params=_masked(whole.params, mask)))
             elif cohort.round == 1:
                 sent.append(whole)
-            else:  # a newcomer cannot know where everybody started
+            else:  # a new client does not know the initial values
                 sent.append(replace(whole, extra={"initial": state["initial"]}))
         return sent
 

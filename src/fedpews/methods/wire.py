@@ -82,7 +82,7 @@ def message_size(net: Network, sent: Upload | Download) -> int:
 
 
 def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
-    """``message_size`` of each; what can be looked at for all together is."""
+    """``message_size`` of each, computed for all at once where possible."""
     dense = _without_zeros(net, sent)
     neurons = [
         message.neurons
@@ -97,7 +97,7 @@ def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
 
 def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset[str]:
     """The keys of the trees that have too few zeros in all messages together for any of them to leave some out."""
-    found = []
+    keys = []
     for key, tree in _trees(sent[0]).items():
         others = [_trees(one).get(key, {}) for one in sent]
         if len({value.dtype for value in tree.values()}) != 1 or any(
@@ -114,8 +114,8 @@ def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset
                 zeros += some.numel() - int(bit_pattern(some).count_nonzero())
         else:
             if zeros * value.element_size() <= SPARSE_HEADER:
-                found.append(key)
-    return frozenset(found)
+                keys.append(key)
+    return frozenset(keys)
 
 
 def _trees(sent: Upload | Download) -> dict[str, Tree]:
@@ -164,7 +164,7 @@ def _describe(
     *,
     dense: Collection[str] = (),
 ) -> WireMessage:
-    """What a message will consist of: the only place that knows its layout.
+    """The layout of a message, before it is encoded.
 
     Args:
         counts: how many elements of each tensor the sender's neurons own, if that is known.
@@ -209,7 +209,7 @@ def _describe(
 
 
 class Owned:
-    """Which elements of a tree a client owns: counted from its neurons alone, expanded only when they are taken."""
+    """The elements of a tree that a client owns: counted from its neurons, expanded only to encode them."""
 
     def __init__(
         self,
@@ -266,17 +266,17 @@ def _decode(
         owned = net.graph.expand(neurons)
     if "mask" in about:
         owned = mask = _unpack_mask(net, _take(tensors, "mask"), shapes)
-    found = {
+    trees = {
         key: _unflatten(net, tensors, key, *entry, {} if mask is not None and key != "params" else owned)
         for key, entry in layout.items()
     }
-    # every part that was expected has been taken out; the rest are trees that travel whole
+    # the expected tensors are popped; the rest are trees that are sent whole
     for key, value in tensors.items():
         tree, _, name = key.partition("/")
         if not name or tree in layout:
             raise BadMessage(f"the message has a part {key!r} that does not belong to it")
-        found.setdefault(tree, {})[name] = value
-    return about, found.pop("params"), found, neurons, mask
+        trees.setdefault(tree, {})[name] = value
+    return about, trees.pop("params"), trees, neurons, mask
 
 
 def _owned(value: Tensor, mask: Tensor | None) -> Tensor:

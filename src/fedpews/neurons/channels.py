@@ -42,9 +42,9 @@ def channel_dims(module: nn.Module) -> tuple[ChannelDim, ...]:
     A layer that works channel by channel (a norm, PReLU, an embedding, a depthwise convolution) has one side,
     "out". A grouped convolution ties its inputs to its outputs, so none of its weights counts as reading.
     """
-    found: list[ChannelDim] = []
+    dims: list[ChannelDim] = []
     if isinstance(module, nn.Linear):
-        found = [
+        dims = [
             ChannelDim("weight", 0, "out", False),
             ChannelDim("bias", 0, "out", False),
             ChannelDim("weight", 1, "in", True),
@@ -52,23 +52,23 @@ def channel_dims(module: nn.Module) -> tuple[ChannelDim, ...]:
     elif isinstance(module, _ConvNd):
         out_dim, in_dim = (1, 0) if module.transposed else (0, 1)
         if module.groups == 1:
-            found = [ChannelDim("weight", out_dim, "out", False), ChannelDim("weight", in_dim, "in", True)]
+            dims = [ChannelDim("weight", out_dim, "out", False), ChannelDim("weight", in_dim, "in", True)]
         elif is_depthwise(module) or not module.transposed:
-            found = [ChannelDim("weight", 0, "out", False)]
+            dims = [ChannelDim("weight", 0, "out", False)]
         else:
-            found = [ChannelDim("weight", 0, "in", False)]
-        found.append(ChannelDim("bias", 0, "out", False))
+            dims = [ChannelDim("weight", 0, "in", False)]
+        dims.append(ChannelDim("bias", 0, "out", False))
     elif isinstance(module, _NormBase):
-        found = [
+        dims = [
             ChannelDim(name, 0, "out", False) for name in ("weight", "bias", "running_mean", "running_var")
         ]
     elif isinstance(module, nn.GroupNorm):
-        found = [ChannelDim(name, 0, "out", False) for name in ("weight", "bias")]
+        dims = [ChannelDim(name, 0, "out", False) for name in ("weight", "bias")]
     elif isinstance(module, nn.PReLU) and module.num_parameters > 1:
-        found = [ChannelDim("weight", 0, "out", False)]
+        dims = [ChannelDim("weight", 0, "out", False)]
     elif isinstance(module, nn.Embedding):
-        found = [ChannelDim("weight", 1, "out", False)]
-    return tuple(entry for entry in found if isinstance(getattr(module, entry.tensor, None), Tensor))
+        dims = [ChannelDim("weight", 1, "out", False)]
+    return tuple(entry for entry in dims if isinstance(getattr(module, entry.tensor, None), Tensor))
 
 
 def width(module: nn.Module, side: Side) -> int | None:

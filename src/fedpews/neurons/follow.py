@@ -31,13 +31,13 @@ class Sets:
         self.mixed: dict[int, str] = {}
 
     def find(self, labels: Tensor) -> Tensor:
-        """The number that stands for each one's set."""
-        found = self._parent[labels]
-        while not torch.equal(further := self._parent[found], found):
-            found = further
+        """The number that stands for the set of each label."""
+        roots = self._parent[labels]
+        while not torch.equal(further := self._parent[roots], roots):
+            roots = further
         # path compression: the next search for these is a single look-up
-        self._parent[labels] = found
-        return found
+        self._parent[labels] = roots
+        return roots
 
     def join(self, one: Tensor, other: Tensor) -> None:
         """Make the sets of the two numbers one, element by element; constants and the like are left alone."""
@@ -157,7 +157,7 @@ class Channels:
             axes = []
             # integer tensors (counters, index tables) hold no weights, so they have no channels
             for dim, size in enumerate(value.shape if value.is_floating_point() else ()):
-                # one position alone cannot be told from the whole, so it needs no number
+                # a single position is the whole dimension, so it needs no number
                 if size > 1:
                     axes.append(spread(torch.arange(number, number + size), dim, value.shape))
                     self.dimensions.append(Dimension(name, dim, number, size))
@@ -246,8 +246,8 @@ class Follower(TorchDispatchMode):
 
     def tag(self, value: Any) -> Tag | None:
         """What is known of a tensor; None for a constant, and for what is no tensor."""
-        found: Tag | None = self._tags.get(value) if isinstance(value, Tensor) else None
-        return found
+        tag: Tag | None = self._tags.get(value) if isinstance(value, Tensor) else None
+        return tag
 
     def feed(self, tensor: Tensor) -> None:
         """This is an input of the model."""

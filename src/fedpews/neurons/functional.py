@@ -76,11 +76,11 @@ TensorSlot = tuple[dict[str, Any], str]
 
 
 class PureModule:
-    """Calls a module with other tensors in the place of its own, which are back when the call is over.
+    """Calls a module with other tensors instead of its own, which are restored after the call.
 
     ``torch.func.functional_call`` does so too, but it finds every tensor's layer again at each call, which for a small
     network takes as long as half of the forward pass, and where one layer has two names it leaves the tensors of the
-    call behind. While a call runs, nobody else may use the module.
+    call behind. While a call runs, no other thread may use the module.
 
     The tensors may be those of a smaller network: layers that have their channels in groups then have fewer of them.
 

@@ -39,18 +39,18 @@ def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def outputs_of(value: Any) -> list[Tensor]:
     """Every tensor in what a model returned."""
-    found = []
+    tensors = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
-            found.append(leaf)
+            tensors.append(leaf)
         elif is_dataclass(leaf) or hasattr(leaf, "logits"):
-            found += [part for part in vars(leaf).values() if isinstance(part, Tensor)]
-    return found
+            tensors += [part for part in vars(leaf).values() if isinstance(part, Tensor)]
+    return tensors
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Inputs that a model was seen to run on."""
+    """Inputs that a model runs on."""
 
     evaluation: list[Any]
     training: list[Any]
@@ -106,7 +106,7 @@ def batches(model: nn.Module, example: Any) -> Batches:
 
 
 def main_output(value: Any) -> Tensor:
-    """The one tensor that a loss is taken of: ``logits`` (or ``out``, as torchvision says), else the first tensor.
+    """The tensor of which the loss is computed: ``logits`` (or ``out``, as torchvision says), else the first tensor.
 
     >>> import torch
     >>> main_output({"aux": torch.ones(1), "logits": torch.zeros(1)}), main_output((torch.ones(2), None))
@@ -122,9 +122,9 @@ def main_output(value: Any) -> Tensor:
         candidates = [*value.values()] if named is None else [named]
     else:
         candidates = [*value] if isinstance(value, tuple | list) else []
-    for found in candidates:
-        if isinstance(found, Tensor):
-            return found
+    for candidate in candidates:
+        if isinstance(candidate, Tensor):
+            return candidate
     raise TypeError(
         f"the model returns a {type(value).__name__} in which there is no tensor; return a tensor, a tuple whose "
         "first entry is one, a dict with 'logits', or an object with .logits"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Network:
-    """The structure of a model. Its weights are passed in, never held.
+    """The structure of a model. Its weights are passed to every function, never stored.
 
     ``params`` is always one tree with the trainable parameters and the floating-point buffers (BatchNorm's
     running statistics, and its count of batches where it averages over all of them). Frozen parameters and other
@@ -109,7 +109,7 @@ class Network:
 
     @cached
     def graph(self) -> NeuronGraph:
-        """The hidden neurons, found on first use: a method without masks never needs them."""
+        """The hidden neurons, traced on first use: a method without masks never needs them."""
         if self._given_graph is not None:
             return self._given_graph
         if self._first is not None:
@@ -190,7 +190,7 @@ class Network:
 
     def gated(self, gates: Tensor) -> Network:
         """The same network with every hidden neuron's output multiplied by its gate, wherever it is read."""
-        _ = self._fed, self._frozen_readers  # found once, with the graph, then shared by all copies
+        _ = self._fed, self._frozen_readers  # computed once, with the graph, then shared by all copies
         gated = copy.copy(self)
         gated._gates = gates
         return gated

@@ -36,9 +36,9 @@ def trace(
     reach (a branch not taken, an expert not chosen), and the layers in ``skip`` (or in the model's own ``unmasked``)
     with all that is bound to them; a module's name stands for all it contains.
 
-    The graph is proved on the example, in evaluation and in training: a closed neuron must leave no trace in what
-    the model computes. A layer that fails is left whole too. ``graph.left_whole`` says which layers are and why,
-    ``graph.masked_share`` how much of the weights is not.
+    The graph is proved on the example, in evaluation and in training: a masked neuron must have no influence on the
+    outputs. A layer that fails is left whole too. ``graph.left_whole`` has these layers and the reasons,
+    ``graph.masked_share`` the share of the weights that can be masked.
 
     Args:
         example: a tensor, or a tuple or dict of the model's arguments.
@@ -137,13 +137,13 @@ def _suspects(channels: Channels) -> dict[str, str]:
     A module that is never entered is called by the module around it, which can read only its own inputs and what it
     and its other parts compute, not what stays inside these parts.
     """
-    found: dict[str, str] = {}
+    suspects: dict[str, str] = {}
     for name in channels.unreached.values():
         layer = module = name.rpartition(".")[0]
         while module and module not in channels.entered:
             module = module.rpartition(".")[0]
-        found.setdefault(module, f"may be read by {layer or name!r}, {UNREACHED}")
-    return found
+        suspects.setdefault(module, f"may be read by {layer or name!r}, {UNREACHED}")
+    return suspects
 
 
 def _problem(model: nn.Module, example: Any, error: Exception) -> str:
@@ -204,7 +204,7 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bo
     norms = {name: numbers[sets.find(given)] for name, given in channels.norms.items()}
     return NeuronGraph(
         tuple(layers),
-        {name: tuple(found) for name, found in axes.items()},
+        {name: tuple(own) for name, own in axes.items()},
         {name: neurons for name, neurons in norms.items() if bool((neurons >= 0).any())},
         {name: tensors[name].numel() for name, _ in model.named_parameters()},
         _left_whole(channels, root, numbers, barred),

@@ -46,7 +46,7 @@ def check_method(
 
     Its state, memory and local state are nested dicts of tensors that survive a checkpoint; no function changes
     what it is given; the same seed gives the same numbers; what is not sent is not used; the order of uploads
-    does not matter; what nobody owns stays; clients' steps can be vectorised; and if it takes a warmup, all of
+    does not matter; what no client owns stays; clients' steps can be vectorised; and if it takes a warmup, all of
     this holds inside one, where what one client alone owns moves as if there were no other.
 
     Args:
@@ -225,7 +225,7 @@ def check_unowned(ground: Playground, rounds: int) -> None:
             for name, value in after.items():
                 kept = torch.where(covered[name], value, before[name])
                 assert torch.equal(value, kept), (
-                    f"{name} changes in round {round} where nobody owns it: mask the move with average.covered(), "
+                    f"{name} changes in round {round} where no client owns it: mask the move with average.covered(), "
                     "or set takes_warmup = False"
                 )
         before = after

@@ -29,7 +29,7 @@ def cache_dir() -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """The folder, made if need be, with mode 0700; CannotCompile if somebody else could plant a file in it."""
+    """The folder, created if it is missing, with mode 0700; CannotCompile if another user could write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Windows has no such modes, and no compiled steps either
@@ -47,15 +47,15 @@ def _check(folder: Path) -> None:
     # root could do so anyway
     if state.st_uid not in (os.getuid(), 0):
         raise CannotCompile(f"the cache {folder} belongs to another user")
-    # what others could write to, they may have written to already: tightening it now would not help
+    # others may have written to it already, so changing its mode now would not help
     if state.st_mode & 0o022:
         raise CannotCompile(
-            f"others may write to the cache {folder} (mode {stat.S_IMODE(state.st_mode):04o}); remove it, or give "
-            "another place in FEDPEWS_CACHE"
+            f"others may write to the cache {folder} (mode {stat.S_IMODE(state.st_mode):04o}); remove it, or set "
+            "FEDPEWS_CACHE to another folder"
         )
     if state.st_mode & 0o055 and state.st_uid == os.getuid():
         folder.chmod(0o700)
-    # whoever may rename a folder above may put another in its place
+    # a user who may rename a folder above it could replace it
     for parent in folder.resolve().parents:
         state = parent.stat()
         # a group that has the number of its only user is common (umask 002)
@@ -63,13 +63,13 @@ def _check(folder: Path) -> None:
         is_open = bool(state.st_mode & loose) and not state.st_mode & stat.S_ISVTX
         if is_open or state.st_uid not in (os.getuid(), 0):
             raise CannotCompile(
-                f"others may replace the cache {folder}: {parent} is not only yours; give another place in "
-                "FEDPEWS_CACHE"
+                f"others may replace the cache {folder}: {parent} is not only yours; set FEDPEWS_CACHE "
+                "to another folder"
             )
 
 
 ABANDONED = 24 * 3600.0
-"""Seconds after which a folder of another machine, whose processes cannot be asked, is taken for left over."""
+"""Seconds after which a folder of another machine, whose processes are not known here, counts as abandoned."""
 
 
 def run_apart(
@@ -93,7 +93,7 @@ def run_apart(
         try:
             output, _ = process.communicate(text)
         except BaseException:
-            # whoever stops at once leaves no compiler behind, nor what it started
+            # an interrupted process leaves no compiler behind, nor the processes that it started
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -113,7 +113,7 @@ def remove_abandoned(cache: Path) -> None:
     """Delete the folders of builds whose process is gone."""
     for path in cache.glob("building-*"):
         match = re.fullmatch(r"building-(\w+)-(\d+)-\w+", path.name)
-        # anything else with this name is of an earlier version, whose process nobody knows
+        # the process of a folder with another name is not known
         host, number = (match[1], int(match[2])) if match else ("", 0)
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > ABANDONED

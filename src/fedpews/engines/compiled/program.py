@@ -119,7 +119,7 @@ def trace_step(
     """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
     leaves, layout = flatten(local)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise CannotCompile("its local state holds something else than tensors")
+        raise CannotCompile("its local state has values that are not tensors")
 
     inputs, form = tree_leaves(x), x
 
@@ -133,8 +133,8 @@ def trace_step(
         state: list[Tensor],
     ) -> Any:
         # vmap takes a list of tensors; the batch has the form of the data (a tensor, a tuple or a dict)
-        taken = iter([leaf[rows] for leaf in x])
-        batch = Batch(prepare(tree_map_only(Tensor, lambda _: next(taken), form)), y[rows], weight)
+        samples = iter([leaf[rows] for leaf in x])
+        batch = Batch(prepare(tree_map_only(Tensor, lambda _: next(samples), form)), y[rows], weight)
         moved, loss = half.step(net, unflatten(iter(state), layout), batch, noise, lr)
         after, after_layout = flatten(moved)
         if after_layout != layout:
