@@ -18,10 +18,10 @@ import torch
 from workloads import WORKLOADS, Workload
 
 from fedpews.engines.choose import lanes_for
-from fedpews.engines.collector import settled
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.native import Native
 from fedpews.engines.eager import EagerEngine
+from fedpews.engines.hardware import settled
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results.memories import MemoryStore

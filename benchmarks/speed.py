@@ -30,10 +30,10 @@ from turns import CLOCKS, Contender, Turns
 from workloads import WORKLOADS, Workload
 
 from fedpews.engines.choose import lanes_for
-from fedpews.engines.collector import settled
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine
+from fedpews.engines.hardware import settled
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network

@@ -57,8 +57,7 @@ def _signals_as_in_a_terminal() -> None:
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of machine code the same graph, step by step in Python, as on a GPU without a code generator."""
     from fedpews.engines.compiled import engine
-    from fedpews.engines.compiled.looped import Looped
-    from fedpews.engines.compiled.program import Step
+    from fedpews.engines.compiled.program import Looped, Step
 
     monkeypatch.setattr(
         engine, "load", lambda program, *given: Looped(Step(program), 1, len(program.changes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -26,9 +27,9 @@ from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.given import check_given
 from fedpews.methods.contract import Method
-from fedpews.methods.private import with_dp
+from fedpews.methods.private import epsilon, with_dp
 from fedpews.methods.robust import Aggregate
-from fedpews.neurons.differentiate import CHECKPOINTING
+from fedpews.neurons.functional import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
@@ -377,3 +378,13 @@ def build_engine(setup: Setup) -> tuple[Engine, str]:
         jobs=len(experiment.seeds) * cohort_size(len(setup.data), experiment.participation),
         warmup_rounds=0 if experiment.warmup_kind == "none" else experiment.warmup_rounds,
     )
+
+
+def privacy_spent(setup: Setup) -> dict[str, Any] | None:
+    """The ε and δ of a run, known before it begins; None without differential privacy."""
+    table, clients = setup.experiment.privacy, len(setup.data)
+    if table.clip is None:
+        return None
+    cohort = max(1, math.floor(setup.experiment.participation * clients + 0.5))
+    spent = epsilon(table.noise, setup.experiment.rounds, table.delta, clients, cohort, table.place)
+    return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}

@@ -1,8 +1,8 @@
 """From a name such as ``scaffold+fedadam+pews`` to a method: the only place that takes such names apart.
 
 A name is a base method, then in any order a server optimiser, a warmup and a way to give clients models of their
-own (``fedbn``, ``ditto``), joined by ``+``; without a base it is FedAvg. Classes are kept as text and imported when
-they are asked for, so that listing them does not wait for torch.
+own (``fedbn``, ``ditto``), joined by ``+``; without a base it is FedAvg. Classes are registered where they are defined,
+and imported when they are used, so that a list of names does not wait for torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedpews.errors import ConfigError, first_line, nearest
+from fedpews.registry import registered
 from fedpews.user_code import load_module
 
 if TYPE_CHECKING:
@@ -21,82 +22,31 @@ if TYPE_CHECKING:
     from fedpews.methods.optimizers import Optimizer
     from fedpews.methods.server_optimizers import ServerOptimizer
 
-METHODS: dict[str, str] = {
-    "fedavg": "fedpews.methods.fedavg:FedAvg",
-    "fedprox": "fedpews.methods.fedprox:FedProx",
-    "scaffold": "fedpews.methods.scaffold:Scaffold",
-    "fednova": "fedpews.methods.fednova:FedNova",
-    "moon": "fedpews.methods.moon:Moon",
-    "feddyn": "fedpews.methods.feddyn:FedDyn",
-    "fedavg-m": "fedpews.methods.fedavg_m:FedAvgMomentum",
-    "scaffold-m": "fedpews.methods.scaffold_m:ScaffoldMomentum",
-    "feddecorr": "fedpews.methods.feddecorr:FedDecorr",
-    "feduv": "fedpews.methods.feduv:FedUV",
-    "fedswa": "fedpews.methods.fedswa:FedSWA",
-    "fedmoswa": "fedpews.methods.fedmoswa:FedMoSWA",
-    "ist": "fedpews.methods.ist:IST",
-    "fedpm": "fedpews.methods.fedpm:FedPM",
-    "lotteryfl": "fedpews.methods.lotteryfl:LotteryFL",
-    "fedweit": "fedpews.methods.fedweit:FedWeIT",
-    "fedselect": "fedpews.methods.fedselect:FedSelect",
-    "fedala": "fedpews.methods.fedala:FedALA",
-    "spafl": "fedpews.methods.spafl:SpaFL",
-    "fjord": "fedpews.methods.fjord:FjORD",
-    "heterofl": "fedpews.methods.heterofl:HeteroFL",
-    "fedrolex": "fedpews.methods.fedrolex:FedRolex",
-}
+METHODS = registered("method")
 """Base methods. Add your own, or name it ``module:Class`` or ``path/to/file.py:Class`` wherever a method is named."""
 
-SERVERS: dict[str, str] = {
-    "fedavgm": "fedpews.methods.server_optimizers:Momentum",
-    "fedadagrad": "fedpews.methods.server_optimizers:Adagrad",
-    "fedyogi": "fedpews.methods.server_optimizers:Yogi",
-    "fedadam": "fedpews.methods.server_optimizers:Adam",
-    "fedexp": "fedpews.methods.server_optimizers:FedExP",
-}
+SERVERS = registered("server")
 """Server optimisers, for every method that has a ``server``."""
 
 PLAIN_SERVER = "fedpews.methods.server_optimizers:SGD"
 """The server's step when no optimiser is named."""
 
-OPTIMIZERS: dict[str, str] = {
-    "sgd": "fedpews.methods.optimizers:SGD",
-    "momentum": "fedpews.methods.optimizers:Momentum",
-    "nesterov": "fedpews.methods.optimizers:Nesterov",
-    "adam": "fedpews.methods.optimizers:Adam",
-    "adamw": "fedpews.methods.optimizers:AdamW",
-    "adagrad": "fedpews.methods.optimizers:Adagrad",
-    "rmsprop": "fedpews.methods.optimizers:RMSprop",
-    "yogi": "fedpews.methods.optimizers:Yogi",
-}
+OPTIMIZERS = registered("optimizer")
 """Local optimisers, for every method that has an ``optimizer``: the rules that the server's are made of."""
 
-PERSONAL: dict[str, str] = {
-    "fedbn": "fedpews.methods.fedbn:FedBN",
-    "fedper": "fedpews.methods.fedbn:FedPer",
-    "fedrep": "fedpews.methods.fedbn:FedRep",
-    "ditto": "fedpews.methods.ditto:Ditto",
-    "local": "fedpews.methods.fedbn:LocalOnly",
-}
+PERSONAL = registered("personal")
 """What gives each client a model of its own, around a method and its warmup."""
 
-Kind = Literal["none", "learned", "fixed", "auto", "random"]
+MASKS = registered("masks")
+"""The masks of a warmup, by its kind: what decides which neurons a client owns."""
 
-WARMUPS: dict[str, Kind] = {
-    "pews": "learned",
-    "pews-fixed": "fixed",
-    "pews-auto": "auto",
-    "pews-random": "random",
-}
-"""The suffixes that ask for a warmup, and its kind."""
+WARMUPS = {"pews" if kind == "learned" else f"pews-{kind}": kind for kind in MASKS}
+"""The suffixes of a name that ask for a warmup, and its kind."""
 
-MASKS: dict[Kind, str] = {
-    "learned": "fedpews.warmup.masks:Learned",
-    "fixed": "fedpews.warmup.masks:Fixed",
-    "auto": "fedpews.warmup.auto:Auto",
-    "random": "fedpews.warmup.masks:Random",
-}
-"""What decides who owns which neurons, by the kind of warmup."""
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[("none", *MASKS)]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedpews.results.records import Record
 from fedpews.tasks.metrics import accuracy
 from fedpews.tasks.names import short
 from fedpews.tasks.task import Task
-from fedpews.trees import Nest, Tree
+from fedpews.trees import Nest, Tree, mean_cosine, pick
 
 SHOWN_CLIENTS = 100
 """Up to this many clients, a record lists the metrics of each."""
@@ -283,39 +283,19 @@ def update_cosine(
     """
     # evenly spread over the cohort, not drawn: a resumed run compares the same clients
     chosen = range(0, len(uploads), max(1, -(-len(uploads) // COMPARED_CLIENTS)))
-    if len(chosen) < 2:
-        return None
-    # (i, j): the inner product of two updates, and ‖update of i‖² on what j owns too; double, as it adds up
-    # millions of small products
-    inner = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
-    norms = torch.zeros_like(inner)
-    for name in net.trainable:
-        ends, starts = ([sent[i].params.get(name) for i in chosen] for sent in (uploads, downloads))
-        changes = [
-            end.detach() - start
-            for end, start in zip(ends, starts, strict=True)
-            # FedPM uploads bits where it downloads scores: there is no update to compare
-            if end is not None and start is not None and end.shape == start.shape and end.is_floating_point()
-        ]
-        if len(changes) < len(chosen):
-            continue
-        owned = [
-            torch.ones_like(change)
-            if (mask := (masks[i] or {}).get(name)) is None
-            else mask.expand_as(change)
-            for i, change in zip(chosen, changes, strict=True)
-        ]
-        step = max(1, -(-changes[0].numel() // COMPARED_ELEMENTS))
-        # (clients, elements); zeros outside what a client owns leave the elements that both own in the product
-        kept = torch.stack([mask.reshape(-1)[::step] for mask in owned]).cpu().double()
-        moved = torch.stack([change.reshape(-1)[::step] for change in changes]).cpu().double() * kept
-        inner += moved @ moved.T
-        norms += moved.square() @ kept.T
-    first, second = torch.triu_indices(len(chosen), len(chosen), 1)
-    lengths = (norms * norms.T).sqrt()[first, second]
-    cosines = (inner[first, second] / lengths)[lengths > 0]
-    # six digits: sums in another order, on another number of threads, still write the same bytes
-    return round(float(cosines.mean().clamp(-1, 1)), 6) if len(cosines) else None
+    starts, ends = ([sent[i].params for i in chosen] for sent in (downloads, uploads))
+    names = tuple(
+        name
+        for name in net.trainable
+        # FedPM uploads bits where it downloads scores: there is no update to compare
+        if all(name in start and name in end for start, end in zip(starts, ends, strict=True))
+        and all(
+            end[name].is_floating_point() and end[name].shape == start[name].shape
+            for start, end in zip(starts, ends, strict=True)
+        )
+    )
+    starts = [pick(start, names) for start in starts]
+    return mean_cosine(starts, ends, [masks[i] for i in chosen], COMPARED_ELEMENTS)
 
 
 def observe_neurons(

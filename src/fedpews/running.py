@@ -13,19 +13,19 @@ from fedpews.build import (
     build,
     build_engine,
     build_task,
+    privacy_spent,
     resolve,
     settings_of,
 )
 from fedpews.data.federation import Federation
 from fedpews.data.samples import Samples
-from fedpews.engines.collector import settled
 from fedpews.engines.engine import Engine
+from fedpews.engines.hardware import settled
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
 from fedpews.given import describe_object, record_given
 from fedpews.methods.contract import Method
-from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.notices import Notices
 from fedpews.pretraining import pretrain
@@ -140,7 +140,7 @@ def train(
         path = None if folder is None else folder.path / layout.CHECKPOINT / layout.MEMORIES
         store = memories or MemoryStore(path, setup.net.device)
         # before anything is trained: without an accountant there is no such run
-        spent = privacy_spent(setup.experiment, len(setup.data))
+        spent = privacy_spent(setup)
         engine, why = make_engine(setup)
         with closing(engine), settled():
             records = saver.start(engine, why, store)

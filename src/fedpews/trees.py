@@ -190,3 +190,52 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 def is_finite(tree: Mapping[str, Tensor]) -> bool:
     """Whether no element is NaN or infinite."""
     return all(bool(torch.isfinite(value).all()) for value in tree.values())
+
+
+def mean_cosine(
+    starts: Sequence[Mapping[str, Tensor]],
+    ends: Sequence[Mapping[str, Tensor]],
+    masks: Sequence[Mapping[str, Tensor] | None] | None = None,
+    elements: int | None = None,
+) -> float | None:
+    """The mean cosine between the updates of two clients, on the elements both own; below 0 they cancel out.
+
+    None if no two clients have an element in common, or if nothing moved. The names are those of the first start.
+
+    Args:
+        masks: the elements that each client owns; None, or a name that a mask lacks, is all of them.
+        elements: of a larger tensor about so many elements, evenly spread, are compared; by default all.
+
+    >>> start = {"w": torch.zeros(2)}
+    >>> mean_cosine([start] * 2, [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 3.0])}])
+    0.0
+    """
+    count = len(ends)
+    # (i, j): the inner product of two updates, and ‖update of i‖² on what j owns too; double, as it adds up
+    # millions of small products
+    inner = torch.zeros(count, count, dtype=torch.float64)
+    squares = torch.zeros_like(inner)
+    for name, like in starts[0].items():
+        step = max(1, -(-like.numel() // (elements or max(1, like.numel()))))
+        owned = [
+            torch.ones_like(like) if mask is None or name not in mask else mask[name].expand_as(like)
+            for mask in masks or [None] * count
+        ]
+        # a piece of a large tensor at a time, so that memory does not grow with the clients
+        width = step * max(1, LARGEST_COPY // count)
+        for first in range(0, like.numel(), width):
+            piece = slice(first, first + width, step)
+            changes = [
+                end[name].detach().reshape(-1)[piece] - start[name].reshape(-1)[piece]
+                for start, end in zip(starts, ends, strict=True)
+            ]
+            # (clients, elements); zeros outside what a client owns leave the elements that both own in the product
+            kept = torch.stack([mask.reshape(-1)[piece] for mask in owned]).cpu().double()
+            moved = torch.stack(changes).cpu().double() * kept
+            inner += moved @ moved.T
+            squares += moved.square() @ kept.T
+    one, other = torch.triu_indices(count, count, 1)
+    lengths = (squares * squares.T).sqrt()[one, other]
+    cosines = (inner[one, other] / lengths)[lengths > 0]
+    # six digits: sums in another order, on another number of threads, still write the same bytes
+    return round(float(cosines.mean().clamp(-1, 1)), 6) if len(cosines) else None

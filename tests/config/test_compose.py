@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,37 @@ from fedpews.errors import ConfigError
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.scaffold import Scaffold
 from fedpews.options import option_types
+from fedpews.registry import register
 from fedpews.warmup import Learned, with_warmup
+
+REGISTERED = """
+import importlib, typing
+from fedpews.registry import Kind, registered
+read = {kind: dict(registered(kind)) for kind in typing.get_args(Kind)}
+for kind in read:
+    registered(kind).clear()
+for path in {path for classes in read.values() for path in classes.values()}:
+    importlib.import_module(path.partition(":")[0])
+assert read == {kind: registered(kind) for kind in read}, "names read from the source are not those of the decorators"
+"""
+
+
+def test_a_name_read_from_the_source_is_the_one_that_its_class_registers() -> None:
+    # in a process of its own: the modules are imported once only
+    subprocess.run([sys.executable, "-c", REGISTERED], check=True)
+
+
+def test_a_method_is_known_by_its_name_as_soon_as_it_is_registered() -> None:
+    register("method", "mine")(FedProx)
+    try:
+        assert method_class("mine") is FedProx
+    finally:
+        METHODS.pop("mine")
+
+
+def test_a_list_of_names_does_not_import_torch() -> None:
+    code = "import sys; from fedpews.compose import METHODS; sys.exit(not METHODS or 'torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", METHODS)

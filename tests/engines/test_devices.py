@@ -20,8 +20,7 @@ from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
 from fedpews.engines.client_round import start
 from fedpews.engines.compiled.engine import fill
-from fedpews.engines.compiled.looped import Looped, load_looped
-from fedpews.engines.compiled.program import Sheet, Step, check_padding, trace_step
+from fedpews.engines.compiled.program import Looped, Sheet, Step, check_padding, load_looped, trace_step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import Interrupted

@@ -15,11 +15,9 @@ from fedpews.compose import METHODS, method_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
 from fedpews.engines import eager
-from fedpews.engines.allocator import keep_freed_memory
-from fedpews.engines.collector import settled
-from fedpews.engines.eager import EagerEngine
+from fedpews.engines.eager import EagerEngine, Streams
 from fedpews.engines.engine import Done, Job, Schedule
-from fedpews.engines.streams import Streams
+from fedpews.engines.hardware import keep_freed_memory, settled
 from fedpews.methods import subnetwork
 from fedpews.methods.contract import Cohort, Method
 from fedpews.neurons import Hidden, NeuronGraph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import torch
@@ -10,7 +10,9 @@ from torch import nn
 
 import fedpews
 from fedpews.data import Federation, from_clients
-from fedpews.engines.evaluate import Score, score_models
+from fedpews.engines.eager import EagerEngine
+from fedpews.engines.engine import Schedule
+from fedpews.engines.evaluate import Score
 from fedpews.errors import ConfigError
 from fedpews.neurons.network import Network
 
@@ -32,8 +34,8 @@ def sign() -> nn.Module:
 
 
 def score(net: Network, data: Federation) -> Score:
-    with ThreadPoolExecutor(1) as pool:
-        return score_models(net, [net.initial()], [0], data, pool)[0]
+    with closing(EagerEngine(net, data, Schedule(batch_size=1), workers=1)) as engine:
+        return engine.evaluate([net.initial()], [0])[0]
 
 
 def test_clients_that_differ_in_inputs_are_judged_on_their_own_test_samples() -> None:

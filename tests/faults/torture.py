@@ -24,7 +24,7 @@ from typing import Any
 
 from processes import METHODS, TRACEBACK, differences, fork, generator, run, say, table, warm_up
 
-import fedpews.engines.compiled.apart
+import fedpews.engines.compiled.cache
 import fedpews.server
 
 COLUMNS = ("tried", "identical", "healed", "refused", "wrong")
@@ -101,7 +101,7 @@ class Bomb:
         fedpews.server.Server.run = watched  # type: ignore[method-assign]
 
     def _watch_compiler(self, hit: Callable[[str], bool]) -> None:
-        module: Any = fedpews.engines.compiled.apart.subprocess
+        module: Any = fedpews.engines.compiled.cache.subprocess
         plain = module.Popen
 
         def watched(command: Any, *given: Any, **named: Any) -> Any:

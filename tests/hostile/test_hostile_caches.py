@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedpews.engines.compiled import native
-from fedpews.engines.compiled.own_folder import cache_dir, own_folder
+from fedpews.engines.compiled.cache import cache_dir, own_folder
 from fedpews.engines.compiled.program import CannotCompile
 from fedpews.flower.site import SiteMemory
 

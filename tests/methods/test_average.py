@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedpews.methods.average import BLOCK, Average, Sums, add_blocks
+from fedpews.methods.average import BLOCK, Average, add_blocks
 
 
 def test_each_element_is_averaged_over_its_owners_by_their_weights() -> None:
@@ -61,14 +61,16 @@ def test_a_block_of_clients_is_summed_as_it_always_was(clients: int, shape: tupl
 
 
 @pytest.mark.parametrize("clients", [BLOCK + 1, 3 * BLOCK, BLOCK * BLOCK + 5])
-def test_whoever_sums_whole_blocks_by_itself_gets_the_same_bits(clients: int) -> None:
+def test_many_clients_are_summed_block_by_block_to_the_bit(clients: int) -> None:
     values, average = uploads(clients)
-    old = {"w": torch.zeros(7, 3)}
-    blocks = [
-        Average(average.weights[i : i + BLOCK], average.masks[i : i + BLOCK]).sums(values[i : i + BLOCK], old)
-        for i in range(0, clients, BLOCK)
-    ]
-    assert torch.equal(Sums.join(blocks).mean(old)["w"], average(values, old)["w"])
+    shares = torch.stack(
+        [p * m["w"].float() for p, m in zip(average.weights, average.masks, strict=True) if m is not None]
+    )
+    weighted = shares * torch.stack([value["w"] for value in values])
+    sums, totals = (
+        add_blocks([block.sum(0) for block in numbers.split(BLOCK)]) for numbers in (weighted, shares)
+    )
+    assert torch.equal(average(values, {"w": torch.zeros(7, 3)})["w"], sums / totals)
 
 
 def test_many_clients_average_to_what_exact_sums_give() -> None:

@@ -17,8 +17,7 @@ from fedpews.compose import method as make
 from fedpews.data import from_clients
 from fedpews.engines.compiled import engine as compiled
 from fedpews.engines.compiled.engine import CompiledEngine
-from fedpews.engines.compiled.looped import Looped
-from fedpews.engines.compiled.program import Step
+from fedpews.engines.compiled.program import Looped, Step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine, Schedule
 from fedpews.errors import ConfigError

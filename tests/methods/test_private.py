@@ -84,9 +84,9 @@ def test_without_noise_and_with_room_it_is_the_method_itself() -> None:
 def test_the_noise_of_a_sum_is_divided_by_the_number_of_owners() -> None:
     masks = ({"w": torch.tensor([True, False, False])}, {"w": torch.tensor([True, True, False])})
     old = {"w": torch.zeros(3)}
-    average = NoisyAverage((1.0, 1.0), masks, deviation=2.0, seed=3)
+    average = NoisyAverage((1.0, 1.0), masks, deviation=2.0, seeds=iter([3]))
     out = average([{"w": torch.zeros(3)}, {"w": torch.zeros(3)}], old)["w"]
-    plain = NoisyAverage((1.0, 1.0), (None, None), deviation=2.0, seed=3)
+    plain = NoisyAverage((1.0, 1.0), (None, None), deviation=2.0, seeds=iter([3]))
     drawn = plain([{"w": torch.zeros(3)}, {"w": torch.zeros(3)}], old)["w"] * 2
     # two owners, one owner, nobody: there the old value stays and nothing is added
     assert out.tolist() == pytest.approx([float(drawn[0]) / 2, float(drawn[1]), 0.0])

@@ -14,7 +14,7 @@ import fedpews
 PACKAGE = Path(fedpews.__file__).parent
 
 CORE = {
-    "errors", "options", "seeds", "trees", "outside", "user_code", "torch_private",
+    "errors", "options", "registry", "seeds", "trees", "outside", "user_code", "torch_private",
     "tasks", "neurons", "methods", "warmup", "models", "data",
 }  # fmt: skip
 """The methods and what they are made of: they know nothing of configurations, folders or commands."""
@@ -25,6 +25,7 @@ SHELL = {"cli", "flower", "paper", "ranks", "trackers", "testing"}
 LIGHT = {
     "errors": {"pydantic"},
     "outside": {"fedpews", "pydantic"},
+    "registry": set(),
     "seeds": {"torch"},
     "user_code": set(),
     "trees": {"torch"},

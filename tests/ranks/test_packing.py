@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpews.methods.contract import Download, Upload
-from fedpews.ranks.packing import (
+from fedpews.ranks.group import (
     TYPES,
     Message,
     download_parts,

@@ -17,9 +17,8 @@ import fedpews
 from command_line import fedpews as command
 from fedpews.errors import ConfigError, RankLost, RunFailed
 from fedpews.experiment import Experiment
-from fedpews.ranks.group import device_name
-from fedpews.ranks.meeting import meet_at
-from fedpews.ranks.place import Place
+from fedpews.ranks.group import device_name, meet_at
+from fedpews.ranks.rank import Rank
 
 SETTINGS: dict[str, Any] = {
     "rounds": 4,
@@ -156,24 +155,22 @@ def test_a_run_across_sites_is_refused(tmp_path: Path) -> None:
 def test_every_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    second = Place(rank=3, world=4, local_rank=1, local_world=2)
+    second = Rank(rank=3, world=4, local_rank=1, local_world=2)
     assert [device_name(wanted, second) for wanted in ("auto", "cuda", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
     with pytest.raises(ConfigError, match="each needs its own"):
         device_name("cuda:0", second)
     with pytest.raises(ConfigError, match="which has 2 GPUs"):
-        device_name("cuda", Place(rank=0, world=3, local_rank=0, local_world=3))
+        device_name("cuda", Rank(rank=0, world=3, local_rank=0, local_world=3))
 
 
 def test_a_process_that_torchrun_did_not_start_is_alone() -> None:
-    assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
+    assert Rank.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
     told = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert Place.here(told) == Place(0, 1)
-    assert not Place(0, 1).is_shared
-    assert Place.here(told | {"WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "3"}) == Place(
-        0, 2, restarts=3
-    )
+    assert Rank.here(told) == Rank(0, 1)
+    assert not Rank(0, 1).is_shared
+    assert Rank.here(told | {"WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "3"}) == Rank(0, 2, restarts=3)
     with pytest.raises(ConfigError, match="whole numbers"):
-        Place.here(told | {"WORLD_SIZE": "two"})
+        Rank.here(told | {"WORLD_SIZE": "two"})
 
 
 @pytest.fixture
@@ -211,7 +208,7 @@ def test_ranks_that_were_started_again_do_not_meet_the_dead() -> None:
     found: dict[int, tuple[Any, bool]] = {}
 
     def come(rank: int) -> None:
-        found[rank] = meet_at(store, Place(rank, 2, restarts=1), soon)
+        found[rank] = meet_at(store, Rank(rank, 2, restarts=1), soon)
 
     for _ in range(2):
         threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fedpews.errors import RankLost
 from fedpews.experiment import Experiment
-from fedpews.ranks.group import Group
-from fedpews.ranks.packing import Message, pack, unpack
-from fedpews.ranks.place import Place
+from fedpews.ranks.group import Group, Message, pack, unpack
+from fedpews.ranks.rank import Rank
 from fedpews.ranks.running import lead, serve
 from fedpews.result import Result
 
@@ -37,17 +36,17 @@ class Cables:
 class ThreadGroup(Group):
     """A rank that talks to the others through queues."""
 
-    def __init__(self, place: Place, cables: Cables, dies_in: int | None = None) -> None:
-        super().__init__(place, torch.device("cpu"))
+    def __init__(self, here: Rank, cables: Cables, dies_in: int | None = None) -> None:
+        super().__init__(here, torch.device("cpu"))
         self.cables, self.dies_in = cables, dies_in
 
     def send(self, rank: int, message: Message) -> None:
         data = pack(message, self.device)
-        self.cables.kinds.append((self.place.rank, rank, message.kind, data.numel()))
-        self.cables.queues[self.place.rank, rank].put(data)
+        self.cables.kinds.append((self.here.rank, rank, message.kind, data.numel()))
+        self.cables.queues[self.here.rank, rank].put(data)
 
     def receive(self, rank: int) -> Message:
-        data = self.cables.queues[rank, self.place.rank].get()
+        data = self.cables.queues[rank, self.here.rank].get()
         if not data.numel():
             self.lost.append(rank)
             raise RankLost(f"rank {rank} is gone")
@@ -80,13 +79,13 @@ def run_over(
     def follow(rank: int) -> None:
         dies = dies_in if rank == world - 1 else None
         try:
-            serve(ThreadGroup(Place(rank, world, rank, world), cables, dies), one(rank), None)
+            serve(ThreadGroup(Rank(rank, world, rank, world), cables, dies), one(rank), None)
         except RankLost:
             # what the system does with the connections of a process that ended
             cables.queues[rank, 0].put(GONE)
 
     threads = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, world)]
-    group = ThreadGroup(Place(0, world, 0, world), cables)
+    group = ThreadGroup(Rank(0, world, 0, world), cables)
     for thread in threads:
         thread.start()
     try:

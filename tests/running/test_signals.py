@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fedpews
-from fedpews.engines.compiled.apart import remove_abandoned, run_apart, scratch_folder
+from fedpews.engines.compiled.cache import remove_abandoned, run_apart, scratch_folder
 from fedpews.errors import Interrupted
 from fedpews.paper.cells import Runner
 from fedpews.paper.plan import plan

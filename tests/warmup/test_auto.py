@@ -15,7 +15,7 @@ from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.scaffold import Scaffold
 from fedpews.running import Watcher
 from fedpews.testing import Playground
-from fedpews.warmup.auto import agreement
+from fedpews.trees import mean_cosine
 from tiny import chain, targets
 
 U, V = [1.0, 2.0], [0.5, -1.0]
@@ -28,14 +28,15 @@ def test_agreement_is_the_mean_cosine_of_all_pairs_of_updates() -> None:
     flat = [torch.cat([(end[k] - start[k]).flatten() for k in start]) for end in ends]
     cosines = [torch.cosine_similarity(u, v, dim=0) for u, v in itertools.combinations(flat, 2)]
 
-    assert agreement(start, ends) == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-6)
-    assert agreement(start, [*ends, start]) == pytest.approx(agreement(start, ends))  # one that did not move
+    found = mean_cosine([start] * 4, ends)
+    assert found == pytest.approx(float(torch.stack(cosines).mean()), abs=1e-6)
+    assert mean_cosine([start] * 5, [*ends, start]) == found  # one that did not move
 
 
 def test_nobody_can_disagree_with_nobody() -> None:
     start = {"a": torch.zeros(2)}
-    assert agreement(start, [{"a": torch.ones(2)}]) is None
-    assert agreement(start, [start, start]) is None
+    assert mean_cosine([start], [{"a": torch.ones(2)}]) is None
+    assert mean_cosine([start] * 2, [start, start]) is None
 
 
 @pytest.mark.parametrize(

@@ -53,5 +53,5 @@ def test_another_seed_draws_other_masks() -> None:
 
 
 def test_too_many_clients_for_a_layer_are_told_so() -> None:
-    with pytest.raises(ConfigError, match=r"too few to deal to 5 clients; set warmup\.density"):
+    with pytest.raises(ConfigError, match=r"too few for 5 clients; set warmup\.density"):
         masks(Random(), rounds=1, count=5)

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from fedpews.errors import ConfigError
 from fedpews.neurons import NeuronGraph, trace
-from fedpews.neurons.example import main_output, outputs_of
+from fedpews.neurons.modules import main_output, outputs_of
 from fedpews.neurons.network import Batch, Network, differentiate
 from fedpews.trees import Tree
 

@@ -25,7 +25,7 @@ from fedpews.cli.runs import resolve_runs, show_runs, show_table
 from fedpews.cli.studies import STUDIES
 from fedpews.cli.sweeps import SWEEPS
 from fedpews.errors import ConfigError, nearest
-from fedpews.ranks.place import Place
+from fedpews.ranks.rank import Rank
 
 app = typer.Typer(
     name="fedpews",
@@ -57,7 +57,7 @@ def _settings(
     ] = False,
 ) -> None:
     context.obj = debug
-    rank = Place.here()
+    rank = Rank.here()
     if rank is not None and rank.is_shared and context.invoked_subcommand != "run":
         raise ConfigError(
             f"torchrun started {rank.world} processes of this command, and only `fedpews run` shares its work among "
@@ -87,7 +87,7 @@ def run(
     Over several machines or GPUs: `torchrun ... -m fedpews run CONFIG`, to the same numbers (docs/how-to/ranks.md).
     """
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
-    rank = Place.here()
+    rank = Rank.here()
     if rank is not None and rank.rank > 0:
         from fedpews.ranks.running import work
 
@@ -102,7 +102,7 @@ def run(
     write_joint_page(places, folder, runs[0][0].method_label)
 
 
-def _ranks(place: Place | None, experiment: Any) -> AbstractContextManager[Any]:
+def _ranks(place: Rank | None, experiment: Any) -> AbstractContextManager[Any]:
     """The ranks that share the run; None in a process that is alone."""
     if place is None or not place.is_shared:
         return nullcontext()

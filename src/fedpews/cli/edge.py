@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from fedpews.cli.console import err
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost, first_line
-from fedpews.ranks.place import Place
+from fedpews.ranks.rank import Rank
 
 NO_MEMORY = ("not enough memory", "can't allocate memory")
 """In torch's own words, in a RuntimeError."""
@@ -34,7 +34,7 @@ def explained(debug: bool) -> Iterator[None]:
         known = as_known(error)
         if debug or known is None:
             raise
-        rank = Place.here()
+        rank = Rank.here()
         # what all ranks of a machine find, one of them says
         if rank is None or rank.local_rank == 0:
             who = "" if rank is None or rank.rank == 0 else f"rank {rank.rank}: "

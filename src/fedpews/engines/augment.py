@@ -33,7 +33,7 @@ def flip(batch: Batch, seed: int) -> Batch:
 
 
 def crop(batch: Batch, seed: int) -> Batch:
-    """Each image moved by up to an eighth of its side; what comes in at the border repeats the edge."""
+    """Each image shifted by up to an eighth of its side; the border repeats the edge."""
     generator = torch.Generator().manual_seed(seed)
     height, width = _images(batch).shape[-2:]
     by = [max(1, side // MARGIN) for side in (height, width)]
@@ -65,8 +65,8 @@ def make_augment(names: Sequence[str]) -> Augment | None:
     functions = [(name, _find(name)) for name in names]
 
     def augment(batch: Batch, seed: int) -> Batch:
-        for place, (name, function) in enumerate(functions):
-            batch = function(batch, fold(seed, place, name))
+        for number, (name, function) in enumerate(functions):
+            batch = function(batch, fold(seed, number, name))
         return batch
 
     return augment

@@ -1,7 +1,7 @@
-"""Which engine runs an experiment: a modelled cost, and one line that says why.
+"""The choice of an engine by a modelled cost, with a reason in one line.
 
-The model knows only the network and the experiment, never a stopwatch: a run that is resumed, or repeated on a
-busy machine, must get the same engine, because two engines agree only to rounding.
+The model depends on the network and the experiment alone, not on measured times: a run that is resumed, or repeated
+on a busy machine, must get the same engine, because two engines agree only up to rounding.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def choose_engine(
     """The engine, and the reason in one line.
 
     Args:
-        name: "eager", "compiled" or "auto". What cannot be compiled runs eagerly, whatever was asked for.
+        name: "eager", "compiled" or "auto". What cannot be compiled runs eagerly in any case.
         rounds: of the whole experiment, also when it is resumed in the middle.
         jobs: clients that train in a round, all seeds together.
-        warmup_rounds: how many of them are (or may be) a warmup's: they have a program of their own to compile.
+        warmup_rounds: how many of them are (or may be) warmup rounds, which have their own program to compile.
     """
     eager = EagerEngine(net, data, schedule, workers)
     if name == "eager":
         return eager, "as asked"
     if name == "auto" and data.device.type != "cpu":
-        # until somebody has measured it there
+        # not measured there yet
         return eager, f"on {data.device}; to step many clients at once, set runtime.engine to compiled"
     if name == "auto":
         plain, compiled = step_seconds(net, schedule.batch_size)
@@ -70,23 +70,23 @@ def choose_engine(
         reason = "as asked"
     try:
         if data.device.type == "cpu":
-            # asked first: without a compiler or the functions of torch it needs, nothing has to be traced
+            # checked first: without a compiler or the functions of torch it needs, nothing has to be traced
             torch_library()
             compiler_path()
         lanes = lanes_for(jobs) if data.device.type == "cpu" else min(jobs, DEVICE_LANES)
         engine = CompiledEngine(net, data, schedule, workers, lanes, instead=eager)
     except CannotCompile as refusal:
         if name == "compiled":
-            # a warning only for whoever asked for it; with auto the reason returned is enough
+            # a warning only if it was requested; with auto the reason is enough
             logging.getLogger("fedpews").warning("the eager engine runs this: %s", refusal)
         return eager, f"not compiled: {refusal}"
     return engine, reason
 
 
 def lanes_for(jobs: int) -> int:
-    """How many clients to step at once: many share a call's overhead, but every core wants a group.
+    """How many clients to step at once: more share a call's overhead, but every core needs a group.
 
-    The size depends on the jobs alone, so any number of workers runs the same programs.
+    It depends on the number of jobs alone, so any number of workers runs the same programs.
 
     >>> [lanes_for(jobs) for jobs in (1, 2, 4, 6, 12, 20, 60)]
     [2, 2, 2, 3, 6, 5, 6]

@@ -1,4 +1,4 @@
-"""Clients whose numbers break down, found in the round in which it happens."""
+"""Clients that diverge are detected in the round in which it happens."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fedpews.neurons.network import Network
 from fedpews.trees import flatten, leaves, stacks
 
 LIMIT = 1e15
-"""The largest weight that a model can be trained on from: the square of one 20,000 times as large is infinite."""
+"""The largest weight from which training can continue: the square of a weight 20,000 times as large is infinite."""
 
 LIMIT_OF_SQUARES = LIMIT**2
-"""The same of what holds squares: running variances, second moments."""
+"""The same for squares: running variances, second moments."""
 
 
 def sort_out(net: Network, outcomes: Sequence[Done | Diverged]) -> tuple[list[Done], list[Diverged]]:
-    """Those that can be averaged, and those that cannot: not finite, or so large that the next step would not be.
+    """The results that can be averaged, and those that cannot: not finite, or so large that the next step would not be.
 
-    A client's loss may still be finite when its weights or what it remembers are not, and an average with one such
-    client in it makes all others diverge in the next round.
+    A client's loss may still be finite when its weights or its memory are not, and an average with one such client
+    makes all others diverge in the next round.
     """
-    finished = [one for one in outcomes if isinstance(one, Done)]
+    finished = [outcome for outcome in outcomes if isinstance(outcome, Done)]
     if len(finished) == len(outcomes) > 0 and _all_small(net, finished):
         return finished, []
     named = [[*_numbers(net, done)] for done in finished]
     sizes = iter(largest([value for each in named for _, value, _ in each]))
-    good, bad = [], [one for one in outcomes if isinstance(one, Diverged)]
+    good, bad = [], [outcome for outcome in outcomes if isinstance(outcome, Diverged)]
     for done, each in zip(finished, named, strict=True):
         # NaN is no smaller than the limit either
         beyond = [name for (name, _, limit), size in zip(each, sizes, strict=False) if not size <= limit]
@@ -56,19 +56,19 @@ def _all_small(net: Network, finished: Sequence[Done]) -> bool:
     limits += [LIMIT_OF_SQUARES] * (len(flat[0][0]) - len(limits))
     lengths: list[Tensor] = []
     most: list[float] = []
-    for alike, limit in zip(zip(*(found for found, _ in flat), strict=True), limits, strict=True):
+    for alike, limit in zip(zip(*(tensors for tensors, _ in flat), strict=True), limits, strict=True):
         if not alike[0].is_floating_point():
             continue
         for rows in stacks(alike):
             lengths.append(torch.linalg.vector_norm(rows).to("cpu", torch.float64))
             most.append(limit)
-    found = torch.stack(lengths).tolist() if lengths else []
+    norms = torch.stack(lengths).tolist() if lengths else []
     # NaN is no smaller than the limit either
-    return all(length <= limit for length, limit in zip(found, most, strict=True))
+    return all(length <= limit for length, limit in zip(norms, most, strict=True))
 
 
 def _numbers(net: Network, done: Done) -> Iterator[tuple[str, Tensor, float]]:
-    """Everything a client sends or keeps, by name, with the largest size it may have."""
+    """Every tensor that a client sends or keeps, by name, with the largest value it may have."""
     trained = set(net.trainable)
     for name, value in done.upload.params.items():
         if value.is_floating_point() and value.numel():
@@ -80,27 +80,27 @@ def _numbers(net: Network, done: Done) -> Iterator[tuple[str, Tensor, float]]:
 
 
 def largest(tensors: Sequence[Tensor]) -> list[float]:
-    """The largest size of a number in each tensor; NaN where there is one.
+    """The largest absolute value in each tensor; NaN if it has one.
 
     >>> largest([torch.tensor([1.0, -3.0]), torch.tensor(2.0), torch.tensor([float("nan"), 0.0]), torch.tensor(-4.0)])
     [3.0, 2.0, nan, 4.0]
     """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
-    for place, value in enumerate(tensors):
-        alike.setdefault((value.shape, value.dtype, value.device), []).append(place)
-    found: list[Tensor] = []
+    for i, value in enumerate(tensors):
+        alike.setdefault((value.shape, value.dtype, value.device), []).append(i)
+    sizes: list[Tensor] = []
     order: list[int] = []
-    for places in alike.values():
-        order += places
-        for rows in stacks([tensors[place] for place in places]):
+    for indices in alike.values():
+        order += indices
+        for rows in stacks([tensors[i] for i in indices]):
             # torch.aminmax would read them once instead of twice, and takes ten times as long
-            found.append(rows.view(len(rows), -1).abs().amax(1).to("cpu", torch.float64))
-    sizes = dict(zip(order, torch.cat(found).tolist(), strict=True)) if found else {}
-    return [sizes[place] for place in range(len(tensors))]
+            sizes.append(rows.view(len(rows), -1).abs().amax(1).to("cpu", torch.float64))
+    by_index = dict(zip(order, torch.cat(sizes).tolist(), strict=True)) if sizes else {}
+    return [by_index[i] for i in range(len(tensors))]
 
 
 def explain(bad: Sequence[Diverged], jobs: Sequence[Job]) -> ClientDiverged:
-    """Who diverged, when, and what to do."""
+    """The error that names the client that diverged, the round, and what to do."""
     job = next(job for job in jobs if (job.seed, job.client) == (bad[0].seed, bad[0].client))
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return ClientDiverged(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.data.federation import Federation
-from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import finish, start
 from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
-from fedpews.engines.streams import Streams
+from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import Interrupted
 from fedpews.neurons.modules import channels_last, trains_channels_last
 from fedpews.neurons.network import Batch, Network
@@ -51,51 +51,77 @@ class EagerEngine(LocalEngine):
         # the longest first, so that no core is left alone with a large client at the end
         sizes = [len(self.data.clients[job.client]) for job in jobs]
         order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
-        run = partial(self._run, self._streams.servers())
-        done = dict(zip(order, self._pool.map(run, map(jobs.__getitem__, order)), strict=True))
+        train = partial(self._train_client, self._streams.servers())
+        done = dict(zip(order, self._pool.map(train, map(jobs.__getitem__, order)), strict=True))
         return list(map(done.__getitem__, range(len(jobs))))
 
     def close(self) -> None:
-        # after an exception clients may still be training: whoever stops waits for a step, not for a round
+        # after an exception clients may still be training: the caller waits for a step, not for a round
         self._is_closed = True
         self._pool.shutdown(cancel_futures=True)
 
-    def _run(self, servers_stream: Any, job: Job) -> Done | Diverged:
-        seed = fold(job.seed, job.download.round, job.client, "torch")
-        drawing = global_generator(seed) if self.net.is_stochastic else nullcontext()
+    def _train_client(self, servers_stream: Any, job: Job) -> Done | Diverged:
+        net, names = self.net.at(job.seed), (job.seed, job.download.round, job.client)
+        drawing = global_generator(fold(*names, "torch")) if self.net.is_stochastic else nullcontext()
         with self._streams.behind(servers_stream), drawing:
-            return self._train_client(job)
-
-    def _train_client(self, job: Job) -> Done | Diverged:
-        net = self.net.at(job.seed)
-        started = start(net, self.data, self.schedule, job)
-        local, losses = started.local, []
-        if self._channels_last:  # the kernels' own order, so they copy nothing
-            local = map_leaves(channels_last, local)
-        steps = zip(started.order.split(started.sizes), started.noise[:-1], strict=True)
-        for step, (rows, noise) in enumerate(steps):
-            if self._is_closed:
-                raise Interrupted("the engine was closed in the middle of a round")
-            batch = Batch(*self.data.batch(rows))
-            if self.schedule.augment is not None:
-                seed = fold(job.seed, job.download.round, job.client, f"augment {step}")
-                batch = self.schedule.augment(batch, seed)
+            started = start(net, self.data, self.schedule, job)
+            local, losses = started.local, []
+            if self._channels_last:  # the kernels' own order, so they copy nothing
+                local = map_leaves(channels_last, local)
+            steps = zip(started.order.split(started.sizes), started.noise[:-1], strict=True)
+            for step, (rows, noise) in enumerate(steps):
+                if self._is_closed:
+                    raise Interrupted("the engine was closed in the middle of a round")
+                batch = Batch(*self.data.batch(rows))
+                if self.schedule.augment is not None:
+                    batch = self.schedule.augment(batch, fold(*names, f"augment {step}"))
+                if self._channels_last:
+                    batch = batch._replace(x=tree_map_only(Tensor, channels_last, batch.x))
+                local, loss = job.half.step(net, local, batch, noise, job.lr)
+                losses.append(loss)
             if self._channels_last:
-                batch = batch._replace(x=tree_map_only(Tensor, channels_last, batch.x))
-            local, loss = job.half.step(net, local, batch, noise, job.lr)
-            losses.append(loss)
-        if self._channels_last:
-            local = map_leaves(Tensor.contiguous, local)
-        # not every device has double precision
-        mean = float(torch.stack(losses).cpu().double().mean())
-        return finish(net, self.data, started, local, mean)
+                local = map_leaves(Tensor.contiguous, local)
+            # not every device has double precision
+            mean = float(torch.stack(losses).cpu().double().mean())
+            return finish(net, self.data, started, local, mean)
 
 
 def prefers_channels_last(module: nn.Module) -> bool:
-    """Whether a module has convolutions, none that is faulty in that order, and none that is slow in it.
+    """Whether a module has convolutions, and none of them is faulty or slow with channels last.
 
-    Those that read a single channel (of grey images) are slow in it, and what follows them gains less than they lose:
-    the network of the FEMNIST benchmarks takes a fifth longer.
+    Convolutions that read a single channel (of grey images) are slow with it, by more than the later layers gain: the
+    network of the FEMNIST benchmarks takes a fifth longer.
     """
     reads = [layer.in_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return bool(reads) and min(reads) > 1 and trains_channels_last(module)
+
+
+class Streams:
+    """The streams of an engine's threads. On a device without streams nothing happens.
+
+    A client's kernels wait for what the server queued before it, and the server goes on when they are done. So memory
+    that the server frees is not written to by a client before the server's kernels have read it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._own = threading.local()
+
+    def servers(self) -> Any:
+        """The stream of the calling thread; None on a device without streams."""
+        is_cuda = self._device.type == "cuda" and torch.cuda.is_available()
+        return torch.cuda.current_stream(self._device) if is_cuda else None
+
+    @contextmanager
+    def behind(self, server: Any) -> Iterator[None]:
+        """While this lasts, this thread's kernels run on its own stream, behind what ``server`` has queued by now."""
+        if server is None:
+            yield
+            return
+        stream = getattr(self._own, "stream", None)
+        if stream is None:
+            stream = self._own.stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(server)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()

@@ -1,4 +1,4 @@
-"""What the server hands to an engine, and what it gets back."""
+"""The contract of an engine: the jobs it gets and the results it returns."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
 from fedpews.data.federation import Federation
 from fedpews.engines.augment import Augment
-from fedpews.engines.evaluate import Part, Score, score_models
+from fedpews.engines.evaluate import Part, Score, chunk_size, cut, score_chunk
 from fedpews.methods.contract import ClientHalf, Download, Upload
+from fedpews.neurons.modules import channels_last
 from fedpews.neurons.network import Network
+from fedpews.tasks.metrics import Sums, add
 from fedpews.trees import Nest, Tree
 
 
@@ -51,7 +54,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Diverged:
-    """A job without a result: the client's numbers broke down."""
+    """A job without a result: the client's numbers are not finite."""
 
     seed: int
     client: int
@@ -70,7 +73,7 @@ class Engine(ABC):
         """Every job, in the order given; the numbers depend on the job alone."""
 
     def made_with(self) -> dict[str, str]:
-        """What its numbers depend on besides the experiment; a run goes on to the same ones only with the same."""
+        """What its numbers depend on besides the experiment; a resumed run has equal numbers only with the same."""
         return {
             "engine": self.name,
             "torch": torch.__version__,
@@ -78,7 +81,7 @@ class Engine(ABC):
         }
 
     def go_on(self, made_with: Mapping[str, str], *, may_change: bool) -> None:
-        """Keep to how earlier rounds were trained; what cannot be kept to is an error, unless it may change."""
+        """Train as in the earlier rounds of a resumed run, or raise an error, unless it may change."""
         return
 
     @abstractmethod
@@ -89,17 +92,19 @@ class Engine(ABC):
         part: Part = "test",
         owners: Sequence[int | None] | None = None,
     ) -> list[Score]:
-        """Each model on a part of the data: all of it, or what its owner (a client) has of it.
+        """The score of each model on the test or validation data.
 
-        ``seeds`` says whose run each is of.
+        Args:
+            seeds: the run that each model belongs to.
+            owners: for each model the client on whose own samples it is scored; None is all samples.
         """
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
-        """The clients that keep a memory where only the engine can reach it."""
+        """The clients whose memory only the engine can reach."""
         return ()
 
     def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
-        """These clients' own models, each evaluated by its client on the classes it has."""
+        """The metric of these clients' personal models, each evaluated by its client on the classes it has."""
         return {}
 
     @abstractmethod
@@ -108,7 +113,7 @@ class Engine(ABC):
 
 
 class LocalEngine(Engine):
-    """An engine that has the data, and threads of its own."""
+    """An engine with the data and threads of its own. Models are scored chunk by chunk over its threads."""
 
     net: Network
     data: Federation
@@ -121,4 +126,23 @@ class LocalEngine(Engine):
         part: Part = "test",
         owners: Sequence[int | None] | None = None,
     ) -> list[Score]:
-        return score_models(self.net, models, seeds, self.data, self._pool, part, owners)
+        net, data = self.net, self.data
+        if net.survives_channels_last:
+            # once for each model: convolutions would copy their weights for every chunk
+            models = [{name: channels_last(value) for name, value in model.items()} for model in models]
+        chunks = [cut(data, part, chunk_size(net), owner) for owner in owners or [None] * len(models)]
+        passes = [
+            (net.at(seed), model, chunk.rows)
+            for seed, model, own in zip(seeds, models, chunks, strict=True)
+            for chunk in own
+        ]
+        sums = self._pool.map(lambda one: score_chunk(one[0], one[1], data, part, one[2]), passes)
+        scores = []
+        for own in chunks:
+            parts = [(chunk.owner, next(sums)) for chunk in own]
+            clients: dict[int, Sums] = {}
+            for client, chunk_sums in parts:
+                if client is not None:
+                    clients[client] = add(clients[client], chunk_sums) if client in clients else chunk_sums
+            scores.append(Score(reduce(add, [chunk_sums for _, chunk_sums in parts]), clients))
+        return scores

@@ -1,12 +1,10 @@
-"""How good a model is on the test set, or on what is held out for validation."""
+"""The score of a model on the test or the validation data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.neurons.modules import channels_last
 from fedpews.neurons.network import Network
-from fedpews.tasks.metrics import Sums, accuracy, add
+from fedpews.tasks.metrics import Sums, accuracy
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
 
@@ -27,7 +25,7 @@ HEAVY = 10**6
 
 
 OWNERS = 100
-"""Up to so many clients, each is scored on its own samples apart."""
+"""Up to so many clients, each client's own samples are scored separately."""
 
 Part = Literal["test", "validation"]
 
@@ -61,7 +59,7 @@ class Score:
         return self.loss / float(self.sums["weight"])
 
     def client_accuracy(self, counts: Tensor) -> list[float]:
-        """Each client's accuracy on its own test samples, or else at its own mix of classes of the common ones.
+        """Each client's accuracy on its own test samples, or else on the common ones at its own mix of classes.
 
         For one class per sample; ``counts`` is (clients, classes).
         """
@@ -70,22 +68,22 @@ class Score:
         tested = seen > 0
         by_class = correct[tested].double() / seen[tested]
         mix = counts[:, tested].double()
-        found: list[float] = ((mix @ by_class) / mix.sum(1).clamp_min(1)).tolist()
-        for client, own in self.clients.items():
-            found[client] = accuracy(own["correct"], own["seen"])
-        return found
+        accuracies: list[float] = ((mix @ by_class) / mix.sum(1).clamp_min(1)).tolist()
+        for client, sums in self.clients.items():
+            accuracies[client] = accuracy(sums["correct"], sums["seen"])
+        return accuracies
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples that are scored in one pass; they belong to one client, or (None) to nobody."""
+    """Samples that are scored in one pass; they belong to one client, or to none (None)."""
 
     owner: int | None
     rows: Tensor | slice
 
 
-def chunks(data: Federation, part: Part, size: int, owner: int | None = None) -> list[Chunk]:
-    """A part of the data cut into passes; with ``owner`` only that client's own samples."""
+def cut(data: Federation, part: Part, size: int, owner: int | None = None) -> list[Chunk]:
+    """The test or validation data cut into chunks; with ``owner`` only that client's samples."""
     owned = data.test_clients if part == "test" else data.validation
     if not owned:
         return [Chunk(None, slice(first, first + size)) for first in range(0, len(data.test_y), size)]
@@ -118,35 +116,3 @@ def score_chunk(net: Network, params: Tree, data: Federation, part: Part, rows: 
         if net.survives_channels_last:
             x = tree_map_only(Tensor, channels_last, x)
         return data.task.sums(net.predict(params, x), y)
-
-
-def score_models(
-    net: Network,
-    models: Sequence[Tree],
-    seeds: Sequence[int],
-    data: Federation,
-    pool: Executor,
-    part: Part = "test",
-    owners: Sequence[int | None] | None = None,
-) -> list[Score]:
-    """Each model on a part of the data, chunk by chunk over the pool's threads; ``seeds`` says of which run.
-
-    ``owners`` names for each model the client on whose own samples it is to be scored; None is all of them.
-    """
-    if net.survives_channels_last:
-        # once a model: convolutions would lay their weights out again for every chunk
-        models = [{name: channels_last(value) for name, value in model.items()} for model in models]
-    cut = [chunks(data, part, chunk_size(net), owner) for owner in (owners or [None] * len(models))]
-    passes = [
-        (seed, model, chunk) for seed, model, mine in zip(seeds, models, cut, strict=True) for chunk in mine
-    ]
-    found: Any = pool.map(lambda one: score_chunk(net.at(one[0]), one[1], data, part, one[2].rows), passes)
-    scores = []
-    for mine in cut:
-        parts = [(chunk.owner, next(found)) for chunk in mine]
-        clients: dict[int, Sums] = {}
-        for client, sums in parts:
-            if client is not None:
-                clients[client] = add(clients[client], sums) if client in clients else sums
-        scores.append(Score(reduce(add, [sums for _, sums in parts]), clients))
-    return scores

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.engines.batches import count_steps
+from fedpews.engines.client_round import count_steps
 from fedpews.engines.engine import Job, Schedule
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, encode_upload

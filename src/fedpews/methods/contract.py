@@ -1,6 +1,6 @@
-"""What a method is, and what travels between its two halves.
+"""The contract of a method, and the messages between its two halves.
 
-A round, whoever runs it::
+A round, on any engine::
 
     downloads = method.downloads(net, state, cohort)             # server: one for each client of the cohort
     client = method.client(phase)                                # both halves agree on the phase
@@ -31,28 +31,28 @@ from fedpews.neurons.network import Batch, Network
 from fedpews.options import Options
 from fedpews.trees import Nest, Tree, subtract, where
 
-# Keys that one part of the package writes and another reads; all others are a method's own affair.
+# Keys that one module writes and another reads; all other keys are private to a method.
 
 PARAMS = "params"
 """In a local state: the parameters that a client trains. A warmup's score step reads them there."""
 
 STEPS_TAKEN = "taken"
-"""In a local state, for a half that ``counts_steps``: in how many steps each element took part."""
+"""In a local state, for a half that ``counts_steps``: the number of steps of each element."""
 
 THETA = "theta"
-"""In what downloads and uploads bring besides the parameters: the probabilities of learned masks, all within [0, 1]."""
+"""In the ``extra`` of downloads and uploads: the probabilities of learned masks, all within [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who takes part in a round."""
+    """The clients of a round."""
 
     round: int  # counted from 1
     clients: tuple[int, ...]
     total: int  # N, clients in the whole federation
     seed: int  # for draws of the server half in this round
     run_seed: int = 0  # for draws that hold in all rounds
-    masked: bool = False  # whether clients train only their parts of the network
+    masked: bool = False  # whether clients train subnetworks
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Work:
 
     client: int
     samples: int  # n_i
-    steps: int  # K_i, really taken
+    steps: int  # K_i
     lr: float
     loss: float  # mean over the steps
     noise: Tensor  # uniform numbers for draws after the last step
@@ -83,7 +83,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends back. Elements outside ``neurons`` (or ``mask``) are not its own and are not sent."""
+    """What a client sends back. Elements outside ``neurons`` (or ``mask``) are not owned by it, and not sent."""
 
     client: int
     round: int
@@ -105,7 +105,7 @@ class Upload:
         return None if self.neurons is None else net.graph.expand(self.neurons)
 
     def change(self, net: Network, old: Mapping[str, Tensor]) -> Tree:
-        """y_i − x_g for every name of ``old``, and zero wherever the client owns nothing: what it really sends."""
+        """y_i − x_g for every name of ``old``, with zeros where the client owns nothing."""
         sent = {name: self.params[name] for name in old}
         return subtract(where(self.ownership(net) or {}, sent, old), old)
 
@@ -118,20 +118,20 @@ class ClientHalf(ABC):
     """The client half. Every function is pure: it returns new values and keeps none."""
 
     counts_steps: ClassVar[bool] = False
-    """Whether ``finish`` needs to know, when neurons are masked, how many steps each element took part in:
-    it then finds the counts in ``local[STEPS_TAKEN]``, for every name that belongs to a neuron."""
+    """Whether ``finish`` needs the number of steps of each element when neurons are masked: the counts are then in
+    ``local[STEPS_TAKEN]``, for every name that belongs to a neuron."""
 
     def noise_size(self, net: Network) -> int:
         """How many uniform random numbers a step uses; ``Work.noise`` has as many."""
         return 0
 
     def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        """A model whose accuracy on the client's own data is wanted before ``start``; None if there is none."""
+        """A model whose accuracy on the client's data is measured before ``start``; None for most methods."""
         return None
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        """The memory that ``start`` gets, after a probe."""
-        raise NotImplementedError("a client half with a probe also says what it makes of the accuracy")
+        """The memory for ``start``, given the accuracy of the probe."""
+        raise NotImplementedError("a client half with a probe needs a probed function, too")
 
     @abstractmethod
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
@@ -145,26 +145,61 @@ class ClientHalf(ABC):
 
     @abstractmethod
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        """What the client keeps for its next round, and what it sends."""
+        """The client's memory for its next round, and its upload."""
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
-        """The model this client would use itself, given the server's latest download."""
+        """The client's personal model, given the server's latest download."""
         return download.params
+
+
+@dataclass(frozen=True)
+class ClientWrapper(ClientHalf):
+    """A client half around another; every function is the inner half's until it is overridden."""
+
+    inner: ClientHalf
+
+    def noise_size(self, net: Network) -> int:
+        return self.inner.noise_size(net)
+
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
+        return self.inner.probe(net, download, memory)
+
+    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
+        return self.inner.probed(net, download, memory, accuracy)
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        return self.inner.start(net, download, memory)
+
+    def step(
+        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
+    ) -> tuple[Nest, Tensor]:
+        return self.inner.step(net, local, batch, noise, lr)
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        return self.inner.finish(net, download, local, work)
+
+    def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
+        return self.inner.personal(net, download, memory)
+
+
+def inner_memory(memory: Nest | None) -> Nest | None:
+    """What an inner half keeps, of the memory of the half around it."""
+    return None if memory is None else memory["inner"]
 
 
 class Method(Options, ABC):
     """The server half, and the client halves that go with it."""
 
     takes_warmup: ClassVar[bool] = False
-    """Whether a warmup may be put around it: it trains the whole network, and assigns no neurons of its own."""
+    """Whether it can have a warmup: it trains the whole network, and assigns no neurons itself."""
 
     def phase(self, state: Nest, round: int) -> str:
-        """What kind of round this is; an engine only needs the same name for the same kind."""
+        """The kind of a round; ``client`` returns the half for it."""
         return "train"
 
     @property
     def personalised(self) -> bool:
-        """Whether each client ends with a model of its own (``ClientHalf.personal``), evaluated on its own data."""
+        """Whether each client has a personal model (``ClientHalf.personal``), evaluated on its own data."""
         return False
 
     @abstractmethod
@@ -180,56 +215,54 @@ class Method(Options, ABC):
         """The global model."""
 
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
-        """What the global model is evaluated with; ``params(state)`` itself unless a method says otherwise."""
+        """The parameters that are evaluated; by default ``params(state)`` itself."""
         return self.params(state)
 
     def measure(self, net: Network, state: Nest) -> dict[str, float]:
-        """What a method adds to the record of a round, by column."""
+        """The columns that a method adds to the record of a round."""
         return {}
 
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
-        """The neurons each client last owned, for methods that know: client -> (neurons,) bool."""
+        """The last neurons of each client, if the method has masks: client -> (neurons,) bool."""
         return {}
 
     @abstractmethod
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        """What each client of the cohort gets, in the cohort's order."""
+        """The download of each client, in the cohort's order."""
 
     @abstractmethod
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        """The state after a round. ``average`` knows who owns what; uploads are sorted by client.
+        """The state after a round. ``average`` has the weights and masks of the uploads, which are sorted by client.
 
-        The state is handed over. A table with a row for every client of the federation may be changed in place and
-        handed on, since to copy it would cost as much as there are clients; everything else is made anew.
+        The old state is not used again. A table with a row for every client of the federation may be changed in place,
+        since the cost of a copy grows with the federation; everything else is new.
         """
 
 
 @dataclass(frozen=True)
 class Wrapper(Method):
-    """A method around another one: what it does not change is the inner method's."""
+    """A method around another; every function is the inner method's until it is overridden.
+
+    Its state has the inner method's state in ``"inner"``.
+    """
 
     inner: Method
-
-    def inner_state(self, state: Nest) -> Nest:
-        """The part of the state that is the inner method's."""
-        inner: Nest = state["inner"]
-        return inner
 
     @property
     def personalised(self) -> bool:
         return self.inner.personalised
 
     def phase(self, state: Nest, round: int) -> str:
-        return self.inner.phase(self.inner_state(state), round)
+        return self.inner.phase(state["inner"], round)
 
     def params(self, state: Nest) -> Tree:
-        return self.inner.params(self.inner_state(state))
+        return self.inner.params(state["inner"])
 
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
-        return self.inner.evaluated_params(net, self.inner_state(state))
+        return self.inner.evaluated_params(net, state["inner"])
 
     def measure(self, net: Network, state: Nest) -> dict[str, float]:
-        return self.inner.measure(net, self.inner_state(state))
+        return self.inner.measure(net, state["inner"])
 
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
-        return self.inner.last_owned(self.inner_state(state))
+        return self.inner.last_owned(state["inner"])

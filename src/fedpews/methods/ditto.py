@@ -1,4 +1,4 @@
-"""Ditto: every client trains a model of its own beside the global one, held near it (Li et al. 2021)."""
+"""Ditto: every client also trains a personal model, kept near the global one (Li et al. 2021)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
+from fedpews.methods.contract import (
+    ClientHalf,
+    Cohort,
+    Download,
+    Method,
+    Upload,
+    Work,
+    Wrapper,
+    inner_memory,
+)
 from fedpews.methods.fedprox import FedProx
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("personal", "ditto")
 @dataclass(frozen=True)
 class Ditto(Wrapper):
-    """Ditto: a model of its own at each client, held near the global one (Li et al. 2021).
+    """Ditto: a personal model at each client, kept near the global one (Li et al. 2021).
 
     At every step of the inner method the client's own model v takes one too, on the same batch and by the same
     optimiser, on f(v) + (λ/2)‖v − x_g‖². v starts at the global model and never leaves the client. The global
@@ -45,31 +56,28 @@ class Ditto(Wrapper):
     def personalised(self) -> bool:
         return True
 
-    def inner_state(self, state: Nest) -> Nest:
-        return state
-
     def client(self, phase: str) -> ClientHalf:
         return DittoClient(self.inner.client(phase), own_solver(self.inner, self.strength))
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        return self.inner.init(net, params, total)
+        return {"inner": self.inner.init(net, params, total)}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        sent = self.inner.downloads(net, state, cohort)
+        sent = self.inner.downloads(net, state["inner"], cohort)
         if any(download.neurons is not None for download in sent):
             raise ConfigError(
-                "ditto holds each client near the whole global model, so it needs a method that sends it: not one "
-                "that gives clients parts of it (ist, heterofl, fedrolex, fjord, pews-fixed, pews-random)"
+                "ditto keeps each client near the whole global model, so it needs a method that sends all of it, "
+                "not one that assigns neurons to clients"
             )
         return sent
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        return self.inner.update(net, state, uploads, average)
+        return {"inner": self.inner.update(net, state["inner"], uploads, average)}
 
 
 @dataclass(frozen=True)
 class DittoClient(ClientHalf):
-    """The inner method's client, and beside it one whose model stays."""
+    """The inner method's client, and a second model that stays at the client."""
 
     inner: ClientHalf
     solver: FedProx
@@ -81,7 +89,7 @@ class DittoClient(ClientHalf):
         own = download.params if memory is None else memory["own"]
         near = {"anchor": download.params}
         return {
-            "inner": self.inner.start(net, download, None if memory is None else memory["inner"]),
+            "inner": self.inner.start(net, download, inner_memory(memory)),
             "own": self.solver.start(net, replace(download, params=own), None) | near,
         }
 

@@ -15,9 +15,11 @@ from fedpews.methods.fedbn import find
 from fedpews.methods.local_sgd import LocalSGD, clip
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedala")
 @dataclass(frozen=True)
 class FedALA(LocalSGD):
     """FedAvg whose clients begin a round between their own last model and the global one: x_i + (x_g − x_i)·W.

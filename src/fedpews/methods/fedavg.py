@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedpews.methods.local_sgd import LocalSGD
+from fedpews.registry import register
 
 
+@register("method", "fedavg")
 @dataclass(frozen=True)
 class FedAvg(LocalSGD):
     """K steps of SGD at each client, y ← y − η·∇f(y); the server takes the mean of the y.

@@ -20,6 +20,7 @@ from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.optimizers import Optimizer, Rate, Slots
 from fedpews.neurons.network import Network
 from fedpews.options import Share
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 DIRECTION = "direction"
@@ -44,6 +45,7 @@ class Leaning(Optimizer):
         return value - lr * (self.beta * gradient + (1 - self.beta) * direction), {DIRECTION: direction}
 
 
+@register("method", "fedavg-m")
 @dataclass(frozen=True)
 class FedAvgMomentum(LocalSGD):
     """FedAvg whose steps are β·g + (1 − β)·v, with v the mean step of all clients in the last round.

@@ -13,8 +13,19 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
+from fedpews.methods.contract import (
+    ClientHalf,
+    ClientWrapper,
+    Cohort,
+    Download,
+    Method,
+    Upload,
+    Work,
+    Wrapper,
+    inner_memory,
+)
 from fedpews.neurons.network import Batch, Network
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 MET = "met"
@@ -27,9 +38,8 @@ def with_local(method: Method, names: Sequence[str] | str = "norms") -> Method:
     """The same method, with some parameters kept at each client: trained there, never sent, never averaged.
 
     A client gets their initial values with its first download and goes on with what it has.
-    ``ClientHalf.personal`` is the global model with the client's own part in it, and that is what should be judged:
-    the global model alone keeps the initial values in their place. Put it outside a warmup:
-    with_local(with_warmup(…)).
+    ``ClientHalf.personal`` is the global model with the client's local parameters, and should be evaluated: in the
+    global model alone these parameters keep their initial values. Put it around a warmup: with_local(with_warmup(…)).
 
     Args:
         names: ``"norms"`` for scale, shift and statistics of all norm layers, which is FedBN; ``"head"`` for the
@@ -53,9 +63,6 @@ class Local(Wrapper):
 
     names: tuple[str, ...] | str = "norms"
 
-    def inner_state(self, state: Nest) -> Nest:
-        return {key: value for key, value in state.items() if key != MET}
-
     @property
     def personalised(self) -> bool:
         return True
@@ -64,17 +71,18 @@ class Local(Wrapper):
         return LocalClient(self.inner.client(phase), self.names)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        find(net, self.names)  # a wrong name is found before the first round
-        return self.inner.init(net, params, total) | {MET: {"met": torch.zeros(total, dtype=torch.bool)}}
+        find(net, self.names)  # raises an error for a wrong name before the first round
+        inner = self.inner.init(net, params, total)
+        return {"inner": inner, MET: {"met": torch.zeros(total, dtype=torch.bool)}}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
-        # under names of their own: of the model's, a client is sent only what its neurons are
+        # under other names: of a parameter's name, a client is sent only what its neurons own
         first = {
             FIRST: {f"{FIRST}:{name}": value for name, value in self.params(state).items() if name in kept}
         }
         sent: dict[tuple[int, bool], Download] = {}
-        whole = self.inner.downloads(net, self.inner_state(state), cohort)
+        whole = self.inner.downloads(net, state["inner"], cohort)
         met = state[MET]["met"]
         keys = [(id(d), not bool(met[client])) for d, client in zip(whole, cohort.clients, strict=True)]
         # what was one download for all stays one
@@ -99,16 +107,18 @@ class Local(Wrapper):
         ]
         nobodys = {name: torch.tensor(False, device=net.device) for name in kept}
         masks = tuple({**(mask or {}), **nobodys} for mask in average.masks)
-        new = self.inner.update(net, self.inner_state(state), filled, replace(average, masks=masks))
+        new = self.inner.update(net, state["inner"], filled, replace(average, masks=masks))
         clients = torch.tensor([upload.client for upload in uploads])
-        return new | {MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
+        return {"inner": new, MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
 
 
+@register("personal", "fedbn")
 @dataclass(frozen=True)
 class FedBN(Local):
     """FedBN: norm layers stay at each client (Li et al. 2021)."""
 
 
+@register("personal", "fedper")
 @dataclass(frozen=True)
 class FedPer(Local):
     """FedPer: each client has its own last layer on a common body (Arivazhagan et al. 2019)."""
@@ -116,6 +126,7 @@ class FedPer(Local):
     names: tuple[str, ...] | str = "head"
 
 
+@register("personal", "fedrep")
 @dataclass(frozen=True)
 class FedRep(Local):
     """FedRep: each client's own last layer is trained first, then the common body (Collins et al. 2021).
@@ -133,6 +144,7 @@ class FedRep(Local):
         return RepClient(self.inner.client(phase), self.names, self.head_steps)
 
 
+@register("personal", "local")
 @dataclass(frozen=True)
 class LocalOnly(Local):
     """Local training: every client trains a model of its own and shares nothing, what federation must beat."""
@@ -141,26 +153,22 @@ class LocalOnly(Local):
 
 
 @dataclass(frozen=True)
-class LocalClient(ClientHalf):
-    """Puts the client's own part in when a download comes, and takes it out of the upload."""
+class LocalClient(ClientWrapper):
+    """Adds the client's local parameters to each download, and removes them from the upload."""
 
-    inner: ClientHalf
     names: tuple[str, ...] | str
 
-    def noise_size(self, net: Network) -> int:
-        return self.inner.noise_size(net)
-
     def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        return self.inner.probe(net, self._whole(net, download, memory), _inner(memory))
+        return self.inner.probe(net, self._whole(net, download, memory), inner_memory(memory))
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        inner = self.inner.probed(net, self._whole(net, download, memory), _inner(memory), accuracy)
+        inner = self.inner.probed(net, self._whole(net, download, memory), inner_memory(memory), accuracy)
         return {"inner": inner, "own": self._own(net, download, memory)}
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         whole = self._whole(net, download, memory)
         return {
-            "inner": self.inner.start(net, whole, _inner(memory)),
+            "inner": self.inner.start(net, whole, inner_memory(memory)),
             "own": self._own(net, download, memory),
         }
 
@@ -231,21 +239,21 @@ def _choose(net: Network, own: Mapping[str, object], is_own: Tensor, after: Nest
 
 
 def find(net: Network, names: Sequence[str] | str) -> tuple[str, ...]:
-    """The parameters and buffers that are meant, in the network's order."""
+    """The parameters and buffers with these names, in the network's order."""
     if names == "norms":
-        found = net.norms
+        kept = net.norms
     elif names == "all":
-        found = net.names
+        kept = net.names
     elif names == "head":
-        found = tuple(n for n in net.names if n.startswith(f"{net.classifier}."))
+        kept = tuple(n for n in net.names if n.startswith(f"{net.classifier}."))
     else:
         wanted = (names,) if isinstance(names, str) else names
-        found = tuple(n for n in net.names if any(n == w or n.startswith(f"{w}.") for w in wanted))
-    if not found:
+        kept = tuple(n for n in net.names if any(n == w or n.startswith(f"{w}.") for w in wanted))
+    if not kept:
         raise ConfigError(
             f"nothing to keep local: the model has no {names}; it has {', '.join(net.names[:6])}, …"
         )
-    return found
+    return kept
 
 
 def _without(tree: Mapping[str, Tensor], names: Sequence[str] | Mapping[str, object]) -> Tree:
@@ -258,7 +266,3 @@ def _filled(net: Network, tree: Mapping[str, Tensor], names: Sequence[str] | Map
         return dict(tree)
     like = next(iter(tree.values()), torch.zeros((), device=net.device))
     return dict(tree) | {n: like.new_zeros(net.shapes[n]) for n in names if n not in tree}
-
-
-def _inner(memory: Nest | None) -> Nest | None:
-    return None if memory is None else memory["inner"]

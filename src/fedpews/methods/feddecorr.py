@@ -10,9 +10,11 @@ from torch import Tensor
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "feddecorr")
 @dataclass(frozen=True)
 class FedDecorr(LocalSGD):
     """FedAvg that adds β·((N − 1)²/N)·mean(K_ij²) to the loss of a batch, against representations that collapse.

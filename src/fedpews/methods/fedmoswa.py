@@ -15,9 +15,11 @@ from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.fedswa import FedSWA
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Share
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedmoswa")
 @dataclass(frozen=True)
 class FedMoSWA(FedSWA):
     """FedSWA whose steps follow g − c_i + m, with c_i the client's own control and m the server's, both zero at first.

@@ -17,9 +17,11 @@ from fedpews.methods.fedprox import FedProx
 from fedpews.methods.optimizers import SGD, Momentum
 from fedpews.neurons.network import Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fednova")
 @dataclass(frozen=True)
 class FedNova(FedProx):
     """FedAvg with every client's progress divided by the local work behind it, which removes its bias.

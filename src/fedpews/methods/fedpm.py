@@ -19,10 +19,12 @@ from fedpews.methods.local_sgd import by_slot
 from fedpews.methods.optimizers import SGD, Adam, Optimizer
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
+from fedpews.registry import register
 from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedpm")
 @dataclass(frozen=True)
 class FedPM(Method, ClientHalf):
     """Weights and biases are frozen at ±e·√(1/fan_in); clients learn with which probability each is used.

@@ -1,4 +1,4 @@
-"""FedProx: local SGD held near the global model (Li et al. 2020)."""
+"""FedProx: local SGD kept near the global model (Li et al. 2020)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from fedpews.methods.contract import Download
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedprox")
 @dataclass(frozen=True)
 class FedProx(LocalSGD):
     """FedAvg with (μ/2)‖y − x_g‖² added to the local loss, over the trainable parameters.

@@ -9,8 +9,10 @@ from torch import Tensor
 from fedpews.methods.heterofl import HeteroFL
 from fedpews.methods.subnetwork import window
 from fedpews.neurons.graph import NeuronGraph
+from fedpews.registry import register
 
 
+@register("method", "fedrolex")
 @dataclass(frozen=True)
 class FedRolex(HeteroFL):
     """HeteroFL, but in round t a client trains units (t + 0 … ⌈r·K⌉ − 1) mod K, so that all get their turn.

@@ -18,9 +18,11 @@ from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Network
 from fedpews.options import Share
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedselect")
 @dataclass(frozen=True)
 class FedSelect(LocalSGD):
     """Every client has a mask of single weights that are its own: trained there, never sent, never averaged.

@@ -16,12 +16,14 @@ from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 PROGRESS = "progress"
 """In a local state: the steps taken, and K; in a memory: K, the steps of the client's last round."""
 
 
+@register("method", "fedswa")
 @dataclass(frozen=True)
 class FedSWA(LocalSGD):
     """FedAvg whose k-th local step has the rate η·(1 − (1 − ρ)·k/K), and whose server moves by α·(mean(y_i) − x_g).

@@ -12,9 +12,11 @@ from fedpews.methods.feddecorr import centred
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "feduv")
 @dataclass(frozen=True)
 class FedUV(LocalSGD):
     """FedAvg that adds λ·V + μ·U to the loss of a batch, so that a client trains as if it had all classes.

@@ -14,9 +14,11 @@ from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Uploa
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative, Share
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fedweit")
 @dataclass(frozen=True)
 class FedWeIT(Method, ClientHalf):
     """Every client's weights are θ = B⊙σ(m) + A + Σ_j α_j·A_j: shared, own, and other clients' own.
@@ -26,11 +28,11 @@ class FedWeIT(Method, ClientHalf):
     trains B, m, A and α by SGD on the loss + λ₁‖A‖₁ + λ₂‖B − B_g‖², and uploads the rows of B with the largest
     |m| and A where |A| > λ₁; the server averages B over those who sent it. Biases and norm layers stay at the
     client. A starts at B/3 as in the reference, m and α at 0. The reference's drift term compares with earlier
-    tasks; with one task per client it is held against the server's B. The download grows with the clients.
+    tasks; with one task per client it is compared with the server's B. The download grows with the clients.
 
     Args:
         sparsity: λ₁, how strongly a client's own weights are pushed to 0.
-        drift: λ₂, how strongly B is held near the server's.
+        drift: λ₂, how strongly B is kept near the server's.
         keep: the part of each layer's rows of B that is uploaded.
 
     >>> FedWeIT(keep=0.5).personalised

@@ -15,9 +15,11 @@ from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork, window
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Share
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "fjord")
 @dataclass(frozen=True)
 class FjORD(LocalSGD):
     """Every batch trains the first ⌈p·K⌉ units of each layer, with p drawn from the widths a client can carry.

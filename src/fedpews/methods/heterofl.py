@@ -15,9 +15,11 @@ from fedpews.methods.subnetwork import AssignedClient, window
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.options import Share
+from fedpews.registry import register
 from fedpews.trees import Nest
 
 
+@register("method", "heterofl")
 @dataclass(frozen=True)
 class HeteroFL(LocalSGD):
     """Every client trains the first ⌈r·K⌉ units of each hidden layer of K, with r its own fixed width.

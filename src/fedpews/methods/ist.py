@@ -14,10 +14,12 @@ from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
+from fedpews.registry import register
 from fedpews.seeds import fold
 from fedpews.trees import Nest
 
 
+@register("method", "ist")
 @dataclass(frozen=True)
 class IST(LocalSGD):
     """Independent subnet training: every round assigns each hidden layer's neurons to the cohort, none twice.

@@ -1,4 +1,4 @@
-"""Local steps and plain averaging: what all base optimisers share."""
+"""Local steps and averaging: the base of most methods."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fedpews.trees import Nest, Tree
 class LocalSGD(Method, ClientHalf):
     """Both halves of a method whose clients descend from the global model and whose server averages.
 
-    A base optimiser writes only its difference: a gradient rule, something more to remember, or something more
-    to send. The server's state is the params and its optimiser's slots, the client keeps nothing: its optimiser
-    starts afresh in every round, from a model that is no longer the one its slots were about.
+    A method overrides only where it differs: the gradient, the memory, or what is sent. The server's state is the
+    params and its optimiser's slots. The client keeps nothing: its optimiser starts anew in every round, since its
+    slots belong to another model.
     """
 
     takes_warmup: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class LocalSGD(Method, ClientHalf):
         return [self.broadcast(state, cohort)] * len(cohort.clients)
 
     def broadcast(self, state: Nest, cohort: Cohort) -> Download:
-        """The one download that every client gets."""
+        """The download that all clients get."""
         return Download(cohort.round, "train", cohort.total, state["params"])
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
@@ -85,11 +85,11 @@ class LocalSGD(Method, ClientHalf):
         return self.descend(local, grads, buffers, lr), loss
 
     def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
-        """Loss, direction of descent and new buffers: the rule in which base optimisers differ."""
+        """The loss, the gradient to descend on, and the new buffers."""
         return net.gradients(local["params"], batch)
 
     def descend(self, local: Nest, grads: Mapping[str, Tensor], buffers: Tree, lr: float | Tensor) -> Nest:
-        """One step of the local optimiser, with weight decay when it is asked for."""
+        """One step of the local optimiser, with weight decay if it is set."""
         params, rule = local["params"], self.rule
         decay = self.weight_decay or rule.weight_decay
         values = {name: params[name] for name in grads}
@@ -122,12 +122,12 @@ class LocalSGD(Method, ClientHalf):
         return state | {"params": params, "server": slots}
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
-        """Where the uploads say the model should go, before the server's own step."""
+        """The aggregate of the uploads, before the server's step."""
         return average([upload.params for upload in uploads], old)
 
 
 def clip(net: Network, grads: Tree, most: float) -> Tree:
-    """The gradient, made shorter if it is longer than ``most``; closed neurons count for nothing."""
+    """The gradient, clipped to the norm ``most``; masked neurons are excluded."""
     length = trees.norm(net.opened(grads))
     scale = (most / (length + 1e-6)).clamp_max(1.0)
     return {name: grad * scale for name, grad in grads.items()}

@@ -15,9 +15,11 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "lotteryfl")
 @dataclass(frozen=True)
 class LotteryFL(LocalSGD):
     """Every client trains the global model under a mask of its own, which it prunes as long as it works well.
@@ -59,7 +61,7 @@ class LotteryFL(LocalSGD):
                 sent.append(replace(whole, params=_masked(whole.params, mask)))
             elif cohort.round == 1:
                 sent.append(whole)
-            else:  # a newcomer cannot know where everybody started
+            else:  # a new client does not know the initial values
                 sent.append(replace(whole, extra={"initial": state["initial"]}))
         return sent
 

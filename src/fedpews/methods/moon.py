@@ -13,9 +13,11 @@ from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative, Positive
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "moon")
 @dataclass(frozen=True)
 class Moon(LocalSGD):
     """Local SGD that draws a client's representation towards the global model's, away from its own last one's.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedpews import options
 from fedpews.options import Options, Positive
+from fedpews.registry import register
 
 Slots = dict[str, Tensor]
 Rate = float | Tensor
@@ -44,6 +45,7 @@ class Optimizer(Options, ABC):
         """The parameter's new value and slots."""
 
 
+@register("optimizer", "sgd")
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """x ← x − η·g.
@@ -61,6 +63,7 @@ class SGD(Optimizer):
         return value - lr * gradient, {}
 
 
+@register("optimizer", "momentum")
 @dataclass(frozen=True)
 class Momentum(Optimizer):
     """v ← β·v + g, x ← x − η·v.
@@ -86,6 +89,7 @@ class Momentum(Optimizer):
         return velocity
 
 
+@register("optimizer", "nesterov")
 @dataclass(frozen=True)
 class Nesterov(Momentum):
     """Momentum that looks ahead: v ← β·v + g, x ← x − η·(g + β·v)."""
@@ -125,6 +129,7 @@ class Adaptive(Optimizer):
         """The new second moment from the old one and g²."""
 
 
+@register("optimizer", "adagrad")
 @dataclass(frozen=True)
 class Adagrad(Adaptive):
     """A rate that shrinks where gradients were large, v ← v + g², without a first moment."""
@@ -136,6 +141,7 @@ class Adagrad(Adaptive):
         return v + squared
 
 
+@register("optimizer", "yogi")
 @dataclass(frozen=True)
 class Yogi(Adaptive):
     """Adam with a slower second moment, v ← v − (1−β₂)·g²·sign(v − g²)."""
@@ -152,6 +158,7 @@ class Smoothed(Adaptive):
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
+@register("optimizer", "rmsprop")
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
     """v ← β₂v + (1−β₂)g², x ← x − η·g/(√v + τ); v starts at 0.
@@ -176,6 +183,7 @@ class RMSprop(Optimizer):
         return value - lr * gradient / (second.sqrt() + self.tau), {"second": second}
 
 
+@register("optimizer", "adam")
 @dataclass(frozen=True)
 class Adam(Smoothed):
     """Adam with bias correction (Kingma and Ba 2015): both moments start at 0 and are divided by 1 − βᵏ.
@@ -214,6 +222,7 @@ class Adam(Smoothed):
         }
 
 
+@register("optimizer", "adamw")
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam whose weight decay shrinks the parameter itself (Loshchilov and Hutter 2019), by default 0.01."""

@@ -1,20 +1,20 @@
-"""Differential privacy of clients: clipped at the client, noise at the server or at the client, ε from an accountant.
+"""Differential privacy of clients: clipping at the client, noise at the server or at the client, ε from an accountant.
 
-Two federations are neighbours when one client's change is nothing in one of them. During a warmup with fixed masks the
-number of owners of an element, Σm, is the server's own choice and so public: the noise is added to the sum of the
+Two federations are neighbours when one client's change is zero in one of them. During a warmup with fixed masks the
+number of owners of an element, Σm, is chosen by the server and so public: the noise is added to the sum of the
 owners' clipped changes, and the division by Σm reveals nothing more. Learned masks depend on the clients' data and
-would have to be privatised too; they are refused. What a client reports of its loss is suppressed. Not covered: the
-number of a client's samples, whether it took part, and evaluation counts from sites.
+would need noise too; they are refused. A client's loss is not sent. Not covered: the number of a client's samples,
+whether it takes part, and evaluation counts from sites.
 
-Noise is made of the operating system's random bytes, so two runs differ. It is rounded like every number of a computer,
-which an attacker with exact access to outputs could use in theory (Mironov 2012); nothing is done against that.
+Noise comes from the operating system's random bytes, so two runs differ. It is rounded to floating-point numbers,
+which an attacker with exact access to outputs could use in theory (Mironov 2012); there is no defence here.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -26,30 +26,40 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.errors import ConfigError, need_extra
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work, Wrapper
-from fedpews.neurons.network import Batch, Network
+from fedpews.methods.contract import (
+    ClientHalf,
+    ClientWrapper,
+    Cohort,
+    Download,
+    Method,
+    Upload,
+    Work,
+    Wrapper,
+)
+from fedpews.neurons.network import Network
 from fedpews.options import NotNegative, Positive
+from fedpews.seeds import fold
 from fedpews.trees import Nest, Tree
 
 PRIVACY = "privacy"
-Place = Literal["server", "client"]
+NoiseAt = Literal["server", "client"]
 
 
 def with_dp(
     method: Method,
     clip: float,
     noise: float,
-    place: Place = "server",
+    place: NoiseAt = "server",
     adaptive: bool = False,
     **options: Any,
 ) -> Method:
     """The same method with differential privacy for every client.
 
     Args:
-        clip: C, the longest change a client may send; with ``adaptive`` only where it starts.
+        clip: C, the largest norm of a client's change; with ``adaptive`` its first value.
         noise: z, the noise multiplier: the sum of the changes gets noise of deviation z·C.
-        place: where the noise is added: ``server`` (central) or ``client`` (local, which trusts nobody).
-        adaptive: let C follow a quantile of the clients' lengths (Andrew et al. 2021), at no further cost in ε.
+        place: where the noise is added: ``server`` (central) or ``client`` (local, without a trusted server).
+        adaptive: let C follow a quantile of the clients' norms (Andrew et al. 2021), at no further cost in ε.
         options: of `Private`.
 
     >>> from fedpews.methods.fedavg import FedAvg
@@ -66,15 +76,16 @@ class Private(Wrapper):
     """What ``with_dp`` returns.
 
     Args:
-        quantile: with adaptive clipping, the part of the clients whose change should not be cut.
+        quantile: with adaptive clipping, the share of the clients whose change should not be clipped.
         clip_lr: how fast C follows.
-        bit_noise: deviation of the noise on how many were not cut; a twentieth of the cohort is usual.
-        noise_seed: for tests only: noise that comes out the same every time protects nobody.
+        bit_noise: deviation of the noise on the number of clients that were not clipped; a twentieth of the cohort is
+            usual.
+        noise_seed: for tests only: noise that can be repeated protects no client.
     """
 
     clip: Positive
     noise: NotNegative
-    place: Place = "server"
+    place: NoiseAt = "server"
     adaptive: bool = False
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
     clip_lr: Positive = 0.2
@@ -83,7 +94,7 @@ class Private(Wrapper):
 
     @property
     def change_noise(self) -> float:
-        """The multiplier of the changes' own noise, when a part of the budget goes to the bits."""
+        """The noise multiplier of the changes, when a share of the budget goes to the bits."""
         if not self.adaptive or self.noise == 0:
             return self.noise
         rest = self.noise**-2 - (2 * self.bit_noise) ** -2
@@ -102,22 +113,21 @@ class Private(Wrapper):
         return {"inner": state, PRIVACY: {"clip": torch.tensor(float(self.clip)), "round": torch.tensor(0)}}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        told = {PRIVACY: {"clip": state[PRIVACY]["clip"][None]}}
+        clip = {PRIVACY: {"clip": state[PRIVACY]["clip"][None]}}
         inner = self.inner.downloads(net, state["inner"], cohort)
-        return [replace(download, extra={**download.extra, **told}) for download in inner]
+        return [replace(download, extra={**download.extra, **clip}) for download in inner]
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         if len(set(average.weights)) > 1:
             raise ConfigError(
-                "with differential privacy every client counts alike: train.weighting = 'uniform'"
+                "differential privacy needs equal weights for all clients: train.weighting = 'uniform'"
             )
         clip, round = float(state[PRIVACY]["clip"]), uploads[0].round
         ones = (1.0,) * len(uploads)
         if self.place == "server":
             deviation = self.change_noise * clip
-            average = NoisyAverage(
-                ones, average.masks, deviation=deviation, seed=self._seed(round, "changes")
-            )
+            seeds = iter([self._seed(round, "changes")])
+            average = NoisyAverage(ones, average.masks, deviation=deviation, seeds=seeds)
         stripped = [replace(up, extra={k: v for k, v in up.extra.items() if k != PRIVACY}) for up in uploads]
         inner = self.inner.update(net, state["inner"], stripped, average)
         if self.adaptive:
@@ -127,34 +137,14 @@ class Private(Wrapper):
         return {"inner": inner, PRIVACY: {"clip": torch.tensor(clip), "round": torch.tensor(round)}}
 
     def _seed(self, round: int, what: str) -> int | None:
-        from fedpews.seeds import fold
-
         return None if self.noise_seed is None else fold(self.noise_seed, round, what)
 
 
 @dataclass(frozen=True)
-class PrivateClient(ClientHalf):
-    """The inner half, whose change is cut to the length C before it is sent."""
+class PrivateClient(ClientWrapper):
+    """The inner half, whose change is clipped to the length C before it is sent."""
 
-    inner: ClientHalf
     privacy: Private
-
-    def noise_size(self, net: Network) -> int:
-        return self.inner.noise_size(net)
-
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        return self.inner.probe(net, download, memory)
-
-    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        return self.inner.probed(net, download, memory, accuracy)
-
-    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        return self.inner.start(net, download, memory)
-
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
-        return self.inner.step(net, local, batch, noise, lr)
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = self.inner.finish(net, download, local, work)
@@ -170,47 +160,44 @@ class PrivateClient(ClientHalf):
             change = {n: scale * v + drawn[n] for n, v in change.items()}
             scale = 1.0
         params = trees.where(owned, trees.add(download.params, change, scale), download.params)
-        told: Mapping[str, Tree] = {}
+        upload = replace(upload, params=params, loss=0.0)
         if self.privacy.adaptive:
-            told = {PRIVACY: {"within": torch.tensor([float(length <= clip)])}}
-        return memory, replace(upload, params=params, loss=0.0, extra={**upload.extra, **told})
-
-    def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
-        return self.inner.personal(net, download, memory)
+            upload = upload.adding({PRIVACY: {"within": torch.tensor([float(length <= clip)])}})
+        return memory, upload
 
 
 @dataclass(frozen=True)
 class NoisyAverage(Average):
-    """(Σ m_i y_i + noise)/Σ m_i, once: what is asked for a second time would need noise and budget of its own."""
+    """(Σ m_i y_i + noise)/Σ m_i, as many times as there are seeds.
+
+    Every average needs noise and budget of its own, and the accountant counts one for each round.
+    """
 
     deviation: float = 0.0
-    seed: int | None = None
-    asked: list[int] = field(default_factory=list, compare=False)
+    seeds: Iterator[int | None] = field(default_factory=lambda: iter([None]), compare=False)
+    """For the noise of each average; None is noise from the operating system."""
 
     def __call__(self, values: Sequence[Mapping[str, Tensor]], old: Mapping[str, Tensor]) -> Tree:
-        if self.asked:
+        try:
+            seed = next(self.seeds)
+        except StopIteration:
             raise ConfigError(
-                "this method asks for several averages in a round, and its privacy was not worked out; "
-                "use fedavg, fedprox or moon"
-            )
-        self.asked.append(1)
-        mean = super().__call__(values, old)
-        owners = Average(self.weights, self.masks)
-        ones = {name: torch.ones_like(value) for name, value in old.items()}
-        # how many own each element: the mean of (clients · m_i) over all clients
-        everybody = Average(self.weights, (None,) * len(self.masks))
-        counts = everybody(
-            [{n: _mask(mask, n, v) * len(self.masks) for n, v in ones.items()} for mask in self.masks], ones
-        )
-        covered, drawn = owners.covered(old), _noises(old, self.deviation, self.seed)
-        return {
-            name: torch.where(covered[name], value + drawn[name] / counts[name].clamp_min(1.0), old[name])
-            for name, value in mean.items()
-        }
+                "this method takes several averages in a round, and differential privacy is worked out for one; "
+                "use a method that averages once, such as fedavg"
+            ) from None
+        mean, covered = super().__call__(values, old), self.covered(old)
+        noise = _noises(old, self.deviation, seed)
+        result = {}
+        for name, value in mean.items():
+            ones = torch.ones_like(value)
+            owners = torch.stack([_mask(mask, name, ones) for mask in self.masks]).sum(0)
+            noisy = value + noise[name] / owners.clamp_min(1.0)
+            result[name] = torch.where(covered[name], noisy, old[name])
+        return result
 
 
 def epsilon(
-    noise: float, rounds: int, delta: float, total: int, cohort: int, place: Place = "server"
+    noise: float, rounds: int, delta: float, total: int, cohort: int, place: NoiseAt = "server"
 ) -> float:
     """ε at δ after so many rounds, by the accountant of Google's dp-accounting (Rényi).
 
@@ -237,18 +224,8 @@ def epsilon(
     return float(accountant.get_epsilon(delta))
 
 
-def privacy_spent(experiment: Any, clients: int) -> dict[str, Any] | None:
-    """What the privacy of an experiment costs, known before it begins; None without differential privacy."""
-    table = experiment.privacy
-    if table.clip is None:
-        return None
-    cohort = max(1, math.floor(experiment.participation * clients + 0.5))
-    spent = epsilon(table.noise, experiment.rounds, table.delta, clients, cohort, table.place)
-    return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}
-
-
 def gaussian(shape: tuple[int, ...] | torch.Size, deviation: float, seed: int | None) -> Tensor:
-    """Normal noise; without a seed every number is made of the operating system's own random bytes.
+    """Normal noise; without a seed it comes from the operating system's random bytes.
 
     torch's generator can be predicted from a few of its outputs, and a server publishes millions of them.
     """
@@ -266,8 +243,6 @@ def gaussian(shape: tuple[int, ...] | torch.Size, deviation: float, seed: int | 
 
 
 def _noises(like: Mapping[str, Tensor], deviation: float, seed: int | None) -> Tree:
-    from fedpews.seeds import fold
-
     return {
         name: gaussian(value.shape, deviation, None if seed is None else fold(seed, name)).to(value)
         for name, value in like.items()
@@ -282,10 +257,12 @@ def _check_public(download: Download, upload: Upload) -> None:
     if upload.extra:
         raise ConfigError(
             f"this method also sends {', '.join(sorted(upload.extra))}, which no noise protects; with differential "
-            "privacy use fedavg, fedprox or moon, without a warmup or with fixed masks (+pews-fixed)"
+            "privacy use a method that sends only parameters, such as fedavg, alone or with fixed masks (+pews-fixed)"
         )
     if not all(value.is_floating_point() for value in upload.params.values()):
-        raise ConfigError("this method sends bits, and no noise protects them; use fedavg, fedprox or moon")
+        raise ConfigError(
+            "this method sends bits, and no noise protects them; use a method that sends parameters, such as fedavg"
+        )
     if upload.mask is not None or (upload.neurons is not None and download.neurons is None):
         raise ConfigError(
             "learned masks depend on the clients' data, and no noise protects them; with differential privacy use "

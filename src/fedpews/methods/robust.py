@@ -1,9 +1,9 @@
-"""Averages that a few bad clients cannot move far, element by element over the clients that own the element.
+"""Robust averages, which a few bad clients cannot move far, over the clients that own each element.
 
 - ``median``: of the owners' values (Yin et al. 2018);
-- ``trimmed``: their mean without a part at each end (same paper);
-- ``krum``: the mean of the clients that lie closest together (Multi-Krum, Blanchard et al. 2017);
-- ``clipped``: the mean, with every client's change cut to the median's length.
+- ``trimmed``: their mean without a share at each end (same paper);
+- ``krum``: the mean of the clients closest to each other (Multi-Krum, Blanchard et al. 2017);
+- ``clipped``: the mean, with every client's change clipped to the median norm.
 
 During a warmup an element may have one owner only, or two; nothing can tell which of two is right. They help where
 several clients own what is attacked, and after the warmup.
@@ -28,12 +28,12 @@ Rule = Literal["mean", "median", "trimmed", "krum", "clipped"]
 
 @dataclass(frozen=True)
 class Aggregate:
-    """How a round's uploads become one.
+    """How a round's uploads are aggregated.
 
     Args:
         rule: ``mean`` is the plain average.
-        trim: with ``trimmed``, the part left out at each end, below one half.
-        byzantine: with ``krum``, how many clients may be bad; by default as many as it stands, (n − 3)/2.
+        trim: with ``trimmed``, the share left out at each end, below one half.
+        byzantine: with ``krum``, how many clients may be bad; by default the largest possible number, (n − 3)/2.
     """
 
     rule: Rule = "mean"
@@ -70,7 +70,7 @@ class RobustAverage(Average):
         for name, kept in old.items():
             owned = torch.stack([_owned(mask, name, kept) for mask in self.masks])  # (clients, ...)
             stacked = torch.stack([value[name] for value in values])
-            # those who do not own it sort behind all others, and are not counted
+            # clients that do not own the element sort behind all others, and are not counted
             ordered = torch.where(owned, stacked, torch.inf).sort(dim=0).values
             owners = owned.sum(0)
             part = 0.5 if self.rule == "median" else self.trim
@@ -101,15 +101,15 @@ def clip(
 def choose_krum(
     uploads: Sequence[Upload], masks: Sequence[Mapping[str, Tensor] | None], byzantine: int | None = None
 ) -> list[int]:
-    """The places of the n − f uploads whose n − f − 2 nearest lie nearest.
+    """The indices of the n − f uploads with the smallest distance to their n − f − 2 nearest.
 
-    How far two lie apart is the mean squared difference of what both own.
+    The distance of two uploads is the mean squared difference of the elements both own.
     """
     count = len(uploads)
     bad = max((count - 3) // 2, 0) if byzantine is None else byzantine
     if count < 2 * bad + 3:
         raise ConfigError(
-            f"krum stands {bad} bad clients among at least {2 * bad + 3}, and this round has {count}; "
+            f"krum tolerates {bad} bad clients among at least {2 * bad + 3}, and this round has {count}; "
             "lower train.byzantine or use train.aggregate = 'median'"
         )
     distances = torch.zeros(count, count, dtype=torch.float64)
@@ -120,17 +120,17 @@ def choose_krum(
     return sorted(nearest.sum(1).argsort(stable=True)[: count - bad].tolist())
 
 
-def keep(average: Average, places: Sequence[int]) -> Average:
+def keep(average: Average, chosen: Sequence[int]) -> Average:
     """The average over some of the clients only."""
-    weights = tuple(weight if i in places else 0.0 for i, weight in enumerate(average.weights))
+    weights = tuple(weight if i in chosen else 0.0 for i, weight in enumerate(average.weights))
     return Average(weights, average.masks)
 
 
 def _middle(ordered: Tensor, owners: Tensor, part: float) -> Tensor:
-    """The mean of the sorted values without a part at each end; at least one or two are left in the middle."""
+    """The mean of the sorted values without a share at each end; at least one or two remain."""
     drop = torch.minimum((part * owners).floor().long(), (owners - 1).clamp_min(0) // 2)
-    place = torch.arange(len(ordered), device=ordered.device).view(-1, *[1] * owners.dim())
-    kept = (place >= drop) & (place < owners - drop)
+    index = torch.arange(len(ordered), device=ordered.device).view(-1, *[1] * owners.dim())
+    kept = (index >= drop) & (index < owners - drop)
     total = torch.where(kept, ordered, 0.0).double().sum(0)
     return total / kept.sum(0).clamp_min(1)
 

@@ -15,9 +15,11 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import STEPS_TAKEN, Cohort, Download, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@register("method", "scaffold")
 @dataclass(frozen=True)
 class Scaffold(LocalSGD):
     """Local SGD whose gradient is corrected by control variates, so that clients do not drift apart.

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from fedpews.methods.fedavg_m import DIRECTION, FedAvgMomentum
 from fedpews.methods.scaffold import Scaffold
+from fedpews.registry import register
 from fedpews.trees import Nest
 
 
+@register("method", "scaffold-m")
 @dataclass(frozen=True)
 class ScaffoldMomentum(FedAvgMomentum, Scaffold):
     """A step is y ← y − η·(β·(g − c_i + c) + (1 − β)·v): FedAvg-M with SCAFFOLD's control variates.

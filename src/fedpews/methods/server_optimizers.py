@@ -18,6 +18,7 @@ from fedpews.methods.average import Average
 from fedpews.methods.optimizers import Optimizer, Slots
 from fedpews.neurons.network import Network
 from fedpews.options import NotNegative, Positive
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
@@ -50,23 +51,19 @@ def init_server(optimizer: ServerOptimizer, net: Network, params: Tree) -> Nest:
 def step_server(
     optimizer: ServerOptimizer, net: Network, old: Tree, aggregate: Tree, slots: Nest, average: Average
 ) -> tuple[Tree, Nest]:
-    """New parameters and slots. An element nobody owned stays as it was, whatever momentum it has.
+    """The new parameters and slots.
 
-    With ``average.zero_unowned`` its aggregate is zero instead: x_g ← x_g − η_g·x_g for a plain step.
-    Buffers are statistics, not directions: they take the aggregate as it is.
+    An element that no client owns keeps its value and its slots, whatever momentum it has. With
+    ``average.zero_unowned`` its aggregate is zero instead: x_g ← x_g − η_g·x_g for a plain step. Buffers are
+    statistics, not directions: they are set to the aggregate.
     """
-    covered = average.covered(old)
     new_params, new_slots = dict(aggregate), {}
-    for name in net.trainable:
-        if average.zero_unowned:
-            goal = torch.where(covered[name], aggregate[name], 0.0)
-            new_params[name], new_slots[name] = optimizer.approach(old[name], goal, slots[name])
-            continue
-        value, kept = optimizer.approach(old[name], aggregate[name], slots[name])
-        new_params[name] = torch.where(covered[name], value, old[name])
-        new_slots[name] = {
-            key: torch.where(covered[name], slot, slots[name][key]) for key, slot in kept.items()
-        }
+    for name, owned in average.covered(trees.pick(old, net.trainable)).items():
+        goal = torch.where(owned, aggregate[name], 0.0) if average.zero_unowned else aggregate[name]
+        value, moved = optimizer.approach(old[name], goal, slots[name])
+        moves = owned | average.zero_unowned
+        new_params[name] = torch.where(moves, value, old[name])
+        new_slots[name] = {key: torch.where(moves, slot, slots[name][key]) for key, slot in moved.items()}
     return new_params, new_slots
 
 
@@ -78,11 +75,13 @@ class SGD(optimizers.SGD, ServerOptimizer):
         return (aggregate, {}) if self.lr == 1 else super().approach(old, aggregate, slots)
 
 
+@register("server", "fedavgm")
 @dataclass(frozen=True)
 class Momentum(optimizers.Momentum, ServerOptimizer):
     """FedAvgM: momentum at the server, v ← β·v + Δ and x_g ← x_g − η_g·v."""
 
 
+@register("server", "fedadagrad")
 @dataclass(frozen=True)
 class Adagrad(optimizers.Adagrad, ServerOptimizer):
     """FedAdagrad: a server rate that shrinks where updates were large, v ← v + Δ², without a first moment."""
@@ -91,6 +90,7 @@ class Adagrad(optimizers.Adagrad, ServerOptimizer):
     tau: Positive = 1e-3
 
 
+@register("server", "fedyogi")
 @dataclass(frozen=True)
 class Yogi(optimizers.Yogi, ServerOptimizer):
     """FedYogi: Adam at the server with a slower second moment, v ← v − (1−β₂)·Δ²·sign(v − Δ²)."""
@@ -98,6 +98,7 @@ class Yogi(optimizers.Yogi, ServerOptimizer):
     lr: Positive = 0.1
 
 
+@register("server", "fedadam")
 @dataclass(frozen=True)
 class Adam(optimizers.Smoothed, ServerOptimizer):
     """FedAdam: Adam at the server, v ← β₂v + (1−β₂)Δ²."""
@@ -105,6 +106,7 @@ class Adam(optimizers.Smoothed, ServerOptimizer):
     lr: Positive = 0.1
 
 
+@register("server", "fedexp")
 @dataclass(frozen=True)
 class FedExP(SGD):
     """FedExP: a longer server step where clients' changes differ, η_g = max(1, mean ‖Δ_i‖²/(2(‖Δ̄‖² + ε))).

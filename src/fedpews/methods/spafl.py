@@ -13,12 +13,14 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
+from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 LOWEST = 0.01
 """The part of a layer's neurons at which all of its thresholds count as 0, so that the layer does not close."""
 
 
+@register("method", "spafl")
 @dataclass(frozen=True)
 class SpaFL(Method, ClientHalf):
     """Every client trains weights of its own; a neuron (filter) is open where the mean of its |w| exceeds τ.

@@ -1,4 +1,4 @@
-"""Training only a part of the network: what every neuron mask has in common."""
+"""Training a subnetwork: one step under a mask of neurons, for any method."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from fedpews.trees import Nest
 def start_subnetwork(client: ClientHalf, net: Network, download: Download, memory: Nest | None) -> Nest:
     """A client half's local state, ready for ``step_subnetwork``.
 
-    A number that goes with a parameter (such as a bias correction) becomes one for each of its elements: they will
-    not all take the same steps.
+    A number that belongs to a parameter (such as a bias correction) becomes one for each of its elements, since
+    elements take different steps.
     """
-    local = {key: _each(net, value) for key, value in client.start(net, download, memory).items()}
+    local = dict(client.start(net, download, memory))
+    for key, tree in local.items():
+        single = [
+            name
+            for name, value in tree.items()
+            if name in net.graph.axes and isinstance(value, Tensor) and value.dim() == 0
+        ]
+        local[key] = tree | {name: tree[name].expand(net.shapes[name]).clone() for name in single}
     if client.counts_steps:
         like = next(iter(download.params.values()))
-        # the steps each element takes, counted by neuron: it stands still while its neuron is closed
+        # the steps of each element, counted by neuron: it does not move while its neuron is masked
         local = local | {STEPS_TAKEN: net.graph.expand(like.new_zeros(net.graph.size))}
     return local
-
-
-def _each(net: Network, tree: Nest) -> Nest:
-    single = {n for n, v in tree.items() if n in net.graph.axes and isinstance(v, Tensor) and v.dim() == 0}
-    return tree | {name: tree[name].expand(net.shapes[name]).clone() for name in single} if single else tree
 
 
 def step_subnetwork(
@@ -46,18 +48,17 @@ def step_subnetwork(
 ) -> tuple[Nest, Tensor]:
     """One step of any client half on the neurons whose gate is not zero.
 
-    The pass reads nothing from a closed neuron, and nothing that belongs to one changes, whatever the
-    client's own terms (proximal, control variate, momentum, weight decay) would have done to it.
+    Masked neurons are excluded: the pass reads nothing from them, and none of their weights change, whatever the
+    method's own terms (proximal, control variate, momentum, weight decay) are.
 
     Args:
-        gates: (neurons,) what each neuron's output is multiplied by; 0 closes it.
+        gates: (neurons,) the factor of each neuron's output; 0 masks the neuron.
     """
     mine = gates != 0
     if _pays_to_cut(net, local, batch, gates):
         kept, loss = _step_cut(client, net, local, batch, noise, lr, mine)
     else:
-        # The gradient of a closed neuron is zero, but momentum or a proximal term would still move it:
-        # put it back.
+        # the gradient of a masked neuron is zero, but momentum or a proximal term would still move it: undo that
         moved, loss = client.step(net.gated(gates), local, batch, noise, lr)
         mask = net.graph.expand(mine)
         kept = {
@@ -72,13 +73,13 @@ def step_subnetwork(
 
 
 CUT_FROM = 4e8
-"""Floating-point operations of a step from which the smaller kernels repay the copies (about 10 ms)."""
+"""Floating-point operations of a step from which smaller kernels save more time than the copies take (about 10 ms)."""
 
 
 def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool:
-    """Whether to train the physically smaller network, which is the same step with smaller kernels.
+    """Whether to train the smaller network, which takes the same step with smaller kernels.
 
-    On the CPU only: its shapes depend on the gates, so that every step would have to wait for the GPU.
+    On the CPU only: the shapes depend on the gates, so every step would have to wait for the GPU.
     """
     if gates.device.type != "cpu":
         return False
@@ -88,7 +89,7 @@ def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool
     # traced: no shape may depend on the gates
     if is_transformed():
         return False
-    # whatever goes with a parameter must have its shape, to be cut like it
+    # a tensor that belongs to a parameter must have its shape, to be cut like it
     fits = all(isinstance(value, dict) for value in local.values()) and all(
         value[name].shape == net.shapes.get(name)
         for key, value in local.items()
@@ -96,7 +97,7 @@ def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool
         for name in value
         if name in net.graph.axes
     )
-    # a gate that scales has no counterpart in a smaller network
+    # a smaller network has no gates that scale
     is_mask = bool(((gates == 0) | (gates == 1)).all())
     # kernels do not run on a layer without a neuron
     has_all_layers = all(bool(gates[a.start : a.start + a.size].any()) for a in net.graph.layers)
@@ -112,12 +113,12 @@ def _step_cut(
     lr: float | Tensor,
     neurons: Tensor,
 ) -> tuple[Nest, Tensor]:
-    """One step of the network that has only these neurons, its results put back where they belong."""
+    """One step of the network that has only these neurons, scattered back to the whole network."""
     whole = {key: value for key, value in local.items() if key != STEPS_TAKEN}
     part = {key: net.graph.slice(tree, neurons) for key, tree in whole.items()}
     moved, loss = client.step(net, part, batch, noise, lr)
     return {
-        # what the step did not touch need not be put back
+        # what the step did not change need not be scattered
         key: whole[key] if tree is part[key] else net.graph.scatter(whole[key], tree, neurons)
         for key, tree in moved.items()
     }, loss
@@ -127,7 +128,7 @@ def _step_cut(
 class AssignedClient(ClientHalf):
     """Trains the neurons the server assigned, and sends them back.
 
-    What is read from them is multiplied by the ``scale`` the server may send along.
+    Their outputs are multiplied by the ``scale`` that the server may send.
     """
 
     inner: ClientHalf

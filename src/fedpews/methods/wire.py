@@ -14,22 +14,46 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedpews.errors import FedpewsError
 from fedpews.methods.contract import PARAMS, Download, Upload
-from fedpews.methods.message import Message, Part
 from fedpews.neurons.network import Network
 from fedpews.trees import Tree, bit_pattern, map_leaves, stack, stacks
+
+
+class WirePart(NamedTuple):
+    """One tensor of a message, known before it is made."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+
+class WireMessage(NamedTuple):
+    """A message: what its header says, and its tensors by name."""
+
+    about: dict[str, Any]
+    parts: dict[str, WirePart]
+
+    def encode(self) -> bytes:
+        tensors = {key: part.make().cpu() for key, part in self.parts.items()}
+        encoded: bytes = save(tensors, {"about": json.dumps(self.about, separators=(",", ":"))})
+        return encoded
+
+    def payload(self) -> int:
+        """The bytes of all tensors; the header with their names is not counted."""
+        return sum(math.prod(part.shape) * part.dtype.itemsize for part in self.parts.values())
+
 
 SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
@@ -58,9 +82,13 @@ def message_size(net: Network, sent: Upload | Download) -> int:
 
 
 def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
-    """``message_size`` of each; what can be looked at for all together is."""
+    """``message_size`` of each, computed for all at once where possible."""
     dense = _without_zeros(net, sent)
-    neurons = [one.neurons for one in sent if one.neurons is not None and _mask(one) is None]
+    neurons = [
+        message.neurons
+        for message in sent
+        if message.neurons is not None and (isinstance(message, Download) or message.mask is None)
+    ]
     counts: Sequence[Mapping[str, int] | None] = [None] * len(sent)
     if neurons and len(neurons) == len(sent):
         counts = net.graph.count(stack(neurons), net.shapes) or counts
@@ -69,7 +97,7 @@ def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
 
 def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset[str]:
     """The keys of the trees that have too few zeros in all messages together for any of them to leave some out."""
-    found = []
+    keys = []
     for key, tree in _trees(sent[0]).items():
         others = [_trees(one).get(key, {}) for one in sent]
         if len({value.dtype for value in tree.values()}) != 1 or any(
@@ -86,16 +114,12 @@ def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset
                 zeros += some.numel() - int(bit_pattern(some).count_nonzero())
         else:
             if zeros * value.element_size() <= SPARSE_HEADER:
-                found.append(key)
-    return frozenset(found)
+                keys.append(key)
+    return frozenset(keys)
 
 
 def _trees(sent: Upload | Download) -> dict[str, Tree]:
     return {PARAMS: dict(sent.params), **sent.extra}
-
-
-def _mask(sent: Upload | Download) -> Mapping[str, Tensor] | None:
-    return sent.mask if isinstance(sent, Upload) else None
 
 
 def decode_upload(net: Network, data: bytes) -> Upload:
@@ -139,8 +163,8 @@ def _describe(
     counts: Mapping[str, int] | None = None,
     *,
     dense: Collection[str] = (),
-) -> Message:
-    """What a message will consist of: the only place that knows its layout.
+) -> WireMessage:
+    """The layout of a message, before it is encoded.
 
     Args:
         counts: how many elements of each tensor the sender's neurons own, if that is known.
@@ -154,14 +178,14 @@ def _describe(
         mask = sent.mask
     else:
         about = {"round": sent.round, "total": sent.total, "phase": sent.phase}
-    parts: dict[str, Part] = {}
+    parts: dict[str, WirePart] = {}
     if neurons is not None:
         # one bit each, in whole bytes: −(−n // 8) is n / 8 rounded up
-        parts["neurons"] = Part(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
+        parts["neurons"] = WirePart(torch.uint8, (-(-neurons.numel() // 8),), partial(_pack, neurons))
     if mask is not None:
         about["mask"] = {name: tuple(bits.shape) for name, bits in mask.items()}
         bits = torch.cat([bits.flatten() for bits in mask.values()])
-        parts["mask"] = Part(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
+        parts["mask"] = WirePart(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
     owned, everything = Owned(net, neurons, mask, counts), Owned(net, None, None)
     about["trees"] = {}
     for key, tree in _trees(sent).items():
@@ -174,18 +198,18 @@ def _describe(
             about["trees"][key] = {"names": list(tree), "bits": list(yes_no)}
             if yes_no:
                 make = partial(_pack_owned, mine, yes_no)
-                parts[f"{key}:bits"] = Part(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
+                parts[f"{key}:bits"] = WirePart(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
             if len(yes_no) < len(tree):
                 rest = {name: tree[name] for name in tree if name not in yes_no} if yes_no else tree
                 parts |= _squeeze(key, rest, mine, dense=key in dense)
         else:
             for name, value in tree.items():
-                parts[f"{key}/{name}"] = Part(value.dtype, tuple(value.shape), value.contiguous)
-    return Message(about, parts)
+                parts[f"{key}/{name}"] = WirePart(value.dtype, tuple(value.shape), value.contiguous)
+    return WireMessage(about, parts)
 
 
 class Owned:
-    """Which elements of a tree a client owns: counted from its neurons alone, expanded only when they are taken."""
+    """The elements of a tree that a client owns: counted from its neurons, expanded only to encode them."""
 
     def __init__(
         self,
@@ -242,17 +266,17 @@ def _decode(
         owned = net.graph.expand(neurons)
     if "mask" in about:
         owned = mask = _unpack_mask(net, _take(tensors, "mask"), shapes)
-    found = {
+    trees = {
         key: _unflatten(net, tensors, key, *entry, {} if mask is not None and key != "params" else owned)
         for key, entry in layout.items()
     }
-    # every part that was expected has been taken out; the rest are trees that travel whole
+    # the expected tensors are popped; the rest are trees that are sent whole
     for key, value in tensors.items():
         tree, _, name = key.partition("/")
         if not name or tree in layout:
             raise BadMessage(f"the message has a part {key!r} that does not belong to it")
-        found.setdefault(tree, {})[name] = value
-    return about, found.pop("params"), found, neurons, mask
+        trees.setdefault(tree, {})[name] = value
+    return about, trees.pop("params"), trees, neurons, mask
 
 
 def _owned(value: Tensor, mask: Tensor | None) -> Tensor:
@@ -289,7 +313,7 @@ def _unflatten(
     return tree
 
 
-def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool) -> dict[str, Part]:
+def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool) -> dict[str, WirePart]:
     """The owned values, or only those that are not zero when that is shorter."""
     count = owned.count(tree)
     dtypes = {value.dtype for value in tree.values()}
@@ -298,17 +322,17 @@ def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool)
         # no more zeros can be owned than there are, so most trees need no second look
         zeros = 0 if dense else sum(v.numel() - int(bit_pattern(v).count_nonzero()) for v in tree.values())
         if zeros * dtype.itemsize - (count + 7) // 8 <= SPARSE_HEADER:
-            return {key: Part(dtype, (count,), partial(owned.take, tree))}
+            return {key: WirePart(dtype, (count,), partial(owned.take, tree))}
     values = owned.take(tree)
     size = values.element_size()
     present = bit_pattern(values) != 0
     filled = int(present.count_nonzero())
     # now exactly: zeros saved, less a bit for each element and the header of one more tensor
     if (count - filled) * size - (count + 7) // 8 <= SPARSE_HEADER:
-        return {key: Part(values.dtype, (count,), lambda: values)}
+        return {key: WirePart(values.dtype, (count,), lambda: values)}
     return {
-        key: Part(values.dtype, (filled,), lambda: values[present]),
-        f"{key}:where": Part(torch.uint8, (-(-count // 8),), partial(_pack, present)),
+        key: WirePart(values.dtype, (filled,), lambda: values[present]),
+        f"{key}:where": WirePart(torch.uint8, (-(-count // 8),), partial(_pack, present)),
     }
 
 

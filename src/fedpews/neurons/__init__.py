@@ -1,10 +1,9 @@
 """Hidden neurons of any model: which parameters each one owns, gates, masks and smaller networks."""
 
-from fedpews.neurons.by_hand import Hidden
-from fedpews.neurons.channels import Layer
+from fedpews.neurons.channels import Hidden, Layer
 from fedpews.neurons.graph import Axis, NeuronGraph
+from fedpews.neurons.modules import slice_module
 from fedpews.neurons.network import Batch, Network
-from fedpews.neurons.slicing import slice_module
 from fedpews.neurons.trace import trace
 from fedpews.neurons.verify import verify
 

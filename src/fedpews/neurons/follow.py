@@ -1,8 +1,14 @@
-"""Follow every channel of every parameter through one pass of a model, kernel by kernel."""
+"""Follow every channel of every parameter through one pass of a model, kernel by kernel.
+
+A label is one number for each element of a tensor: ``CONSTANT`` for what no input changes (or padding), ``WHOLE`` for
+what depends on the input but belongs to no channel that could be masked, and from ``FIRST`` on the number of a channel
+of some parameter. Labels are expanded tensors: a dimension along which they do not change has stride 0, so that the
+labels of a large activation cost as much as a list of its channels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +17,103 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.neurons.channels import is_norm
-from fedpews.neurons.labels import CONSTANT, FIRST, WHOLE, Sets, compact, core, spread
 from fedpews.torch_private import TorchDispatchMode, WeakTensorKeyDictionary, plain_kernels, tree_leaves
+
+CONSTANT, WHOLE, FIRST = 0, 1, 2
+
+
+class Sets:
+    """Numbers joined into sets (union-find), many at a time; ``barred`` says why a number cannot be closed."""
+
+    def __init__(self, size: int) -> None:
+        self._parent = torch.arange(size)
+        self.barred: dict[int, str] = {}
+        self.mixed: dict[int, str] = {}
+
+    def find(self, labels: Tensor) -> Tensor:
+        """The number that stands for the set of each label."""
+        roots = self._parent[labels]
+        while not torch.equal(further := self._parent[roots], roots):
+            roots = further
+        # path compression: the next search for these is a single look-up
+        self._parent[labels] = roots
+        return roots
+
+    def join(self, one: Tensor, other: Tensor) -> None:
+        """Make the sets of the two numbers one, element by element; constants and the like are left alone."""
+        one, other = (side.reshape(-1) for side in torch.broadcast_tensors(one, other))
+        both = (one >= FIRST) & (other >= FIRST)
+        one, other = self.find(one[both]), self.find(other[both])
+        # One assignment may set the same parent several times, and only one of them stays: repeat for pairs
+        # that are still apart. Parents are always smaller numbers, so there can be no cycle.
+        while bool((apart := one != other).any()):
+            one, other = one[apart], other[apart]
+            self._parent[torch.maximum(one, other)] = torch.minimum(one, other)
+            one, other = self.find(one), self.find(other)
+
+    def bar(self, labels: Tensor, reason: str) -> None:
+        """These channels, and all they are joined to, can never be closed."""
+        for number in self.find(core(labels)).unique().tolist():
+            if number >= FIRST:
+                self.barred.setdefault(number, reason)
+
+    def canonical(self, labels: Tensor) -> Tensor:
+        """The labels with each number replaced by the one that stands for its set."""
+        return self.find(core(labels)).expand(labels.shape)
+
+    def varies(self, labels: Tensor) -> frozenset[int]:
+        """The dimensions along which the sets change."""
+        small = self.find(core(labels))
+        return frozenset(
+            dim
+            for dim, size in enumerate(small.shape)
+            if size > 1 and not torch.equal(small, small.narrow(dim, 0, 1).expand_as(small))
+        )
+
+    def mix(self, labels: Tensor, dims: Iterable[int], reason: str) -> Tensor:
+        """Join all that lies along these dimensions; the labels then, with size 1 there."""
+        small = self.find(core(labels))
+        for dim in dims:
+            if small.shape[dim] > 1:
+                # any channel is above CONSTANT and WHOLE, so the largest label is a channel if there is one
+                most = small.amax(dim, keepdim=True)
+                if bool(((small >= FIRST) & (small != most)).any()):
+                    self.join(small, most)
+                    for number in most.unique().tolist():
+                        self.mixed.setdefault(number, reason)
+                # a mix with something whole stays influenced by it, whatever is closed
+                if bool((odd := (small == WHOLE) & (most >= FIRST)).any()):
+                    self.bar(most.expand_as(small)[odd], "is mixed with what cannot be closed")
+                small = self.find(most)
+        kept = [1 if dim in set(dims) else size for dim, size in enumerate(labels.shape)]
+        return small.expand(kept)
+
+
+def core(labels: Tensor) -> Tensor:
+    """The labels with size 1 along every dimension where they are known not to change."""
+    for dim, (size, stride) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            labels = labels.narrow(dim, 0, 1)
+    return labels
+
+
+def compact(labels: Tensor) -> Tensor:
+    """The same labels, expanded along every dimension where they do not change."""
+    small = core(labels)
+    for dim, size in enumerate(small.shape):
+        if size > 1:
+            first = small.narrow(dim, 0, 1)
+            if torch.equal(small, first.expand_as(small)):
+                small = first
+    if any(one < other for one, other in zip(small.shape, labels.shape, strict=True)):
+        # a view would keep the full-size labels alive
+        small = small.contiguous()
+    return small.expand(labels.shape)
+
+
+def spread(labels: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
+    """One label per position of a dimension, expanded to a shape."""
+    return labels.view([-1 if d == dim % len(shape) else 1 for d in range(len(shape))]).expand(list(shape))
 
 
 @dataclass(frozen=True)
@@ -56,7 +157,7 @@ class Channels:
             axes = []
             # integer tensors (counters, index tables) hold no weights, so they have no channels
             for dim, size in enumerate(value.shape if value.is_floating_point() else ()):
-                # one position alone cannot be told from the whole, so it needs no number
+                # a single position is the whole dimension, so it needs no number
                 if size > 1:
                     axes.append(spread(torch.arange(number, number + size), dim, value.shape))
                     self.dimensions.append(Dimension(name, dim, number, size))
@@ -145,8 +246,8 @@ class Follower(TorchDispatchMode):
 
     def tag(self, value: Any) -> Tag | None:
         """What is known of a tensor; None for a constant, and for what is no tensor."""
-        found: Tag | None = self._tags.get(value) if isinstance(value, Tensor) else None
-        return found
+        tag: Tag | None = self._tags.get(value) if isinstance(value, Tensor) else None
+        return tag
 
     def feed(self, tensor: Tensor) -> None:
         """This is an input of the model."""

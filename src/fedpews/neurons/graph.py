@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.by_hand import Hidden, describe
-from fedpews.neurons.channels import Layer, Side, is_norm, places
+from fedpews.neurons.channels import Hidden, Layer, Side, channel_dims, describe, is_norm
 from fedpews.trees import Tree
 
 
@@ -20,9 +19,9 @@ from fedpews.trees import Tree
 class Axis:
     """One dimension of one parameter or buffer, and the hidden neuron each position on it belongs to.
 
-    ``neurons`` is int64, one entry per position; −1 means no neuron, so always kept. ``reads`` tells two kinds
-    apart: a consumer's input columns read the neuron's output; all else (fan-in row, bias, norm scale, shift and
-    running statistics, depthwise kernels) makes the neuron up. ``rank`` is how many dimensions the tensor has.
+    ``neurons`` is int64, one entry per position; −1 is no neuron, so always kept. ``reads`` is whether the positions
+    read the neuron's output (the input columns of a later layer) or compute it (its row, bias, norm scale, shift and
+    running statistics, depthwise kernels). ``rank`` is the number of the tensor's dimensions.
     """
 
     dim: int
@@ -200,8 +199,8 @@ class NeuronGraph:
         for name, axes in self.axes.items():
             if name in shapes:
                 others = math.prod(shapes[name]) // math.prod(shapes[name][axis.dim] for axis in axes)
-                found = reduce(torch.mul, [axis.count(kept, below) for axis in axes])
-                counts[name] = (others * found).tolist()
+                positions = reduce(torch.mul, [axis.count(kept, below) for axis in axes])
+                counts[name] = (others * positions).tolist()
         return [dict(zip(counts, row, strict=True)) for row in zip(*counts.values(), strict=True)]
 
     def slice(self, params: Mapping[str, Tensor], neurons: Tensor) -> Tree:
@@ -215,7 +214,7 @@ class NeuronGraph:
         return sliced
 
     def scatter(self, full: Mapping[str, Tensor], sliced: Mapping[str, Tensor], neurons: Tensor) -> Tree:
-        """The inverse of :meth:`slice`: the sliced values back in their places, all else as in ``full``."""
+        """The inverse of :meth:`slice`: the sliced values back in their channel_dims, all else as in ``full``."""
         return {
             name: _put(value, sliced[name], self.axes.get(name, ()), neurons) for name, value in full.items()
         }
@@ -244,16 +243,16 @@ class NeuronGraph:
         axes = {
             name: tuple(
                 Axis(axis.dim, numbers[axis.neurons], axis.reads, axis.rank)
-                for axis in found
+                for axis in own
                 if bool((numbers[axis.neurons] >= 0).any())
             )
-            for name, found in self.axes.items()
+            for name, own in self.axes.items()
         }
         norms = {name: numbers[neurons] for name, neurons in self.norms.items()}
         return replace(
             self,
             layers=tuple(kept),
-            axes={name: found for name, found in axes.items() if found},
+            axes={name: own for name, own in axes.items() if own},
             norms={name: neurons for name, neurons in norms.items() if bool((neurons >= 0).any())},
             left_whole={**self.left_whole, **layers},
         )
@@ -286,28 +285,28 @@ def assemble(
     modules = dict(model.named_modules())
     tensors = (*model.named_parameters(), *model.named_buffers())
     names = {id(value): name for name, value in tensors}
-    found: dict[str, dict[int, Axis]] = {name: {} for name, _ in tensors}
+    by_name: dict[str, dict[int, Axis]] = {name: {} for name, _ in tensors}
     for (layer, side), neurons in channels.items():
-        for place in places(modules[layer]):
-            if place.side != side:
+        for entry in channel_dims(modules[layer]):
+            if entry.side != side:
                 continue
-            value = getattr(modules[layer], place.tensor)
+            value = getattr(modules[layer], entry.tensor)
             if id(value) not in names:
                 raise ConfigError(
-                    f"layer {layer!r} computes its {place.tensor} from other parameters (weight_norm?), so it cannot "
+                    f"layer {layer!r} computes its {entry.tensor} from other parameters (weight_norm?), so it cannot "
                     "be divided among neurons. Remove the parametrization, or skip the layer."
                 )
-            axes = found[names[id(value)]]
-            known = axes.get(place.dim)
+            axes = by_name[names[id(value)]]
+            known = axes.get(entry.dim)
             if known is not None and not torch.equal(known.neurons, neurons):
                 raise ConfigError(
-                    f"layer {layer!r} shares its {place.tensor} with another layer, for other neurons. Skip it."
+                    f"layer {layer!r} shares its {entry.tensor} with another layer, for other neurons. Skip it."
                 )
-            reads = place.reads or (known is not None and known.reads)
-            axes[place.dim] = Axis(place.dim, neurons, reads, value.dim())
+            reads = entry.reads or (known is not None and known.reads)
+            axes[entry.dim] = Axis(entry.dim, neurons, reads, value.dim())
     for name, (dim, neurons) in (loose or {}).items():
-        found[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
-    ordered = {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in found.items() if axes}
+        by_name[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
+    ordered = {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in by_name.items() if axes}
     norms = {name: neurons for (name, _), neurons in channels.items() if is_norm(modules[name])}
     weights = {name: value.numel() for name, value in model.named_parameters()}
     return NeuronGraph(tuple(layers), ordered, norms, weights)

@@ -1,20 +1,151 @@
-"""What a module needs before it can be seen as pure functions."""
+"""Any module: run on an example, copied, prepared, and cut down to some of its neurons."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.example import outputs_of, run
+from fedpews.neurons.channels import groups_left
+from fedpews.neurons.graph import NeuronGraph
 from fedpews.seeds import global_generator
+from fedpews.torch_private import tree_leaves, tree_map_only
+
+
+def run(model: nn.Module, example: Any) -> Any:
+    """The model's outputs; a tuple or dict holds its arguments."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same for a functional call: (args, kwargs)."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def outputs_of(value: Any) -> list[Tensor]:
+    """Every tensor in what a model returned."""
+    tensors = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            tensors.append(leaf)
+        elif is_dataclass(leaf) or hasattr(leaf, "logits"):
+            tensors += [part for part in vars(leaf).values() if isinstance(part, Tensor)]
+    return tensors
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Inputs that a model runs on."""
+
+    evaluation: list[Any]
+    training: list[Any]
+
+    @staticmethod
+    def tensors(batch: Any) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def batches(model: nn.Module, example: Any) -> Batches:
+    """Small batches like the example: for a pass in evaluation, and for one in training if the model can do that.
+
+    In training a norm over the batch needs several samples that differ.
+    """
+    generator = torch.Generator().manual_seed(0)
+    training = model.training
+
+    def more(value: Tensor, size: int) -> Tensor:
+        """So many samples near the example's own."""
+        if value.dim() == 0:
+            return value
+        value = value.detach().repeat(-(-size // max(1, len(value))), *[1] * (value.dim() - 1))[:size]
+        if value.is_floating_point():
+            return value + 0.5 * torch.randn(value.shape, generator=generator).to(value)
+        return value
+
+    def first(value: Tensor) -> Tensor:
+        return value[:2] if value.dim() else value
+
+    def runs(batch: Any) -> bool:
+        try:
+            with torch.no_grad(), global_generator():
+                run(model, batch)
+        except Exception:  # noqa: BLE001  whatever keeps a foreign model from running on this batch
+            return False
+        return True
+
+    model.eval()
+    few = tree_map_only(Tensor, first, example)
+    # the first dimension is not the batch
+    if not runs(few):
+        few = example
+        with torch.no_grad():
+            run(model, few)
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a norm writes its statistics in place
+    model.train()
+    many = [tree_map_only(Tensor, lambda value: more(value, 8), example), example]
+    able = [batch for batch in many if runs(batch)][:1]
+    for buffer, value in before:
+        buffer.copy_(value)
+    model.train(training)
+    return Batches([few], able)
+
+
+def main_output(value: Any) -> Tensor:
+    """The tensor of which the loss is computed: ``logits`` (or ``out``, as torchvision says), else the first tensor.
+
+    >>> import torch
+    >>> main_output({"aux": torch.ones(1), "logits": torch.zeros(1)}), main_output((torch.ones(2), None))
+    (tensor([0.]), tensor([1., 1.]))
+    """
+    if isinstance(value, Tensor):
+        return value
+    logits = getattr(value, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    if isinstance(value, Mapping):
+        named = next((value[name] for name in ("logits", "out", "output") if name in value), None)
+        candidates = [*value.values()] if named is None else [named]
+    else:
+        candidates = [*value] if isinstance(value, tuple | list) else []
+    for candidate in candidates:
+        if isinstance(candidate, Tensor):
+            return candidate
+    raise TypeError(
+        f"the model returns a {type(value).__name__} in which there is no tensor; return a tensor, a tuple whose "
+        "first entry is one, a dict with 'logits', or an object with .logits"
+    )
+
+
+def made_up(example: Any, generator: torch.Generator) -> Any:
+    """Two made-up inputs like the example: random numbers, and the example's own tokens."""
+
+    def make(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf[:1].expand(2, *leaf.shape[1:])
+        return torch.rand(2, *leaf.shape[1:], generator=generator).to(leaf)
+
+    return tree_map_only(Tensor, make, example)
+
+
+def doubled(leaf: Tensor) -> Tensor:
+    """Numbers in double precision; tokens stay what they are."""
+    return leaf.double() if leaf.is_floating_point() else leaf
+
 
 T = TypeVar("T")
 
@@ -84,3 +215,82 @@ def trains_channels_last(module: nn.Module) -> bool:
 def total(outputs: Any) -> Tensor:
     """One number that depends on all a model returned."""
     return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()
+
+
+def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Module:
+    """A deep copy of the model with the closed neurons physically removed.
+
+    ``neurons`` is (h,) boolean; every layer of the graph must keep at least one.
+
+    >>> import torch
+    >>> from fedpews.neurons import Hidden
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> graph = NeuronGraph.by_hand(model, [Hidden("0", read_by=["2"])])
+    >>> slice_module(model, graph, torch.tensor([True, False, True]))
+    Sequential(
+      (0): Linear(in_features=2, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=1, bias=True)
+    )
+    """
+    for layer in graph.layers:
+        if layer.name in graph.uncut and not bool(neurons[layer.start : layer.start + layer.size].all()):
+            raise ConfigError(
+                f"the neurons of layer {layer.name!r} can be masked but not removed: the model's code has their "
+                "number written into it."
+            )
+    memo = _computed(model)  # what the deep copy takes instead of copying
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if name in graph.axes:
+            sliced = graph.slice({name: value.detach()}, neurons)[name]
+            is_parameter = isinstance(value, nn.Parameter)
+            memo[id(value)] = nn.Parameter(sliced, value.requires_grad) if is_parameter else sliced
+    model = copy.deepcopy(model, memo)
+    for name, module in model.named_modules():
+        if name in graph.norms:
+            channels = graph.norms[name]
+            kept = int((neurons[channels.clamp(min=0)] | (channels < 0)).sum())
+            if isinstance(module, nn.GroupNorm):
+                module.num_groups, module.num_channels = groups_left(module, kept), kept
+            elif isinstance(module, _NormBase):
+                module.num_features = kept
+        else:
+            _resize(module)
+    return model
+
+
+def copy_module(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a model that keeps computed tensors (old-style weight_norm, pruning)."""
+    return copy.deepcopy(model, _computed(model))
+
+
+def _computed(model: nn.Module) -> dict[int, Any]:
+    """A deep copy's memo with the tensors it would refuse: those that hang on the computation they come from."""
+    return {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
+def _resize(module: nn.Module) -> None:
+    """Make a layer's stated sizes agree with its tensors."""
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _ConvNd):
+        first, second = module.weight.shape[:2]
+        if module.groups > 1:
+            module.groups = groups_left(module, first)
+        if module.transposed:
+            module.in_channels, module.out_channels = first, second * module.groups
+        else:
+            module.out_channels, module.in_channels = first, second * module.groups
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = module.weight.shape[0]
+    elif isinstance(module, nn.Embedding):
+        module.embedding_dim = module.weight.shape[1]
+    elif isinstance(getattr(module, "nf", None), int) and isinstance(
+        weight := getattr(module, "weight", None), Tensor
+    ):
+        vars(module)["nf"] = weight.shape[1]  # Hugging Face's Conv1D, a linear layer the other way round

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,22 +12,32 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
-from fedpews.neurons.batch import Batch as Batch
-from fedpews.neurons.batch import SampleLoss, SampleWeight, Term, cross_entropy
 from fedpews.neurons.channels import is_norm
-from fedpews.neurons.differentiate import differentiate
-from fedpews.neurons.example import arguments, doubled, made_up, main_output, outputs_of, run
+from fedpews.neurons.functional import Batch as Batch
+from fedpews.neurons.functional import (
+    PureModule,
+    SampleLoss,
+    SampleWeight,
+    Term,
+    cross_entropy,
+    differentiate,
+)
 from fedpews.neurons.modules import (
+    arguments,
     batch_counters,
     cached,
     channels_last,
+    copy_module,
+    doubled,
+    made_up,
+    main_output,
     materialised,
+    outputs_of,
+    run,
     total,
     trains_channels_last,
     unwrapped,
 )
-from fedpews.neurons.pure import PureModule
-from fedpews.neurons.slicing import copy_module
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Network:
-    """The structure of a model. Its weights are passed in, never held.
+    """The structure of a model. Its weights are passed to every function, never stored.
 
     ``params`` is always one tree with the trainable parameters and the floating-point buffers (BatchNorm's
     running statistics, and its count of batches where it averages over all of them). Frozen parameters and other
@@ -101,7 +109,7 @@ class Network:
 
     @cached
     def graph(self) -> NeuronGraph:
-        """The hidden neurons, found on first use: a method without masks never needs them."""
+        """The hidden neurons, traced on first use: a method without masks never needs them."""
         if self._given_graph is not None:
             return self._given_graph
         if self._first is not None:
@@ -182,7 +190,7 @@ class Network:
 
     def gated(self, gates: Tensor) -> Network:
         """The same network with every hidden neuron's output multiplied by its gate, wherever it is read."""
-        _ = self._fed, self._frozen_readers  # found once, with the graph, then shared by all copies
+        _ = self._fed, self._frozen_readers  # computed once, with the graph, then shared by all copies
         gated = copy.copy(self)
         gated._gates = gates
         return gated
@@ -340,40 +348,31 @@ class Network:
         axes = self.graph.axes
         return tuple(name for name in self.frozen if any(axis.reads for axis in axes.get(name, ())))
 
-    @contextmanager
-    def _gating(self, module: nn.Module) -> Iterator[None]:
-        """While this lasts, the layers that can be are gated at their inputs."""
-
-        def gate(
-            layer: nn.Module, given: tuple[Tensor, ...], *, weight: str, gates: Tensor | None = self._gates
-        ) -> tuple[Tensor, ...]:
-            assert gates is not None
-            return (self.graph.gate_inputs(weight, given[0], gates), *given[1:])
-
-        with ExitStack() as hooks:
-            for name, weight in self._fed.items():
-                hook = module.get_submodule(name).register_forward_pre_hook(partial(gate, weight=weight))
-                hooks.callback(hook.remove)
-            yield
-
     def _call(self, params: Mapping[str, Tensor], x: Any, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)
         pure = self._pure(training=training)
-        module = pure.module
-        gating: AbstractContextManager[None] = nullcontext()
-        if self._gates is not None:
-            gating = self._gating(module)
-            fed = self._fed.values()
-            # what is frozen is not trained, but of a closed neuron it must read nothing either
+        module, gates, hooks = pure.module, self._gates, []
+        if gates is not None:
+            graph, fed = self.graph, self._fed
+            # frozen weights are not trained, but they must read nothing from a masked neuron either
             frozen = {name: module.get_parameter(name).detach() for name in self._frozen_readers}
-            rest = {name: value for name, value in (frozen | values).items() if name not in fed}
-            values |= self.graph.gate(rest, self._gates)
+            rest = {name: value for name, value in (frozen | values).items() if name not in fed.values()}
+            values |= graph.gate(rest, gates)
+            # the other layers are gated at their inputs
+            for name, weight in fed.items():
+                hook = module.get_submodule(name).register_forward_pre_hook(
+                    lambda _, given, weight=weight: (graph.gate_inputs(weight, given[0], gates), *given[1:])
+                )
+                hooks.append(hook)
         # BatchNorm writes its statistics and its counter in place: let it write into copies, so the call stays pure
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
         counters = {name: module.get_buffer(name).clone() for name in self._counters} if training else {}
         args, kwargs = arguments(x)
-        with gating:
+        try:
             outputs = pure(values | buffers | counters, args, kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
         return main_output(outputs), buffers
 
     @cached

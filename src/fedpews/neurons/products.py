@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.neurons.follow import Follower, Tag, structure
-from fedpews.neurons.labels import FIRST, WHOLE, core, spread
+from fedpews.neurons.follow import FIRST, WHOLE, Follower, Tag, core, spread, structure
 
 Arguments = dict[str, Any]
 Tags = list[Tag | None]
@@ -26,7 +25,7 @@ def product(
     """The tag of matrix products, (batch, m, k) by (batch, k, n); ``shape`` is (batch, m, k, n)."""
     batch, m, k, n = shape
     if one is not None and one.weight and other is not None and other.weight:
-        # learnt queries, say: the left one is taken for an activation
+        # learnt queries, for example: the left operand counts as an activation
         one = Tag((follower.activation(one, frozenset({2})),))
     if one is not None and one.weight:
         # W·x = (xᵀ·Wᵀ)ᵀ, so the weight is always on the right below
@@ -133,10 +132,10 @@ def _matrices(follower: Follower, first: Tensor, second: Tensor) -> Tag | None:
             tag = Tag(tuple(axis.unsqueeze(0) for axis in tag.axes), tag.weight, tag.readable)
         tags.append(tag)
     batch = first.shape[0] if first.dim() == 3 else 1
-    found = product(follower, tags[0], tags[1], (batch, first.shape[-2], first.shape[-1], second.shape[-1]))
-    if found is not None and first.dim() == 2:
-        found = Tag(tuple(axis.squeeze(0) for axis in found.axes), found.weight, found.readable)
-    return found
+    tag = product(follower, tags[0], tags[1], (batch, first.shape[-2], first.shape[-1], second.shape[-1]))
+    if tag is not None and first.dim() == 2:
+        tag = Tag(tuple(axis.squeeze(0) for axis in tag.axes), tag.weight, tag.readable)
+    return tag
 
 
 def _mm(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
@@ -163,8 +162,8 @@ def _mv(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) 
     if other is None and one is not None and one.weight:
         follower.bar(one, "goes into a product of its weights")
         return [None]
-    found = product(follower, one, other, (1, *matrix.shape, 1))
-    return [found and Tag(tuple(axis[0, :, 0] for axis in found.axes), found.weight, found.readable)]
+    tag = product(follower, one, other, (1, *matrix.shape, 1))
+    return [tag and Tag(tuple(axis[0, :, 0] for axis in tag.axes), tag.weight, tag.readable)]
 
 
 def _convolution(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:

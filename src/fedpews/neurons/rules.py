@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.neurons.follow import Follower, Tag, structure
-from fedpews.neurons.labels import CONSTANT, WHOLE, compact, core, spread
+from fedpews.neurons.follow import CONSTANT, WHOLE, Follower, Tag, compact, core, spread, structure
 from fedpews.neurons.products import PRODUCTS
 from fedpews.torch_private import tree_leaves
 
@@ -100,7 +99,7 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
         return [follower.whole(value.shape) if chosen else None for value in results]
     axes = []
     for run in runs:
-        found = [
+        along = [
             next((axis for axis in tag.axes if structure(axis) == run), None) if tag is not None else None
             for tag in tags
         ]
@@ -109,7 +108,7 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
             torch.full((1,) * value.dim(), CONSTANT if tag is None else WHOLE).expand(value.shape)
             for tag, value in zip(tags, values, strict=True)
         ]
-        axes.append(moved([b if axis is None else axis for axis, b in zip(found, blank, strict=True)]))
+        axes.append(moved([b if axis is None else axis for axis, b in zip(along, blank, strict=True)]))
     readable = all(tag.readable for tag in weights)
     # an axis of which a slice left one position is no axis any more
     return [
@@ -190,8 +189,8 @@ def _spatial(follower: Follower, func: Any, bound: Arguments, results: list[Tens
     tag, name = follower.tag(data), func._schema.name.partition("::")[2]
     if tag is None:
         return [follower.whole(value.shape) for value in results]
-    found = re.search(r"([123])d", name)
-    count = int(found[1]) if found else 2
+    match = re.search(r"([123])d", name)
+    count = int(match[1]) if match else 2
     mixed = _mixed(follower, tag, range(data.dim() - count, data.dim()), name)
     return [_resized(mixed, value.shape) for value in results]
 

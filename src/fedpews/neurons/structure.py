@@ -1,4 +1,4 @@
-"""What a model is, apart from its weights: enough to tell it from another, and to say in what they differ."""
+"""The structure of a model without its weights, and the first difference between two structures."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def structure(net: Network) -> Structure:
     """The shapes of a network's tensors, the kernels of a training pass with its loss, and its frozen parameters.
 
     >>> net = Network(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh()), torch.zeros(1, 2))
-    >>> found = structure(net)
-    >>> found["shapes"], [step.partition(":")[0] for step in found["steps"]][:3]
+    >>> made = structure(net)
+    >>> made["shapes"], [step.partition(":")[0] for step in made["steps"]][:3]
     ({'0.weight': [3, 2], '0.bias': [3]}, ['t', 'addmm', 'tanh'])
     """
     x = net.two_samples()
@@ -64,9 +64,9 @@ def structure(net: Network) -> Structure:
     }
 
 
-def fingerprint(found: Structure) -> str:
-    """A structure in sixteen digits."""
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+def fingerprint(structure: Structure) -> str:
+    """The hash of a structure, in sixteen digits."""
+    return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def difference(was: Structure, now: Structure) -> str | None:

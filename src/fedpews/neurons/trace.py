@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.channels import Layer
-from fedpews.neurons.example import batches, outputs_of, run
-from fedpews.neurons.follow import Channels, Dimension
+from fedpews.neurons.follow import FIRST, Channels, Dimension, Sets
 from fedpews.neurons.graph import Axis, NeuronGraph
-from fedpews.neurons.labels import FIRST
-from fedpews.neurons.modules import materialised, unwrapped
+from fedpews.neurons.modules import batches, copy_module, materialised, outputs_of, run, unwrapped
 from fedpews.neurons.rules import RULES
-from fedpews.neurons.slicing import copy_module
 from fedpews.neurons.verify import BY_HAND, prove
 from fedpews.seeds import global_generator
 
-Item = TypeVar("Item", bound=Hashable)
 AT_OUTPUT, SKIPPED, FROZEN = "reaches the model's output", "is skipped", "has neurons with frozen weights"
 UNREACHED = "which the example does not reach"
 
@@ -40,9 +36,9 @@ def trace(
     reach (a branch not taken, an expert not chosen), and the layers in ``skip`` (or in the model's own ``unmasked``)
     with all that is bound to them; a module's name stands for all it contains.
 
-    The graph is proved on the example, in evaluation and in training: a closed neuron must leave no trace in what
-    the model computes. A layer that fails is left whole too. ``graph.left_whole`` says which layers are and why,
-    ``graph.masked_share`` how much of the weights is not.
+    The graph is proved on the example, in evaluation and in training: a masked neuron must have no influence on the
+    outputs. A layer that fails is left whole too. ``graph.left_whole`` has these layers and the reasons,
+    ``graph.masked_share`` the share of the weights that can be masked.
 
     Args:
         example: a tensor, or a tuple or dict of the model's arguments.
@@ -141,13 +137,13 @@ def _suspects(channels: Channels) -> dict[str, str]:
     A module that is never entered is called by the module around it, which can read only its own inputs and what it
     and its other parts compute, not what stays inside these parts.
     """
-    found: dict[str, str] = {}
+    suspects: dict[str, str] = {}
     for name in channels.unreached.values():
         layer = module = name.rpartition(".")[0]
         while module and module not in channels.entered:
             module = module.rpartition(".")[0]
-        found.setdefault(module, f"may be read by {layer or name!r}, {UNREACHED}")
-    return found
+        suspects.setdefault(module, f"may be read by {layer or name!r}, {UNREACHED}")
+    return suspects
 
 
 def _problem(model: nn.Module, example: Any, error: Exception) -> str:
@@ -166,26 +162,6 @@ def _problem(model: nn.Module, example: Any, error: Exception) -> str:
         hook.remove()
     where = f" (last layer entered: {entered[-1]!r})" if entered[-1] else ""
     return f"{type(model).__name__} does not run on the example{where}: {first_line(error)}."
-
-
-class _Sets(Generic[Item]):
-    """Things joined into sets (union-find)."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Item, Item] = {}
-
-    def find(self, item: Item) -> Item:
-        """The one member that stands for the item's set."""
-        path = []
-        while (parent := self._parent.setdefault(item, item)) != item:
-            path.append(item)
-            item = parent
-        self._parent.update(dict.fromkeys(path, item))
-        return item
-
-    def join(self, one: Item, other: Item) -> None:
-        """Make the two sets one."""
-        self._parent[self.find(other)] = self.find(one)
 
 
 def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bool) -> NeuronGraph:
@@ -228,7 +204,7 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bo
     norms = {name: numbers[sets.find(given)] for name, given in channels.norms.items()}
     return NeuronGraph(
         tuple(layers),
-        {name: tuple(found) for name, found in axes.items()},
+        {name: tuple(own) for name, own in axes.items()},
         {name: neurons for name, neurons in norms.items() if bool((neurons >= 0).any())},
         {name: tensors[name].numel() for name, _ in model.named_parameters()},
         _left_whole(channels, root, numbers, barred),
@@ -238,23 +214,26 @@ def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bo
 def _number(channels: Channels, root: Tensor, free: Tensor) -> tuple[list[Layer], Tensor]:
     """The layers of more than one neuron, in forward order, and the neuron of each set of channels or −1."""
     order = [channels.dimensions[position] for position in channels.makers]
-    together: _Sets[int] = _Sets()
     # layers that share a neuron (those of a residual stream) become one layer, named after all of them
-    owner: dict[int, int] = {}  # set -> position of its first maker
-    for position, dimension in enumerate(order):
+    owner: dict[int, int] = {}  # set of channels -> its first maker
+    shared: list[tuple[int, int]] = []
+    for position, dimension in enumerate(order, FIRST):
         for number in root[dimension.first : dimension.first + dimension.size].tolist():
             if bool(free[number]):
-                together.join(owner.setdefault(number, position), position)
+                shared.append((owner.setdefault(number, position), position))
+    together = Sets(FIRST + len(order))
+    together.join(*torch.tensor(shared, dtype=torch.int64).view(-1, 2).T)
+    layer_of = together.find(torch.arange(FIRST + len(order))).tolist()
     gathered: dict[int, list[int]] = {}
     for number, position in owner.items():
-        gathered.setdefault(together.find(position), []).append(number)
+        gathered.setdefault(layer_of[position], []).append(number)
     layers: list[Layer] = []
     numbers = torch.full_like(root, -1)
     start = 0
     for key, members in gathered.items():
         # a single neuron could only be closed together with its whole layer
         if len(members) > 1:
-            makers = [d for position, d in enumerate(order) if together.find(position) == key]
+            makers = [d for position, d in enumerate(order, FIRST) if layer_of[position] == key]
             layers.append(Layer(" + ".join(dict.fromkeys(map(_layer, makers))), start, len(members)))
             numbers[members] = torch.arange(start, start + len(members))
             start += len(members)

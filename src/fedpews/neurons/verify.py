@@ -1,4 +1,4 @@
-"""Prove on an example that a neuron graph is right: a closed neuron must leave no trace."""
+"""Prove on an example that a neuron graph is right: masked neurons must have no influence on the output."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.channels import Layer
-from fedpews.neurons.example import arguments, batches, outputs_of, run
 from fedpews.neurons.graph import NeuronGraph
-from fedpews.neurons.slicing import copy_module, slice_module
+from fedpews.neurons.modules import arguments, batches, copy_module, outputs_of, run, slice_module
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
@@ -23,12 +22,12 @@ BY_HAND = 'NeuronGraph.by_hand(model, [Hidden("layer", read_by=["next.layer"]), 
 
 
 def verify(model: nn.Module, graph: NeuronGraph, example: Any) -> None:
-    """Raise a ConfigError unless closing neurons equals removing them on the example.
+    """Raise a ConfigError unless masking neurons equals removing them on the example.
 
-    Closed by gates, and closed by hand: what reads a closed neuron set to zero, what makes it up to random numbers.
-    The outputs must agree, in evaluation and in training, because then nothing of a closed neuron has any influence.
-    Compared on a few samples, in double precision, with all parameters jittered, because a layer that starts at
-    zero would prove nothing.
+    Neurons are masked by gates, and by hand: the weights that read a masked neuron are set to zero, its own weights to
+    other numbers. The outputs must agree, in evaluation and in training, because then a masked neuron has no influence.
+    They are compared on a few samples, in double precision, with noise on all parameters, because a layer that starts
+    at zero would prove nothing.
     """
     with global_generator():
         prove(model, graph, example, strict=True)
@@ -39,7 +38,6 @@ def prove(model: nn.Module, graph: NeuronGraph, example: Any, *, strict: bool) -
     trial = _trial(model, example)
     # without a layer that failed the others may fare differently, so what is left is proved again
     while graph.layers:
-        found = ""
 
         def masked(layers: Sequence[Layer], graph: NeuronGraph = graph) -> str:
             return trial.differ(graph, layers, _masked)
@@ -48,14 +46,16 @@ def prove(model: nn.Module, graph: NeuronGraph, example: Any, *, strict: bool) -
         if not failed:
             break
         # one of several layers that fail only together passes alone
-        found = masked(failed[:1]) or masked(graph.layers)
+        difference = masked(failed[:1]) or masked(graph.layers)
         if strict:
             names = [part for layer in failed for part in layer.name.split(" + ")]
             raise ConfigError(
-                f"closing neurons of layer {failed[0].name!r} is not the same as removing them: {found}. "
+                f"closing neurons of layer {failed[0].name!r} is not the same as removing them: {difference}. "
                 + ways_out(names)
             )
-        graph = graph.without({layer.name: f"is not independent of the rest ({found})" for layer in failed})
+        graph = graph.without(
+            {layer.name: f"is not independent of the rest ({difference})" for layer in failed}
+        )
     uncut: list[Layer] = []
     # one short pass finds most of them; only what passes it gets the full trial
     for quick in (True, False):
@@ -72,8 +72,8 @@ def _failing(layers: Sequence[Layer], differ: Callable[[Sequence[Layer]], str]) 
     if len(layers) == 1:
         return list(layers)
     half = len(layers) // 2
-    found = _failing(layers[:half], differ) + _failing(layers[half:], differ)
-    return found or [layers[-1]]
+    failing = _failing(layers[:half], differ) + _failing(layers[half:], differ)
+    return failing or [layers[-1]]
 
 
 Pass = Callable[[Any], list[Tensor]]
@@ -115,8 +115,8 @@ class _Trial:
                     if way is _cut and training and self.random:
                         continue
                     self.model.train(training)
-                    if found := _difference(gated(batch), other(batch), self.tolerance):
-                        return found + (" in training" if training else "")
+                    if difference := _difference(gated(batch), other(batch), self.tolerance):
+                        return difference + (" in training" if training else "")
             except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
                 return f"the smaller network does not run ({first_line(error)})"
         return ""
@@ -149,7 +149,7 @@ def _gated(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
 
 
 def _masked(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
-    """By hand: nothing is read from a closed neuron, and what it is made of is something else entirely."""
+    """Masked by hand: nothing is read from a masked neuron, and its own weights are other numbers."""
     tensors = _tensors(model)
     for name, axes in graph.axes.items():
         value = tensors[name]
@@ -167,7 +167,7 @@ def _masked(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
 
 
 def _cut(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
-    # which layers cannot be cut is what is being found out, so none is spared yet
+    # the layers that cannot be cut are not known yet, so all are tried
     small = slice_module(model, replace(graph, uncut=frozenset()), neurons)
 
     def forward(batch: Any) -> list[Tensor]:

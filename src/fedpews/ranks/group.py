@@ -1,15 +1,29 @@
-"""The ranks of a run: who there is, and messages between the first, which leads, and the others."""
+"""The ranks of a run, and messages between the first, which leads, and the others.
+
+torchrun's store outlives a restart, with the addresses of processes that are dead (pytorch/pytorch#135712), and agents
+on several machines need not agree on the number of restarts. So the first rank names each attempt, and the keys of an
+attempt begin with its name.
+
+A message is JSON and tensors, packed into one tensor of bytes, without pickle. It is packed where the tensors are, so
+that on a GPU nothing passes through the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.nn.functional import pad
 
 from fedpews.errors import (
     CheckpointError,
@@ -20,9 +34,148 @@ from fedpews.errors import (
     RunFailed,
     first_line,
 )
-from fedpews.ranks.meeting import meet
-from fedpews.ranks.packing import Message, pack, unpack
-from fedpews.ranks.place import Place
+from fedpews.methods.contract import Download, Upload
+from fedpews.ranks.rank import Rank
+from fedpews.trees import Nest, flatten, unflatten
+
+ALIGN = 16
+"""Every tensor's bytes start at a multiple of this, so that they can be read in place as any type."""
+
+LENGTH = 8
+"""Bytes of the length of the JSON header."""
+
+TYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    )
+}
+"""The types of tensors in a message, by name."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank sends another.
+
+    >>> sent = Message("train", {"lr": 0.1}, {"x": {"w": torch.ones(2)}})
+    >>> unpack(pack(sent, torch.device("cpu")))
+    Message(kind='train', about={'lr': 0.1}, tensors={'x': {'w': tensor([1., 1.])}})
+    """
+
+    kind: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Nest = field(default_factory=dict)
+
+
+def pack(message: Message, device: torch.device) -> Tensor:
+    """(bytes,) uint8 on the device. A tensor that occurs several times is sent once."""
+    leaves, layout = flatten(message.tensors)
+    # one model for all clients is one tensor in all their downloads
+    distinct = {id(leaf): leaf for leaf in leaves}
+    number = {key: i for i, key in enumerate(distinct)}
+    header = {
+        "kind": message.kind,
+        "about": message.about,
+        "layout": layout,
+        "which": [number[id(leaf)] for leaf in leaves],
+        "leaves": [(str(leaf.dtype), list(leaf.shape)) for leaf in distinct.values()],
+    }
+    text = json.dumps(header).encode()
+    length = torch.tensor([len(text)]).view(torch.uint8)
+    parts = [length, torch.frombuffer(bytearray(text), dtype=torch.uint8)]
+    parts = [torch.cat(parts).to(device)]
+    parts += [leaf.detach().to(device).contiguous().flatten().view(torch.uint8) for leaf in distinct.values()]
+    return torch.cat([pad(part, (0, -part.numel() % ALIGN)) for part in parts])
+
+
+def unpack(data: Tensor) -> Message:
+    """The inverse of ``pack``; tensors stay on the device where the bytes are."""
+    start = LENGTH + int(data[:LENGTH].view(torch.int64))
+    header = json.loads(bytes(data[LENGTH:start].cpu().numpy()))
+    leaves = []
+    for name, shape in header["leaves"]:
+        start += -start % ALIGN
+        dtype, shape = TYPES[name], torch.Size(shape)
+        end = start + shape.numel() * dtype.itemsize
+        # a copy, so that keeping one tensor does not keep the whole message
+        leaves.append(data[start:end].view(dtype).view(shape).clone())
+        start = end
+    tensors = unflatten(iter([leaves[i] for i in header["which"]]), header["layout"])
+    return Message(header["kind"], header["about"], tensors)
+
+
+def download_parts(download: Download) -> tuple[dict[str, Any], Nest]:
+    """A download as JSON and tensors: the whole of it, also what a site would not be sent."""
+    tensors: Nest = {"params": dict(download.params), "extra": _trees(download.extra)}
+    if download.neurons is not None:
+        tensors["neurons"] = download.neurons
+    return {"round": download.round, "phase": download.phase, "total": download.total}, tensors
+
+
+def join_download(about: Mapping[str, Any], tensors: Nest) -> Download:
+    """The inverse of ``download_parts``."""
+    return Download(**about, **tensors)
+
+
+def upload_parts(upload: Upload) -> tuple[dict[str, Any], Nest]:
+    """An upload as JSON and tensors: the whole of it, so that sums equal those of one process to the bit."""
+    tensors: Nest = {"params": dict(upload.params), "extra": _trees(upload.extra)}
+    if upload.neurons is not None:
+        tensors["neurons"] = upload.neurons
+    if upload.mask is not None:
+        tensors["mask"] = dict(upload.mask)
+    about = {key: getattr(upload, key) for key in ("client", "round", "samples", "steps", "loss")}
+    return about, tensors
+
+
+def join_upload(about: Mapping[str, Any], tensors: Nest) -> Upload:
+    """The inverse of ``upload_parts``."""
+    return Upload(**about, **tensors)
+
+
+def _trees(extra: Mapping[str, Mapping[str, Tensor]]) -> Nest:
+    return {key: dict(tree) for key, tree in extra.items()}
+
+
+PREFIX = "fedpews"
+"""Before all our keys in the store."""
+
+PAUSE = 0.05
+"""Seconds between two looks at which ranks have come."""
+
+
+def meet(here: Rank, patience: timedelta) -> tuple[Store, bool]:
+    """A store for this attempt alone, once all ranks have come, and whether there was an attempt before it."""
+    store, _, _ = next(rendezvous("env://", here.rank, here.world, timeout=patience))
+    return meet_at(PrefixStore(PREFIX, store), here, patience)
+
+
+def meet_at(store: Store, here: Rank, patience: timedelta) -> tuple[Store, bool]:
+    """The same, at a store that all ranks have."""
+    name = uuid4().hex
+    if here.rank > 0:
+        # a new name, to which no rank can have answered yet
+        store.set(f"came/{here.rank}", name)
+        store.wait([f"attempt/{name}"], patience)
+        name = store.get(f"attempt/{name}").decode()
+        store.set(f"{name}/{here.rank}", "here")
+        return PrefixStore(name, store), here.restarts > 0
+    again = store.add("attempts", 1) > 1
+    missing = set(range(1, here.world))
+    until = time.monotonic() + patience.total_seconds()
+    while missing and time.monotonic() < until:
+        for rank in sorted(missing):
+            # this may be the name of a dead process, which will not answer; the living one overwrites it
+            if store.check([f"came/{rank}"]):
+                store.set(f"attempt/{store.get(f'came/{rank}').decode()}", name)
+            if store.check([f"{name}/{rank}"]):
+                missing.remove(rank)
+        time.sleep(PAUSE)
+    if missing:
+        raise RankLost(f"of {here.world} ranks, {sorted(missing)} did not come within {patience}")
+    return PrefixStore(name, store), again or here.restarts > 0
+
 
 LEADER = 0
 """The rank that runs the server and writes the folder."""
@@ -30,24 +183,24 @@ LEADER = 0
 ERROR = "error"
 
 PATIENCE = timedelta(hours=6)
-"""How long a silent rank is waited for. A dead process is noticed at once; this is for a cable that was cut."""
+"""The longest wait for a silent rank. A dead process is noticed at once; this is for a broken network."""
 
 
 @dataclass
 class Group:
-    """All ranks of a run, seen from one of them."""
+    """All ranks of a run, seen from rank ``here``."""
 
-    place: Place
+    here: Rank
     device: torch.device
     again: bool = False
-    """Whether torchrun started all ranks anew, because one had died."""
+    """Whether torchrun restarted all ranks, because one had died."""
     lost: list[int] = field(default_factory=list)
-    """Ranks that are gone: nothing can be sent to them or expected of them any more."""
+    """Ranks that are gone: nothing can be sent to them or received from them."""
 
     @property
     def others(self) -> range:
         """All ranks but the first."""
-        return range(1, self.place.world)
+        return range(1, self.here.world)
 
     def send(self, rank: int, message: Message) -> None:
         body = pack(message, self.device)
@@ -62,7 +215,7 @@ class Group:
         return unpack(body)
 
     def answer(self, rank: int) -> Message:
-        """What a rank says to what it was asked; if it failed, its error is raised here."""
+        """A rank's answer to a request; if the rank failed, its error is raised here."""
         message = self.receive(rank)
         if message.kind == ERROR:
             raise read_error(message, rank)
@@ -72,16 +225,16 @@ class Group:
         try:
             action(tensor, rank)
         except RuntimeError as error:
-            # torch has no kind of its own for a connection that broke
+            # torch has no exception of its own for a broken connection
             self.lost.append(rank)
             raise RankLost(
-                f"rank {rank} of {self.place.world} is gone (killed, or its machine is down); go on with the same "
+                f"rank {rank} of {self.here.world} is gone (killed, or its machine is down); continue with the same "
                 "command and --resume, with any number of ranks"
             ) from error
 
 
 def error_message(error: BaseException) -> Message:
-    """What went wrong at a rank, for the one that prints it."""
+    """The error of a rank, for the first rank, which prints it."""
     if isinstance(error, FedpewsError):
         return Message(ERROR, {"code": error.exit_code, "text": str(error)})
     return Message(ERROR, {"code": RunFailed.exit_code, "text": first_line(error)})
@@ -94,38 +247,38 @@ def read_error(message: Message, rank: int) -> FedpewsError:
 
 
 @contextmanager
-def joined(place: Place, device: torch.device) -> Iterator[Group]:
-    """All ranks, once every one of them is here."""
+def joined(here: Rank, device: torch.device) -> Iterator[Group]:
+    """All ranks, once each of them has come."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, again = meet(place, PATIENCE)
+    store, again = meet(here, PATIENCE)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=place.rank,
-        world_size=place.world,
+        rank=here.rank,
+        world_size=here.world,
         timeout=PATIENCE,
     )
-    group = Group(place, device, again)
+    group = Group(here, device, again)
     yield group
-    # after an error the others may never answer, and to take leave would be to wait for them
+    # not after an error: it would wait for the others, which may never answer
     dist.destroy_process_group()
 
 
-def device_name(wanted: str, place: Place) -> str:
-    """Where this rank's tensors live: every rank of a machine has a GPU of its own."""
+def device_name(wanted: str, here: Rank) -> str:
+    """The device of this rank: each rank of a machine has its own GPU."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cpu":
         return wanted
     if wanted != "cuda":
         raise ConfigError(
-            f"runtime.device is {wanted!r}, but {place.local_world} ranks run on this machine and each needs its "
+            f"runtime.device is {wanted!r}, but {here.local_world} ranks run on this machine and each needs its "
             "own; say cuda (a GPU for each rank), cpu or auto"
         )
-    if place.local_world > torch.cuda.device_count():
+    if here.local_world > torch.cuda.device_count():
         raise ConfigError(
-            f"{place.local_world} ranks run on this machine, which has {torch.cuda.device_count()} GPUs; "
+            f"{here.local_world} ranks run on this machine, which has {torch.cuda.device_count()} GPUs; "
             "start at most one rank for each (--nproc-per-node), or set runtime.device=cpu"
         )
-    return f"cuda:{place.local_rank}"
+    return f"cuda:{here.local_rank}"

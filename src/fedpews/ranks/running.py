@@ -19,12 +19,10 @@ from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost
 from fedpews.experiment import Experiment
-from fedpews.ranks.engine import RankEngine
-from fedpews.ranks.group import ERROR, LEADER, Group, device_name, error_message, joined, read_error
-from fedpews.ranks.memories import RankMemories
-from fedpews.ranks.packing import Message
-from fedpews.ranks.place import Place
-from fedpews.ranks.share import Share
+from fedpews.ranks.engine import RankEngine, RankMemories
+from fedpews.ranks.group import ERROR, LEADER, Group, Message, device_name, error_message, joined, read_error
+from fedpews.ranks.rank import Rank
+from fedpews.ranks.share import Worker
 from fedpews.result import Result
 from fedpews.results.layout import CHECKPOINT, MEMORIES
 from fedpews.results.memories import MemoryStore
@@ -35,15 +33,15 @@ READY, NEXT, END = "ready", "next", "end"
 
 
 @contextmanager
-def leading(place: Place, device: str) -> Iterator[Group]:
-    """All ranks, seen from the first; however this ends, the others end too, with the same code."""
-    with joined(place, torch.device(device_name(device, place))) as group:
-        # torchrun sends it when another rank has died: this one has a checkpoint to write and an error to print first
+def leading(here: Rank, device: str) -> Iterator[Group]:
+    """All ranks, seen from the first; when this ends, the others end too, with the same exit code."""
+    with joined(here, torch.device(device_name(device, here))) as group:
+        # torchrun sends it when another rank has died: this rank writes a checkpoint and prints an error first
         _ignore(signal.SIGTERM)
         try:
             yield group
         except RankLost:
-            # those that are left notice that this one goes, too
+            # the remaining ranks notice that this one is gone
             raise
         except Exception as error:
             _dismiss(group, error)
@@ -59,28 +57,28 @@ def lead(
     data_dir: str | Path | None = None,
     watcher: Watcher | None = None,
 ) -> Result:
-    """`fedpews.run` on the first rank, with the clients spread over all; the others are at `work`.
+    """`fedpews.run` on the first rank, with the clients spread over all ranks; the others run `work`.
 
-    A run that torchrun starts again after a rank died is resumed, whether that was asked for or not.
+    A run that torchrun restarts after a rank died is resumed, with or without ``resume``.
     """
     try:
-        here = _build(experiment, group.place, data_dir)
+        built = _build(experiment, group.here, data_dir)
     finally:
-        # heard also when there will be no run, or they could not hear that
+        # received also if there will be no run, so that the ranks can be told
         others = {rank: group.receive(rank) for rank in group.others}
-    for rank, told in others.items():
-        _check_alike(here, told, rank)
-    _check_size(here.setup, group.place)
-    device = here.setup.net.device
+    for rank, message in others.items():
+        _check_alike(built, message, rank)
+    _check_size(built.setup, group.here)
+    device = built.setup.net.device
     folder = None if out is None else Path(out) / CHECKPOINT / MEMORIES
     memories = RankMemories(group, MemoryStore(folder, device))
 
     def make_engine(setup: Setup) -> tuple[Engine, str]:
-        engine, why = here.engine(setup.experiment)
-        return RankEngine(group, setup, engine, memories), f"on {group.place.world} ranks, {why}"
+        engine, why = built.engine(setup.experiment)
+        return RankEngine(group, setup, engine, memories), f"on {group.here.world} ranks, {why}"
 
     result = train(
-        here.setup,
+        built.setup,
         out=out,
         resume=resume or group.again,
         watcher=watcher,
@@ -92,12 +90,12 @@ def lead(
     return result
 
 
-def work(place: Place, experiments: Sequence[Experiment], data_dir: str | Path | None = None) -> int:
-    """A rank that is not the first: it does what it is asked to, prints nothing, and returns its exit code."""
+def work(here: Rank, experiments: Sequence[Experiment], data_dir: str | Path | None = None) -> int:
+    """A rank that is not the first: it answers requests, prints nothing, and returns its exit code."""
     logging.getLogger("fedpews").setLevel(logging.CRITICAL + 1)
-    device = torch.device(device_name(experiments[0].runtime.device, place))
-    with joined(place, device) as group:
-        # Ctrl-C reaches all; the first rank finishes the round with everybody's help, and then says that it is over
+    device = torch.device(device_name(experiments[0].runtime.device, here))
+    with joined(here, device) as group:
+        # Ctrl-C reaches all ranks; the first finishes the round with the help of all, and then ends the run
         _ignore(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for experiment in experiments:
             ended = serve(group, experiment, data_dir)
@@ -107,15 +105,15 @@ def work(place: Place, experiments: Sequence[Experiment], data_dir: str | Path |
 
 
 def serve(group: Group, experiment: Experiment, data_dir: str | Path | None) -> int | None:
-    """Do what the first rank asks for until the run is over: None if another may follow, or an exit code."""
+    """Answer the first rank until the run is over: None if another run may follow, else an exit code."""
     try:
-        here = _build(experiment, group.place, data_dir)
-        share = Share(here.setup, here.engine(experiment)[0])
+        built = _build(experiment, group.here, data_dir)
+        share = Worker(built.setup, built.engine(experiment)[0])
     except Exception as error:  # noqa: BLE001 - raised again by the first rank
         group.send(LEADER, error_message(error))
         return _end(group, group.receive(LEADER))
     with closing(share):
-        group.send(LEADER, Message(READY, here.identity))
+        group.send(LEADER, Message(READY, built.identity))
         while True:
             asked = group.receive(LEADER)
             if asked.kind == NEXT:
@@ -131,14 +129,14 @@ def _ignore(*signals: signal.Signals) -> None:
         signal.signal(number, lambda number, frame: None)
 
 
-def _end(group: Group, told: Message) -> int:
-    """The exit code, once the first rank has ended: torchrun stops all others as soon as one has."""
+def _end(group: Group, message: Message) -> int:
+    """The exit code, once the first rank has ended: torchrun stops all ranks when one ends."""
     with suppress(RankLost):
         group.receive(LEADER)
-    return int(told.about["code"])
+    return int(message.about["code"])
 
 
-def _answer(share: Share, asked: Message) -> Message:
+def _answer(share: Worker, asked: Message) -> Message:
     if asked.kind == READY:
         return asked
     try:
@@ -146,28 +144,28 @@ def _answer(share: Share, asked: Message) -> Message:
     except FedpewsError as error:
         return error_message(error)
     except Exception as error:  # noqa: BLE001 - raised again by the first rank
-        # a mistake in somebody's code: the first rank says what, and this one shows where
+        # a bug: the first rank prints the message, and this one the traceback
         traceback.print_exc()
         return error_message(error)
 
 
 @dataclass(frozen=True)
-class _Here:
-    """An experiment as this rank has it."""
+class _Built:
+    """An experiment as this rank built it."""
 
     setup: Setup
-    place: Place
+    here: Rank
 
     def engine(self, experiment: Experiment) -> tuple[Engine, str]:
-        """The engine of one process, with this rank's part of the machine's cores."""
-        cores = max(1, available_cores() // self.place.local_world)
+        """The engine of one process, with this rank's share of the machine's cores."""
+        cores = max(1, available_cores() // self.here.local_world)
         return build_engine(
             replace(self.setup, experiment=_with(experiment, workers=experiment.runtime.workers or cores))
         )
 
     @property
     def identity(self) -> dict[str, str]:
-        """What must be the same at all ranks, or their numbers would not fit together."""
+        """What must be the same at all ranks for equal numbers."""
         return {
             "experiment": self.setup.experiment.fingerprint(),
             "data": self.setup.data_hash,
@@ -176,15 +174,15 @@ class _Here:
         }
 
 
-def _build(experiment: Experiment, place: Place, data_dir: str | Path | None) -> _Here:
-    """What `fedpews.build.build` makes, with all tensors on this rank's device."""
+def _build(experiment: Experiment, here: Rank, data_dir: str | Path | None) -> _Built:
+    """The setup of `fedpews.build.build`, with all tensors on this rank's device."""
     if experiment.data.name == "sites":
         raise ConfigError(
             "data.name is 'sites': across sites every site is a process of its own, started by `fedpews site`; "
-            "torchrun is for the clients of one place. Run `fedpews flower start` without it."
+            "torchrun is for clients on your own machines. Run `fedpews flower start` without it."
         )
-    local = _with(experiment, device=device_name(experiment.runtime.device, place))
-    return _Here(replace(build(local, data_dir=data_dir), experiment=experiment), place)
+    local = _with(experiment, device=device_name(experiment.runtime.device, here))
+    return _Built(replace(build(local, data_dir=data_dir), experiment=experiment), here)
 
 
 def _with(experiment: Experiment, **changes: Any) -> Experiment:
@@ -192,10 +190,10 @@ def _with(experiment: Experiment, **changes: Any) -> Experiment:
     return experiment.model_copy(update={"runtime": experiment.runtime.model_copy(update=changes)})
 
 
-def _check_alike(here: _Here, there: Message, rank: int) -> None:
+def _check_alike(built: _Built, there: Message, rank: int) -> None:
     if there.kind == ERROR:
         raise read_error(there, rank)
-    differ = [what for what, value in here.identity.items() if there.about[what] != value]
+    differ = [what for what, value in built.identity.items() if there.about[what] != value]
     if differ:
         raise ConfigError(
             f"rank {rank} has another {differ[0]} than rank 0; give all ranks the same command, the same data and the "
@@ -203,25 +201,25 @@ def _check_alike(here: _Here, there: Message, rank: int) -> None:
         )
 
 
-def _check_size(setup: Setup, place: Place) -> None:
+def _check_size(setup: Setup, here: Rank) -> None:
     experiment = setup.experiment
     cohort = cohort_size(len(setup.data), experiment.participation)
     jobs = cohort * len(experiment.seeds)
-    if place.world > jobs:
+    if here.world > jobs:
         seeds = len(experiment.seeds)
         times = f" for each of {seeds} seeds" if seeds > 1 else ""
         raise ConfigError(
-            f"{place.world} ranks were started, but a round trains {cohort} clients{times}, so "
-            f"{place.world - jobs} would have nothing to do; start at most {jobs}"
+            f"{here.world} ranks were started, but a round trains {cohort} clients{times}, so "
+            f"{here.world - jobs} would have nothing to do; start at most {jobs}"
         )
 
 
 def _dismiss(group: Group, error: Exception) -> None:
-    """Tell the other ranks that it is over; if one is not there any more, that may be why."""
+    """Send the other ranks the end of the run; a rank that is gone may be its cause."""
     code = error.exit_code if isinstance(error, FedpewsError) else 1
     try:
         for rank in group.others:
-            # an answer first: a message to a process that is gone need not fail
+            # an answer first: sending to a process that is gone need not fail
             if isinstance(error, Interrupted):
                 group.send(rank, Message(READY))
                 group.answer(rank)
@@ -229,4 +227,4 @@ def _dismiss(group: Group, error: Exception) -> None:
     except RankLost as lost:
         # torchrun asks all ranks to stop when one has died, which is not Ctrl-C
         if isinstance(error, Interrupted):
-            raise RankLost(f"rank {group.lost[0]} of {group.place.world} is gone; {error}") from lost
+            raise RankLost(f"rank {group.lost[0]} of {group.here.world} is gone; {error}") from lost

@@ -1,8 +1,8 @@
-"""One rank's share of the work: it trains clients with the engine it would use alone, and keeps their memories."""
+"""The work of one rank: it trains clients with the engine it would use alone, and keeps their memories."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedpews.engines.diverging import sort_out
 from fedpews.engines.engine import Engine, Job
 from fedpews.measure import score_personal
 from fedpews.methods.contract import Download
-from fedpews.ranks.packing import Message, download_parts, join_download, upload_parts
+from fedpews.ranks.group import Message, download_parts, join_download, upload_parts
 from fedpews.results.memories import MemoryStore
 from fedpews.trees import Nest, nest_bytes
 
@@ -21,17 +21,17 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Order:
-    """What the leader asks of a rank, client by client.
+    """A request of the first rank: clients to train or to evaluate.
 
-    A memory goes along only where the rank does not have it: after a resume, which may be on other ranks.
+    A memory is sent only if the rank does not have it: after a resume, which may be on other ranks.
     """
 
-    downloads: Mapping[Key, Download]
-    memories: Mapping[Key, Nest] = field(default_factory=dict)
+    downloads: dict[Key, Download]
+    memories: dict[Key, Nest] = field(default_factory=dict)
     lr: float = 0.0
 
     def message(self, kind: str) -> Message:
-        """The order as it is sent. Clients that get one download together name it once."""
+        """The order as a message. A download that several clients share is sent once."""
         distinct = {id(download): download for download in self.downloads.values()}
         number = {key: str(i) for i, key in enumerate(distinct)}
         parts = {number[key]: download_parts(download) for key, download in distinct.items()}
@@ -51,16 +51,17 @@ class Order:
         """The inverse of ``message``."""
         about, tensors = message.about, message.tensors
         made = {
-            name: join_download(told, tensors["downloads"][name]) for name, told in about["downloads"].items()
+            name: join_download(fields, tensors["downloads"][name])
+            for name, fields in about["downloads"].items()
         }
         downloads = {(seed, client): made[name] for seed, client, name in about["clients"]}
-        held = tensors["memories"]
-        memories = {key: held[f"{key[0]}-{key[1]}"] for key in downloads if f"{key[0]}-{key[1]}" in held}
+        sent = tensors["memories"]
+        memories = {key: sent[f"{key[0]}-{key[1]}"] for key in downloads if f"{key[0]}-{key[1]}" in sent}
         return cls(downloads, memories, about["lr"])
 
 
-class Share:
-    """What a rank does for a run. Its answers are messages, for the first rank no less than for the others."""
+class Worker:
+    """The work of a rank in a run. Its answers are messages, on the first rank as on the others."""
 
     def __init__(self, setup: Setup, engine: Engine) -> None:
         self.setup, self.engine = setup, engine
@@ -72,11 +73,11 @@ class Share:
         }
 
     def answer(self, message: Message) -> Message:
-        """What the message asks for."""
+        """The answer to a request."""
         return self._answers[message.kind](message)
 
     def train(self, order: Order) -> Message:
-        """These clients' uploads; what they keep stays here."""
+        """These clients' uploads; their memories stay here."""
         self._take(order)
         jobs = [
             Job(
@@ -88,22 +89,22 @@ class Share:
             )
             for key, download in order.downloads.items()
         ]
-        told: list[dict[str, Any]] = []
+        finished: list[dict[str, Any]] = []
         uploads: Nest = {}
-        # here, where what clients keep can be looked at too; one that diverges keeps what it had
+        # here, where the memories are checked too; a client that diverges keeps its memory
         good, bad = sort_out(self.setup.net, self.engine.train(jobs))
-        for place, done in enumerate(good):
+        for i, done in enumerate(good):
             self.memories.put(done.seed, done.client, done.memory)
-            about, uploads[str(place)] = upload_parts(done.upload)
+            about, uploads[str(i)] = upload_parts(done.upload)
             keeps = nest_bytes(done.memory) is not None
-            told.append({"seed": done.seed, "keeps": keeps, "upload": about})
+            finished.append({"seed": done.seed, "keeps": keeps, "upload": about})
         diverged = [[one.seed, one.client, one.reason] for one in bad]
-        return Message("done", {"done": told, "diverged": diverged}, uploads)
+        return Message("done", {"done": finished, "diverged": diverged}, uploads)
 
     def personal(self, order: Order) -> Message:
-        """How good the clients' own models are, which need their memories."""
+        """The metric of each client's personal model, which is made with its memory."""
         self._take(order)
-        found: list[tuple[int, int, float]] = []
+        metrics: list[tuple[int, int, float]] = []
         for seed in {seed for seed, _ in order.downloads}:
             net = self.setup.net.at(seed)
             models = {}
@@ -113,8 +114,8 @@ class Share:
                     half = self.setup.method.client(download.phase)
                     models[key[1]] = half.personal(net, download, memory)
             scores = score_personal(self.engine, self.setup.data, seed, models)
-            found += [(seed, client, value) for client, value in scores.items()]
-        return Message("personal", {"found": found})
+            metrics += [(seed, client, value) for client, value in scores.items()]
+        return Message("personal", {"metrics": metrics})
 
     def recall(self, keys: Sequence[Key]) -> Message:
         """These clients' memories, for a checkpoint."""

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import (
+    ClientHalf,
+    ClientWrapper,
+    Cohort,
+    Download,
+    Method,
+    Upload,
+    Work,
+    Wrapper,
+)
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
 from fedpews.neurons.network import Batch, Network
@@ -37,7 +46,7 @@ def check_method(
 
     Its state, memory and local state are nested dicts of tensors that survive a checkpoint; no function changes
     what it is given; the same seed gives the same numbers; what is not sent is not used; the order of uploads
-    does not matter; what nobody owns stays; clients' steps can be vectorised; and if it takes a warmup, all of
+    does not matter; what no client owns stays; clients' steps can be vectorised; and if it takes a warmup, all of
     this holds inside one, where what one client alone owns moves as if there were no other.
 
     Args:
@@ -129,7 +138,7 @@ def check_alone(method: Method, rounds: int = 3) -> None:
 def check_nests(ground: Playground, rounds: int) -> None:
     """State, memory and local state are nested dicts of tensors, and a step keeps the local state's shape."""
 
-    class Watched(_Around):
+    class Watched(ClientWrapper):
         def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor) -> Any:
             _check_nest(local, "the local state")
             moved, loss = self.inner.step(net, local, batch, noise, lr)
@@ -148,18 +157,18 @@ def check_nests(ground: Playground, rounds: int) -> None:
 def check_purity(ground: Playground, rounds: int) -> None:
     """No function changes what it is given, but for tables that ``update`` changes in place and hands on."""
 
-    class Guarded(_Around):
+    class Guarded(ClientWrapper):
         def __getattribute__(self, name: str) -> Any:
-            found = super().__getattribute__(name)
-            return _guard(found, name) if name in ("start", "step", "finish", "probe", "probed") else found
+            value = super().__getattribute__(name)
+            return _guard(value, name) if name in ("start", "step", "finish", "probe", "probed") else value
 
     class GuardedMethod:
         def __init__(self, method: Method) -> None:
             self.method = method
 
         def __getattr__(self, name: str) -> Any:
-            found = getattr(self.method, name)
-            return _guard(found, name) if name in ("init", "params", "downloads", "update") else found
+            value = getattr(self.method, name)
+            return _guard(value, name) if name in ("init", "params", "downloads", "update") else value
 
     guarded: Any = GuardedMethod(ground.method)
     replace(ground, method=guarded, half=Guarded).partly(rounds)
@@ -216,7 +225,7 @@ def check_unowned(ground: Playground, rounds: int) -> None:
             for name, value in after.items():
                 kept = torch.where(covered[name], value, before[name])
                 assert torch.equal(value, kept), (
-                    f"{name} changes in round {round} where nobody owns it: mask the move with average.covered(), "
+                    f"{name} changes in round {round} where no client owns it: mask the move with average.covered(), "
                     "or set takes_warmup = False"
                 )
         before = after
@@ -273,47 +282,24 @@ def check_vectorised(ground: Playground, rounds: int) -> None:
                 assert same, f"a vectorised step gives another {name}"
 
 
-class _Around(ClientHalf):
-    """A client half with something to watch around it."""
-
-    def __init__(self, inner: ClientHalf) -> None:
-        self.inner = inner
-        for name in ("noise_size", "probe", "probed", "start", "step", "finish", "personal"):
-            if name not in type(self).__dict__:
-                setattr(self, name, getattr(inner, name))
-
-    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        raise NotImplementedError
-
-    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor) -> Any:
-        raise NotImplementedError
-
-    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class Whole(Method):
-    """A method whose clients are all assigned the same neurons, by default every one: nothing is closed then."""
+class Whole(Wrapper):
+    """A method whose clients are all assigned the same neurons; by default every neuron, so that nothing is masked."""
 
-    inner: Method
     neurons: Tensor | None = field(default=None, compare=False)
 
     def client(self, phase: str) -> ClientHalf:
         return AssignedClient(self.inner.client(phase))
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        return self.inner.init(net, params, total)
-
-    def params(self, state: Nest) -> Tree:
-        return self.inner.params(state)
+        return {"inner": self.inner.init(net, params, total)}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        everything = torch.ones(net.graph.size, dtype=torch.bool) if self.neurons is None else self.neurons
-        return [replace(d, neurons=everything) for d in self.inner.downloads(net, state, cohort)]
+        neurons = torch.ones(net.graph.size, dtype=torch.bool) if self.neurons is None else self.neurons
+        return [replace(d, neurons=neurons) for d in self.inner.downloads(net, state["inner"], cohort)]
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        return self.inner.update(net, state, uploads, average)
+        return {"inner": self.inner.update(net, state["inner"], uploads, average)}
 
 
 def _check_nest(nest: Nest, what: str, path: str = "") -> Nest:

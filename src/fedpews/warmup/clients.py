@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedpews.methods.contract import PARAMS, THETA, ClientHalf, Download, Upload, Work
+from fedpews.methods.contract import PARAMS, THETA, ClientHalf, Download, Upload, Work, inner_memory
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
-from fedpews.neurons.differentiate import differentiate
+from fedpews.neurons.functional import differentiate
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
@@ -36,7 +36,7 @@ class LearnedClient(ClientHalf):
         # a plain round before the warmup leaves a memory without scores
         known = memory if memory is not None and "scores" in memory else None
         scores = first if known is None else known["scores"]["neurons"]
-        # what the server counts this client with in θ_g: what it last shared
+        # the θ of this client in θ_g: the last it shared
         if known is not None:
             shared = known["shared"]["neurons"]
         elif self.masks.newcomer == "start":
@@ -44,15 +44,15 @@ class LearnedClient(ClientHalf):
         else:
             shared = torch.full_like(first, self.masks.first_theta)
         total, mean = download.total, download.extra[THETA]["neurons"]
-        # θ_{g∖i}, the mean over the other clients; a client alone has nobody to differ from
+        # θ_{g∖i}, the mean over the other clients; a client alone has no others
         others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None
         once = {"neurons": torch.full_like(scores, torch.nan)} if self.masks.draw == "round" else {}
         return {
-            "inner": start_subnetwork(self.inner, net, download, _inner(memory)),
+            "inner": start_subnetwork(self.inner, net, download, inner_memory(memory)),
             "scores": {"neurons": scores},
             "others": {} if others is None else {"neurons": others},
-            # the numbers of the first step, when they hold for the round; nan until then, because a compiled step
-            # cannot add keys to its state
+            # with one draw a round, the numbers of the first step; NaN until then, because a compiled step cannot add
+            # keys to its state
             "drawn": once,
         }
 
@@ -76,32 +76,29 @@ class LearnedClient(ClientHalf):
         params: Mapping[str, Tensor] = local["inner"][PARAMS]
         gates = (noise < torch.sigmoid(scores)).to(scores.dtype)
         slope: Tensor
-        # by the gates alone: the weights are constants here, and this pass's buffers are dropped
+        # with respect to the gates alone: the weights are constants here, and this pass's buffers are dropped
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
         return self.masks.step(scores, slope, gates, local["others"].get("neurons"))
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         h = net.graph.size
         theta = torch.sigmoid(local["scores"]["neurons"])
-        neurons = self.choose(theta, local, work.noise[:h])
+        if self.masks.upload_mask == "thresholded":
+            neurons = theta >= 0.5
+        else:
+            neurons = (local["drawn"]["neurons"] if local["drawn"] else work.noise[:h]) < theta
         shared = theta if self.masks.upload == "probabilities" else neurons.to(theta.dtype)
         # the first 2h numbers are for the masks, the others for the inner method
         rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
         memory, upload = self.inner.finish(net, download, local["inner"], rest)
         if self.masks.upload == "probabilities":
-            upload = replace(upload, extra={**upload.extra, THETA: {"neurons": theta}})
+            upload = upload.adding({THETA: {"neurons": theta}})
         return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
-
-    def choose(self, theta: Tensor, local: Nest, noise: Tensor) -> Tensor:
-        """The neurons to upload."""
-        if self.masks.upload_mask == "thresholded":
-            return theta >= 0.5
-        return (local["drawn"]["neurons"] if local["drawn"] else noise) < theta
 
 
 @dataclass(frozen=True)
 class WarmClient(ClientHalf):
-    """After the warmup: the inner method as it is, with the memory it brought along."""
+    """After the warmup: the inner half, with the memory it kept in the warmup."""
 
     inner: ClientHalf
 
@@ -109,7 +106,7 @@ class WarmClient(ClientHalf):
         return self.inner.noise_size(net)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        return self.inner.start(net, download, _inner(memory))
+        return self.inner.start(net, download, inner_memory(memory))
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
@@ -119,7 +116,3 @@ class WarmClient(ClientHalf):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = self.inner.finish(net, download, local, work)
         return {"inner": memory}, upload
-
-
-def _inner(memory: Nest | None) -> Nest | None:
-    return None if memory is None else memory["inner"]

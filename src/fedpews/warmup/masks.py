@@ -1,4 +1,4 @@
-"""Who owns which neurons during the warmup: learned at the clients, or fixed or drawn by the server."""
+"""The masks of a warmup: learned by the clients, or fixed or drawn by the server."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from fedpews.errors import ConfigError
 from fedpews.methods.contract import Cohort
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.options import NotNegative, Options, Positive, Share
+from fedpews.registry import register
 from fedpews.seeds import fold
 
 
 @dataclass(frozen=True)
 class Masks(Options):
-    """What all kinds of masks have in common.
+    """The options of all kinds of masks.
 
     Args:
-        evaluate: what the global model is evaluated with during the warmup: what a client ``"owned"`` in the last
-            round, with zero for the rest, or ``"all"`` of it.
+        evaluate: the elements of the global model that are evaluated during the warmup: those that a client
+            ``"owned"`` in the last round, with zeros for the rest, or ``"all"``.
         unowned: what the server does in the warmup with an element that no client owns: ``"keep"`` it, or treat
             its aggregate as ``"zero"``, so that x_g ← x_g − η_g·x_g. A neuron whose weights are all zero never
             comes back.
@@ -32,7 +33,12 @@ class Masks(Options):
     evaluate: Literal["owned", "all"] = field(default="owned", kw_only=True)
     unowned: Literal["keep", "zero"] = field(default="keep", kw_only=True)
 
+    def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
+        """The neurons of one client in a round, (neurons,) bool, if the server assigns them."""
+        raise NotImplementedError(f"{type(self).__name__} assigns no neurons")
 
+
+@register("masks", "learned")
 @dataclass(frozen=True)
 class Learned(Masks):
     """Each client learns a score per neuron by which it is drawn, open or closed, at every step.
@@ -40,15 +46,15 @@ class Learned(Masks):
     Args:
         diversity: λ, how strongly a client is pushed away from the others' neurons.
         mask_lr: η_s, the learning rate of the scores.
-        upload: what the server learns of a client's preferences: its ``"probabilities"`` θ, or only the
-            ``"masks"`` it uploads anyway (a smaller upload, slightly slower in rounds).
+        upload: what a client uploads of its preferences: its ``"probabilities"`` θ, or only the ``"masks"`` that it
+            uploads anyway (a smaller upload, slightly slower in rounds).
         gradient: the gradient of a score by the loss: ∂f/∂gate times the probability ``"theta"``, times the draw
             (only neurons that are ``"open"`` in it), or as it is (``"gate"``). The first is the mean of the second.
         start: the mean of the scores before a client's first round; θ is their sigmoid.
         start_spread: their standard deviation; 0 starts all neurons alike.
-        start_common: one random start for all clients, instead of a client's own.
-        newcomer: what θ_g counts a client with that has not uploaded yet: ``"mean"`` is σ of ``start`` for every
-            neuron, ``"start"`` σ of the client's own start.
+        start_common: one random start for all clients, instead of one for each client.
+        newcomer: θ in θ_g of a client that has not uploaded yet: ``"mean"`` is σ of ``start`` for every neuron,
+            ``"start"`` σ of the client's first scores.
         upload_mask: the neurons a client uploads: those with θ ≥ ½ (``"thresholded"``), or ``"drawn"`` once more.
         draw: when neurons are drawn: at every ``"step"``, twice, or once a ``"round"``.
 
@@ -69,7 +75,7 @@ class Learned(Masks):
 
     @property
     def first_theta(self) -> float:
-        """θ of every neuron of a client of which nothing is known: σ of the mean start."""
+        """θ of every neuron of a client that has not uploaded yet: σ of the mean start."""
         return 1 / (1 + math.exp(-self.start))
 
     def step(self, scores: Tensor, slope: Tensor, gates: Tensor, others: Tensor | None) -> Tensor:
@@ -91,12 +97,13 @@ class Learned(Masks):
         return scores - self.mask_lr * slope * theta * (1 - theta)
 
 
+@register("masks", "fixed")
 @dataclass(frozen=True)
 class Fixed(Masks):
     """The server cuts every hidden layer into one contiguous group of neurons for each client.
 
     Args:
-        shares: each client's part of every layer, in any unit; equal parts when not given.
+        shares: each client's share of every layer, in any unit; by default equal shares.
     """
 
     shares: tuple[Positive, ...] | None = None
@@ -105,50 +112,50 @@ class Fixed(Masks):
         return contiguous(graph, client, cohort.total, self.shares)
 
 
+@register("masks", "random")
 @dataclass(frozen=True)
 class Random(Masks):
-    """The server draws each client's neurons at random: what learned masks are to be measured against.
+    """The server draws each client's neurons at random: the baseline for learned masks.
 
     Args:
-        density: the part of every layer that a client gets, drawn for each client alone, so that parts overlap; when
-            not given every layer is split among all clients, no neuron twice.
-        redraw: draw anew in every round, as IST does, instead of once.
+        density: the share of every layer that a client gets, drawn for each client alone, so that masks overlap; by
+            default every layer is split among all clients, no neuron twice.
+        redraw: draw in every round, as IST does, instead of once.
     """
 
     density: Share | None = None
     redraw: bool = False
 
     def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
-        """The neurons of one client in a round: (neurons,) bool."""
         drawn = fold(cohort.run_seed, "masks", *([cohort.round] if self.redraw else []))
         neurons = torch.zeros(graph.size, dtype=torch.bool)
         for layer in graph.layers:
-            # one permutation for all clients makes their parts disjoint; with a density, each has its own
+            # one permutation for all clients makes their masks disjoint; with a density, each has its own
             names = (layer.start,) if self.density is None else (layer.start, client)
             generator = torch.Generator().manual_seed(fold(drawn, *names))
             shuffled = torch.randperm(layer.size, generator=generator)
             if self.density is None:
-                part = shuffled.tensor_split(cohort.total)[client]
+                chosen = shuffled.tensor_split(cohort.total)[client]
             else:
-                part = shuffled[: max(1, round(self.density * layer.size))]
-            if not len(part):
+                chosen = shuffled[: max(1, round(self.density * layer.size))]
+            if not len(chosen):
                 raise ConfigError(
-                    f"layer {layer.name} has {layer.size} neurons, too few to deal to {cohort.total} clients; set "
-                    "warmup.density or take a wider model"
+                    f"layer {layer.name} has {layer.size} neurons, too few for {cohort.total} clients; set "
+                    "warmup.density or use a wider model"
                 )
-            neurons[layer.start + part] = True
+            neurons[layer.start + chosen] = True
         return neurons
 
 
 def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int) -> Tensor:
     """The scores of some clients before their first round: (clients, neurons).
 
-    A client's row is a function of the run's seed and its number, whoever else there is.
+    A client's row depends on the run's seed and its number alone, not on the other clients.
     """
     if not masks.start_spread:
         return torch.full((len(clients), neurons), masks.start)
     rows = []
-    # client 0's row stands for all when the start is common
+    # a common start is client 0's row
     for client in [0] if masks.start_common else clients:
         generator = torch.Generator().manual_seed(fold(seed, client, "scores"))
         rows.append(torch.randn(neurons, generator=generator))
@@ -158,7 +165,7 @@ def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int)
 def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[float] | None = None) -> Tensor:
     """The neurons of one client when every layer is cut into ``total`` groups: (neurons,) bool.
 
-    The groups of all clients together hold every neuron exactly once.
+    Every neuron is in the group of exactly one client.
     """
     parts = (
         torch.ones(total, dtype=torch.float64)
@@ -171,7 +178,7 @@ def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[flo
         )
     if not bool((parts > 0).all()):
         raise ConfigError(f"warmup.shares must all be positive, got {parts.tolist()}")
-    # an edge is rounded alike for the two clients it lies between: no neuron is lost or assigned twice
+    # an edge is rounded in the same way for the two clients beside it: no neuron is lost or assigned twice
     edges = torch.cat([torch.zeros(1, dtype=torch.float64), (parts / parts.sum()).cumsum(0)])
     neurons = torch.zeros(graph.size, dtype=torch.bool)
     for layer in graph.layers:

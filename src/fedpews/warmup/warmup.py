@@ -15,10 +15,10 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import THETA, ClientHalf, Cohort, Download, Method, Upload, Wrapper
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.network import Network
-from fedpews.trees import Nest, Tree
-from fedpews.warmup.auto import Auto, agreement
+from fedpews.trees import Nest, Tree, pick
+from fedpews.warmup.auto import Auto
 from fedpews.warmup.clients import LearnedClient, WarmClient
-from fedpews.warmup.masks import Fixed, Learned, Random, draw_starts
+from fedpews.warmup.masks import Learned, Masks, draw_starts
 
 WARMUP = "warmup"
 
@@ -26,12 +26,12 @@ WARMUP = "warmup"
 def with_warmup(
     method: Method,
     rounds: int,
-    masks: Learned | Fixed | Random | None = None,
+    masks: Masks | None = None,
 ) -> Method:
     """The same method, with a warmup of ``rounds`` rounds in which each client trains only its own neurons.
 
-    During the warmup the server averages every element over the clients that own it; afterwards everybody
-    trains everything, with the inner method's state carried on.
+    During the warmup the server averages every element over the clients that own it. After it every client trains
+    the whole network, and the inner method keeps its state.
 
     Args:
         rounds: W, the number of warmup rounds; 0 is the bare method.
@@ -46,7 +46,7 @@ def with_warmup(
         name = type(method).__name__
         raise ConfigError(
             f"{name} trains parts of the network by its own rule, so it takes no warmup; "
-            "put the warmup around a method that trains all of it, such as fedavg, fedprox or scaffold."
+            "use a method that trains the whole network, such as fedavg"
         )
     return Warmup(method, rounds, Learned() if masks is None else masks)
 
@@ -56,48 +56,44 @@ class Warmup(Wrapper):
     """What ``with_warmup`` returns. State: the inner method's, and what is known of the clients' neurons."""
 
     rounds: Annotated[int, Field(ge=0)]
-    masks: Learned | Fixed | Random
+    masks: Masks
 
     def phase(self, state: Nest, round: int) -> str:
-        if round <= self.rounds and not bool(state["warmup"]["over"]) and not self._probing(state):
+        warmup = state["warmup"]
+        # with FedPeWS-Auto a plain round decides first whether there is a warmup
+        is_decided = not isinstance(self.masks, Auto) or bool(warmup["auto"]["probed"])
+        if round <= self.rounds and is_decided and not bool(warmup["over"]):
             return WARMUP
         return self.inner.phase(state["inner"], round)
-
-    def _probing(self, state: Nest) -> bool:
-        """Whether it is still open if a warmup is wanted at all."""
-        return isinstance(self.masks, Auto) and not bool(state["warmup"]["auto"]["probed"])
 
     def client(self, phase: str) -> ClientHalf:
         if phase != WARMUP:
             return WarmClient(self.inner.client(phase))
-        # the warmup replaces whatever phases the inner method has, and trains as its main one does
+        # the warmup replaces the phases of the inner method, and trains like its main one
         inner = self.inner.client("train")
         return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else AssignedClient(inner)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         device = next(iter(params.values())).device
-        # without warmup rounds the neurons are not asked for, so that the model is not traced
+        # without warmup rounds the neurons are not needed, so that the model is not traced
         shape = (total, net.graph.size) if self.rounds else (total, 0)
+        theta = self.masks.first_theta if isinstance(self.masks, Learned) else 0.5
         return {
             "inner": self.inner.init(net, params, total),
             "warmup": {
                 "over": torch.tensor(False),
                 "auto": self.masks.begin() if isinstance(self.masks, Auto) else {},
                 # one tensor for all clients: many thousands of them stay a few megabytes, quick to sum and to save
-                "theta": torch.full(shape, self._first_theta, device=device),  # what each last shared of θ_i
-                "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # what each last owned
+                "theta": torch.full(shape, theta, device=device),  # the last θ_i that each client shared
+                "neurons": torch.zeros(shape, dtype=torch.bool, device=device),  # the last neurons of each
                 "took_part": torch.zeros(total, dtype=torch.bool, device=device),
-                # the clients of the last round, if it was one of the warmup
+                # the clients of the last round, if it was a warmup round
                 "last": torch.zeros(total, dtype=torch.bool, device=device),
             },
         }
 
-    @property
-    def _first_theta(self) -> float:
-        return self.masks.first_theta if isinstance(self.masks, Learned) else 0.5
-
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
-        """After a round of the warmup: the model with zero where no client of that round owned the element."""
+        """The global model; after a warmup round, with zeros where no client of that round owned the element."""
         params = super().evaluated_params(net, state)
         last = state["warmup"]["last"]
         if self.masks.evaluate == "all" or not bool(last.any()):
@@ -107,12 +103,11 @@ class Warmup(Wrapper):
         return {**params, **zeroed}
 
     def measure(self, net: Network, state: Nest) -> dict[str, float]:
-        """``dead``: neurons that were set to zero altogether, so that they cannot learn any more."""
-        found = super().measure(net, state)
+        """The inner method's columns, and ``dead``: neurons whose weights are all zero, which cannot learn."""
+        columns = super().measure(net, state)
         if self.masks.unowned == "keep" or not self.rounds:
-            return found
-        params = {name: value for name, value in self.params(state).items() if name in net.trainable}
-        return found | {"dead": int(net.graph.is_zero(params).sum())}
+            return columns
+        return columns | {"dead": int(net.graph.is_zero(pick(self.params(state), net.trainable)).sum())}
 
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
         """The neurons each client owned in its last warmup round."""
@@ -123,7 +118,7 @@ class Warmup(Wrapper):
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         warm = self.phase(state, cohort.round) == WARMUP
-        # ``masked`` tells methods with a state of their own (SCAFFOLD) that elements have owners now
+        # ``masked``: methods with a state of their own (SCAFFOLD) then count the owners of each element
         inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm))
         if not warm:
             return inner
@@ -131,27 +126,27 @@ class Warmup(Wrapper):
             assigned = [self.masks.assign(net.graph, i, cohort).to(net.device) for i in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
         theta = {"neurons": self.mean_theta(state, cohort.run_seed)}
-        sent: dict[int, Download] = {}
-        # what was one download for all stays one object, whose size is measured once
-        for d in inner:
-            if id(d) not in sent:
-                sent[id(d)] = replace(d, phase=WARMUP, extra={**d.extra, THETA: theta})
-        told = [sent[id(d)] for d in inner]
+        # one download for all clients stays one object, whose size is measured once
+        distinct = {id(d): d for d in inner}
+        shared = {
+            key: replace(d, phase=WARMUP, extra={**d.extra, THETA: theta}) for key, d in distinct.items()
+        }
+        downloads = [shared[id(d)] for d in inner]
         if not self.masks.start_spread:
-            return told
-        # a client's own start is drawn here, so that a site needs no seed
+            return downloads
+        # a new client's first scores are drawn here, so that a site needs no seed
         known = state["warmup"]["took_part"][list(cohort.clients)].tolist()
-        new = [place for place, is_known in enumerate(known) if not is_known]
+        new = [i for i, is_known in enumerate(known) if not is_known]
         if new:
-            # of the newcomers alone: their number does not grow with the federation
-            clients = [cohort.clients[place] for place in new]
+            clients = [cohort.clients[i] for i in new]
             starts = draw_starts(self.masks, net.graph.size, clients, cohort.run_seed).to(theta["neurons"])
-            for place, start in zip(new, starts, strict=True):
-                told[place] = replace(told[place], extra={**told[place].extra, "start": {"neurons": start}})
-        return told
+            for i, start in zip(new, starts, strict=True):
+                extra = {**downloads[i].extra, "start": {"neurons": start}}
+                downloads[i] = replace(downloads[i], extra=extra)
+        return downloads
 
     def mean_theta(self, state: Nest, seed: int) -> Tensor:
-        """θ_g over all N clients; what a client counts with that has not uploaded yet is `Learned.newcomer`."""
+        """θ_g, the mean over all N clients; a client that has not uploaded yet has the θ of `Learned.newcomer`."""
         theta: Tensor = state["warmup"]["theta"]
         new = (~state["warmup"]["took_part"]).nonzero().flatten()
         assert isinstance(self.masks, Learned), "only learned masks have probabilities"
@@ -169,33 +164,28 @@ class Warmup(Wrapper):
         warmup = dict(state["warmup"])
         warmup["last"] = torch.zeros_like(warmup["last"])
         if not warm:
-            if isinstance(self.masks, Auto) and self._probing(state) and round <= self.rounds:
-                before = {name: self.params(state)[name] for name in net.trainable}
-                agreed = agreement(before, [upload.params for upload in uploads])
-                warmup["auto"], over = self.masks.decide(warmup["auto"], agreed)
+            if isinstance(self.masks, Auto) and not bool(warmup["auto"]["probed"]) and round <= self.rounds:
+                before = pick(self.params(state), net.trainable)
+                cosine = self.masks.compare(before, [upload.params for upload in uploads])
+                warmup["auto"], over = self.masks.decide(warmup["auto"], cosine)
                 warmup["over"] = torch.tensor(over)
             return {"inner": inner, "warmup": warmup}
         clients = torch.tensor([upload.client for upload in uploads], device=net.device)
         warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
         warmup["last"].index_fill_(0, clients, True)
         # in place: a copy of these tables would cost as much as there are clients in the federation
-        warmup["neurons"].index_copy_(0, clients, torch.stack([_owned(up) for up in uploads]))
+        owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])
+        warmup["neurons"].index_copy_(0, clients, owned)  # (clients, neurons)
         if isinstance(self.masks, Learned):
-            shared = torch.stack([_shared(upload) for upload in uploads])  # (clients, neurons)
-            warmup["theta"].index_copy_(0, clients, shared)
+            # θ itself, or only the neurons that the client uploads
+            shared = [
+                upload.extra[THETA]["neurons"] if THETA in upload.extra else neurons.float()
+                for upload, neurons in zip(uploads, owned, strict=True)
+            ]
+            warmup["theta"].index_copy_(0, clients, torch.stack(shared))
         if isinstance(self.masks, Auto):
             # the clients' training losses, never test data: this decides when the warmup ends
             loss = sum(upload.loss for upload in uploads) / len(uploads)
             warmup["auto"], over = self.masks.watch(warmup["auto"], loss)
             warmup["over"] = torch.tensor(over)
         return {"inner": inner, "warmup": warmup}
-
-
-def _owned(upload: Upload) -> Tensor:
-    assert upload.neurons is not None, "in the warmup every client says which neurons are its own"
-    return upload.neurons
-
-
-def _shared(upload: Upload) -> Tensor:
-    """What a client tells of its preferences: θ itself, or only the neurons it drew."""
-    return upload.extra[THETA]["neurons"] if THETA in upload.extra else _owned(upload).float()

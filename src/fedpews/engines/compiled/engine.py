@@ -12,12 +12,19 @@ from torch import Tensor
 
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy
-from fedpews.engines.allocator import keep_freed_memory
 from fedpews.engines.client_round import ClientRound, finish, start
-from fedpews.engines.compiled.looped import Looped, load_looped
 from fedpews.engines.compiled.native import Native, compiler_version, load
-from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, check_padding, trace_step
+from fedpews.engines.compiled.program import (
+    CannotCompile,
+    Looped,
+    Program,
+    Sheet,
+    check_padding,
+    load_looped,
+    trace_step,
+)
 from fedpews.engines.engine import Diverged, Done, Engine, Job, LocalEngine, Schedule
+from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import CheckpointError
 from fedpews.methods.contract import ClientHalf
 from fedpews.neurons.network import Network
@@ -46,8 +53,8 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Clients that take their steps in lockstep, and everything that the steps read and write."""
+class LaneGroup:
+    """Clients that step together, and everything that the steps read and write."""
 
     compiled: Compiled
     steps: int
@@ -74,10 +81,10 @@ class Crowd:
     data: list[Tensor]
     state: list[Tensor]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LaneGroup]:
         lanes = self.compiled.program.lanes
         return [
-            Group(
+            LaneGroup(
                 self.compiled,
                 len(self.clients[first].sizes),
                 self.sheet.part(first, lanes),
@@ -134,7 +141,7 @@ class CompiledEngine(LocalEngine):
         self.workers, self.lanes, self.instead = workers, max(lanes, 2), instead
         self._programs: list[Compiled] = []
         self._refused: list[ClientHalf] = []
-        # of a run that goes on: the kinds of clients that were trained on each engine
+        # of a resumed run: the kinds of clients that were trained on each engine
         self._were_compiled: frozenset[str] = frozenset()
         self._were_eager: frozenset[str] = frozenset()
         # a device takes one group of clients after the other, and fills itself with it
@@ -160,8 +167,7 @@ class CompiledEngine(LocalEngine):
                 eager.append(i)
         if self.instead is not None and eager:
             done |= zip(eager, self.instead.train([jobs[i] for i in eager]), strict=True)
-        # the threads run machine code and nothing else: what is Python's goes no faster in several of them, and they
-        # would wait for each other's turns
+        # the threads run machine code only: Python code is no faster in several threads, which wait for its lock
         running = []
         for compiled, members in self._by_kind(lanes, kinds):
             crowd = self._lay_out(compiled, [lanes[i] for i in members])
@@ -179,7 +185,7 @@ class CompiledEngine(LocalEngine):
             self.instead.close()
 
     def made_with(self) -> dict[str, str]:
-        # both as far as they were met; a kind of client keeps its engine for the whole run
+        # the kinds of clients so far; each keeps its engine for the whole run
         compiled = {_kind(known.half) for known in self._programs} | self._were_compiled
         eager = {_kind(half) for half in self._refused} | self._were_eager
         return super().made_with() | {
@@ -201,18 +207,18 @@ class CompiledEngine(LocalEngine):
         self, lanes: Sequence[Lane], kinds: Mapping[int, Compiled]
     ) -> list[tuple[Compiled, list[int]]]:
         """The jobs of each kind. Long ones together: a group takes as many steps as its longest."""
-        found = []
+        groups = []
         for compiled in self._programs:
             members = [i for i, kind in kinds.items() if kind is compiled]
             members.sort(key=lambda i: -len(lanes[i].client.sizes))
-            found += [(compiled, members)] if members else []
-        return found
+            groups += [(compiled, members)] if members else []
+        return groups
 
     def _refuse(self, half: ClientHalf, reason: CannotCompile) -> None:
         if _kind(half) in self._were_compiled:
             raise CheckpointError(
-                f"the steps of {_kind(half)} were compiled in the rounds before, and now cannot be: {reason}. Mend "
-                "that, or go on to numbers that differ by rounding: --set runtime.resume=changed"
+                f"the steps of {_kind(half)} were compiled in the rounds before, and now cannot be: {reason}. Fix "
+                "that, or accept numbers that differ by rounding: --set runtime.resume=changed"
             )
         if half not in self._refused:
             self._refused.append(half)
@@ -227,7 +233,7 @@ class CompiledEngine(LocalEngine):
         if half in self._refused or _kind(half) in self._were_eager:
             raise CannotCompile("it was refused before")
         if not all(isinstance(leaf, Tensor) for leaf in lane.leaves):
-            raise CannotCompile("its local state holds something else than tensors")
+            raise CannotCompile("its local state has values that are not tensors")
         shapes = [(leaf.shape, leaf.dtype) for leaf in lane.leaves]
         net = self.net.at(client.job.seed) if self.net.frozen else self.net
         for known in self._programs:
@@ -263,19 +269,19 @@ class CompiledEngine(LocalEngine):
         return Crowd(compiled, clients, sheet, [*tree_leaves(self.data.x), self.data.y], state)
 
     def _finish(self, crowd: Crowd) -> list[Done | Diverged]:
-        # one call a tensor gives every client's own
+        # one call for each tensor splits it into the clients' own
         after = zip(*(leaf.unbind() for leaf in crowd.state), strict=True)
         layout = crowd.compiled.program.layout
         return [
             _apart(
-                finish(self.net.at(client.job.seed), self.data, client, unflatten(iter(own), layout), loss)
+                finish(self.net.at(client.job.seed), self.data, client, unflatten(iter(leaves), layout), loss)
             )
-            for client, own, loss in zip(crowd.clients, after, crowd.losses(), strict=False)
+            for client, leaves, loss in zip(crowd.clients, after, crowd.losses(), strict=False)
         ]
 
 
 def _apart(done: Done | Diverged) -> Done | Diverged:
-    """What a client keeps, in memory of its own: a slice would hold on to the states of all clients."""
+    """The result with its memory copied: a slice would keep the states of all clients alive."""
     if isinstance(done, Diverged) or not done.memory:
         return done
     return replace(done, memory=map_leaves(Tensor.clone, done.memory))
@@ -286,7 +292,7 @@ def _kind(half: ClientHalf) -> str:
 
 
 def fill(sheet: Sheet, clients: Sequence[ClientRound]) -> None:
-    """Write the clients' batches and numbers on the first lanes of a sheet; whatever else it has gets weight 0."""
+    """Write the clients' batches and numbers on the first lanes of a sheet; all other entries get weight 0."""
     count, (steps, _, size) = len(clients), sheet.rows.shape
     sheet.lr[:count] = torch.tensor([client.job.lr for client in clients], device=sheet.lr.device)
     if all(len(client.order) == steps * size for client in clients):
@@ -296,13 +302,13 @@ def fill(sheet: Sheet, clients: Sequence[ClientRound]) -> None:
         sheet.noise[:, :count] = torch.stack([client.noise for client in clients], 1)[:-1]
         sheet.noise[:, count:] = 0  # lanes without a client still compute
         return
-    sheet.noise.zero_()  # so do steps that are not taken
+    sheet.noise.zero_()  # padded steps compute, too
     for i, client in enumerate(clients):
-        taken = len(client.sizes)
-        sheet.noise[:taken, i] = client.noise[:-1]
+        steps = len(client.sizes)
+        sheet.noise[:steps, i] = client.noise[:-1]
         present = torch.arange(size) < torch.tensor(client.sizes)[:, None]  # (steps, batch)
         present = present.to(sheet.rows.device)
         # padding reads a sample of the client's own, with weight 0
-        sheet.rows[:taken, i].masked_fill_(~present, client.order[0])
-        sheet.rows[:taken, i].masked_scatter_(present, client.order)
-        sheet.weight[:taken, i] = present.to(sheet.weight.dtype)
+        sheet.rows[:steps, i].masked_fill_(~present, client.order[0])
+        sheet.rows[:steps, i].masked_scatter_(present, client.order)
+        sheet.weight[:steps, i] = present.to(sheet.weight.dtype)

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.engines.compiled.apart import run_apart, scratch_folder
-from fedpews.engines.compiled.own_folder import cache_dir
+from fedpews.engines.compiled.cache import cache_dir, run_apart, scratch_folder
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.errors import first_line
 from fedpews.torch_private import (
@@ -59,7 +58,7 @@ int32_t take_steps(run_model run, copy_handle copy, view_tensor view, void* mode
 
 
 class Slice(ctypes.Structure):
-    """One step of a tensor that has one entry per step, as the loop wants it described."""
+    """The slice of one step of a tensor with one entry per step, for the loop in C."""
 
     # the fields of ``struct slice`` in the loop; behind its step a tensor has at most two dimensions
     _fields_ = (
@@ -166,11 +165,11 @@ NEEDED = (
     "aoti_torch__reinterpret_tensor",
     "aoti_torch_delete_tensor_object",
 )
-"""Functions of torch's C interface that the loop over steps calls. A version may lack some."""
+"""Functions of torch's C interface that the loop over steps calls. Some versions of torch lack them."""
 
 
 def torch_library() -> ctypes.CDLL:
-    """torch's library, if it has what compiled steps call."""
+    """torch's library; an error if it lacks a function that compiled steps call."""
     try:
         library = ctypes.CDLL(str(library_path()))
     except OSError as error:
@@ -186,10 +185,10 @@ def compiler_path() -> str:
     if platform.system() == "Windows":
         raise CannotCompile("compiled steps need Linux or macOS")
     command = compiler_command()
-    found = shutil.which(command)
-    if found is None:
+    path = shutil.which(command)
+    if path is None:
         raise CannotCompile(f"there is no C++ compiler ({command})")
-    return found
+    return path
 
 
 def compiler_version() -> str:
@@ -219,20 +218,20 @@ def _processor() -> str:
 
 
 def _find(folder: Path, key: str) -> Path | None:
-    """A library of the cache; one whose bytes do not give the digest in its name is thrown away."""
-    found = None
+    """A library of the cache; a file whose bytes do not match the digest in its name is deleted."""
+    library = None
     for path in folder.glob(f"{key}-*.so"):
         with contextlib.suppress(OSError):
             if path.name == _name(key, path):
-                found = path
+                library = path
             # a damaged library may load and crash the process only later, so it is never tried
             else:
                 path.unlink()
-    return found
+    return library
 
 
 def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
-    """Make a library aside and put it in the cache whole."""
+    """Build a library in a scratch folder and move it into the cache."""
     # inside the cache: a rename is atomic only within one file system, and two processes may build the
     # same library at once
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -118,7 +119,7 @@ def trace_step(
     """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
     leaves, layout = flatten(local)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise CannotCompile("its local state holds something else than tensors")
+        raise CannotCompile("its local state has values that are not tensors")
 
     inputs, form = tree_leaves(x), x
 
@@ -132,8 +133,8 @@ def trace_step(
         state: list[Tensor],
     ) -> Any:
         # vmap takes a list of tensors; the batch has the form of the data (a tensor, a tuple or a dict)
-        taken = iter([leaf[rows] for leaf in x])
-        batch = Batch(prepare(tree_map_only(Tensor, lambda _: next(taken), form)), y[rows], weight)
+        samples = iter([leaf[rows] for leaf in x])
+        batch = Batch(prepare(tree_map_only(Tensor, lambda _: next(samples), form)), y[rows], weight)
         moved, loss = half.step(net, unflatten(iter(state), layout), batch, noise, lr)
         after, after_layout = flatten(moved)
         if after_layout != layout:
@@ -227,3 +228,38 @@ def _lift_constants(graph: fx.GraphModule) -> tuple[Tensor, ...]:
         graph.graph.erase_node(node)
     graph.recompile()
     return tuple(value for _, value in constants.values())
+
+
+class Looped:
+    """A step that is called once for each step of a sheet; all lanes' clients are in every call."""
+
+    def __init__(self, step: Callable[..., object], inputs: int, state: int) -> None:
+        self._step, self._inputs, self._state = step, inputs, state
+
+    def run(self, steps: int, sheet: Sheet, inputs: Sequence[Tensor]) -> None:
+        """Take the first steps of a sheet; ``inputs`` are x, y, the state and the constants.
+
+        The state and the sheet's losses change in place.
+        """
+        x, (y, *rest) = list(inputs[: self._inputs]), inputs[self._inputs :]
+        state, constants = rest[: self._state], rest[self._state :]
+        for step in range(steps):
+            self._step(*sheet.at(step), x, y, state, constants)
+
+
+def load_looped(program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor]) -> Looped:
+    """The program for the device where the data lie.
+
+    Where torch cannot make kernels for it (no Triton, say), the traced step itself is run: many small clients still
+    share each of its kernels.
+    """
+    step, inputs = Step(program), tree_leaves(x)
+    compiled: Callable[..., object] = torch.compile(step, dynamic=False)
+    try:
+        # a step writes to its arguments, so the first one, in which the kernels are made, is given copies
+        sheet = [tensor.clone() for tensor in example.at(0)]
+        compiled(*sheet, inputs, y, [leaf.clone() for leaf in state], [*program.constants])
+    except Exception as error:  # noqa: BLE001 - whatever the code generator cannot do
+        logging.getLogger("fedpews").warning("steps run as they were traced: %s", first_line(error))
+        compiled = step
+    return Looped(compiled, len(inputs), len(state))

@@ -1,0 +1,43 @@
+"""The names of methods, optimisers and masks. A class is registered where it is defined.
+
+`registered` reads these lines from the source files of the package without importing them, so that a list of names
+does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeVar
+
+Kind = Literal["method", "server", "optimizer", "personal", "masks"]
+"""A base method, a server optimiser, a local optimiser, a way to give each client its own model, masks of a warmup."""
+
+C = TypeVar("C", bound=type)
+
+LINE = re.compile(r'^@register\("(\w+)", "([\w-]+)"\)\n(?:@.*\n)*class (\w+)', re.MULTILINE)
+
+
+def register(kind: Kind, name: str) -> Callable[[C], C]:
+    """Make a class known by its name in configurations: ``@register("method", "fedprox")``."""
+
+    def add(cls: C) -> C:
+        registered(kind)[name] = f"{cls.__module__}:{cls.__qualname__}"
+        return cls
+
+    return add
+
+
+@cache
+def registered(kind: Kind) -> dict[str, str]:
+    """The classes of a kind: name -> "module:Class"."""
+    names: dict[str, str] = {}
+    package = Path(__file__).parent
+    for path in (*sorted(package.glob("methods/*.py")), *sorted(package.glob("warmup/*.py"))):
+        module = f"{package.name}.{path.parent.name}.{path.stem}"
+        for found, name, cls in LINE.findall(path.read_text(encoding="utf-8")):
+            if found == kind:
+                names[name] = f"{module}:{cls}"
+    return names
