@@ -13,6 +13,8 @@ from fedpews.build import (
     build,
     build_engine,
     build_task,
+    describe_object,
+    record_given,
     resolve,
     settings_of,
 )
@@ -23,7 +25,6 @@ from fedpews.engines.engine import Engine
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
-from fedpews.given import describe_object, record_given
 from fedpews.methods.contract import Method
 from fedpews.methods.private import privacy_spent
 from fedpews.neurons.graph import NeuronGraph

@@ -227,7 +227,7 @@ def _tasks() -> Iterator[tuple[str, ...]]:
 
 
 def _recipes() -> Iterator[tuple[str, str]]:
-    from fedpews.configs import recipes
+    from fedpews.config import recipes
 
     for name, file in recipes().items():
         header = [
@@ -248,7 +248,7 @@ def _studies() -> Iterator[tuple[str, str]]:
 
 
 def _keys() -> Iterator[tuple[str, ...]]:
-    from fedpews.keys import config_keys, option_keys
+    from fedpews.experiment import config_keys, option_keys
 
     yield "key", "type", "default", ""
     for key in (*config_keys(), *option_keys()):

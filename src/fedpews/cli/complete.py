@@ -14,13 +14,13 @@ def _begins(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def _recipes() -> list[str]:
-    from fedpews.configs import recipes
+    from fedpews.config import recipes
 
     return list(recipes())
 
 
 def _studies() -> list[str]:
-    from fedpews.configs import STUDIES, shipped
+    from fedpews.config import STUDIES, shipped
 
     return list(shipped(STUDIES))
 

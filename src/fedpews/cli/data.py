@@ -76,7 +76,7 @@ def show(
 ) -> None:
     """Each client's samples and classes, as a run with this configuration would assign them."""
     from fedpews.build import load_data
-    from fedpews.configs import parse_setting
+    from fedpews.config import parse_setting
     from fedpews.experiment import Experiment
 
     experiment = Experiment.load(config, dict(parse_setting(text) for text in set_ or []))

@@ -34,7 +34,7 @@ def new(
     set_: Set = None,
 ) -> None:
     """Write a Flower app: the experiment, two lines for each half, and a README with every command."""
-    from fedpews.configs import override, parse_setting, read_config
+    from fedpews.config import override, parse_setting, read_config
     from fedpews.experiment import Experiment
     from fedpews.flower.deploy.app_folder import new_app, starter
 

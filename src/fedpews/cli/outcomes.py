@@ -128,7 +128,7 @@ def resumable() -> Iterator[None]:
 def read_scale(
     quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None
 ) -> Scale:
-    from fedpews.configs import parse_setting
+    from fedpews.config import parse_setting
     from fedpews.paper.study import Scale
 
     others: dict[str, str] = {}

@@ -38,8 +38,8 @@ def new(
 
     With --data the file fits your own data: their clients and classes, a task, a model, one size for all images.
     """
-    from fedpews.configs import recipes
-    from fedpews.keys import commented_toml
+    from fedpews.config import recipes
+    from fedpews.experiment import commented_toml
 
     tables: dict[str, dict[str, Any]] = {}
     about = ""
@@ -71,7 +71,7 @@ def _fit(name: str) -> tuple[dict[str, dict[str, Any]], str]:
 
 def show(name: Shown) -> None:
     """Print a recipe, or a study of the paper, as it is."""
-    from fedpews.configs import STUDIES, recipes, shipped
+    from fedpews.config import STUDIES, recipes, shipped
 
     files = shipped(STUDIES) | recipes()
     if name not in files:

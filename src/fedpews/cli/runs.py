@@ -28,7 +28,7 @@ def resolve_runs(
     set_: list[str] | None,
 ) -> list[tuple[Any, Path]]:
     """The experiments that a command line asks for, each with its folder; the options of all methods are checked."""
-    from fedpews.configs import parse_setting, settings_by_method
+    from fedpews.config import parse_setting, settings_by_method
     from fedpews.experiment import Experiment
 
     changes: dict[str, Any] = {}

@@ -129,7 +129,7 @@ def _settings(
     grid: list[str] | None, methods: list[str] | None, rounds: int | None, set_: list[str] | None
 ) -> tuple[Grid, dict[str, Any]]:
     """The keys that vary, and those that are the same everywhere. Several methods are a key that varies."""
-    from fedpews.configs import parse_setting
+    from fedpews.config import parse_setting
     from fedpews.paper.sweep import parse_grid
 
     fixed: dict[str, Any] = {} if rounds is None else {"rounds": rounds}

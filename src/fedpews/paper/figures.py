@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedpews.configs import STUDIES
+from fedpews.config import STUDIES
 from fedpews.paper.cells import CellResult
 from fedpews.paper.measures import MEASURES, printed
 from fedpews.paper.study import Study

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpews.configs import settings_by_method
+from fedpews.config import settings_by_method
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
 from fedpews.outside import parse_toml

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedpews.options import NotNegative, Share
-from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpews.trees import Nest
 
 WINDOW = 10
 """Rounds over which the training loss is averaged before it is compared: one round's goes up and down."""
@@ -51,6 +53,8 @@ class Auto(Learned):
 
     def begin(self) -> Nest:
         """What is known before round 1."""
+        import torch
+
         return {
             "probed": torch.tensor(False),
             "losses": torch.zeros(0),  # of the warmup's rounds
@@ -61,12 +65,16 @@ class Auto(Learned):
 
         Without an agreement (a cohort of one client) the next round is a plain one, too.
         """
+        import torch
+
         if agreement is None:
             return told, False
         return {**told, "probed": torch.tensor(True)}, agreement >= self.agree_at
 
     def watch(self, told: Nest, loss: float) -> tuple[Nest, bool]:
         """After a warmup round with this mean training loss: what is known, and whether it was the last."""
+        import torch
+
         losses = torch.cat([told["losses"], torch.tensor([loss])])
         return {**told, "losses": losses}, self.is_flat(losses.tolist())
 
@@ -77,6 +85,8 @@ class Auto(Learned):
         >>> Auto().is_flat(falling), Auto().is_flat(falling + [0.1] * 19)
         (False, True)
         """
+        import torch
+
         if len(losses) < 2 * WINDOW:
             return False
         # the logarithm, since a client that knows its samples by heart has a loss that is ever smaller, never flat
@@ -92,10 +102,13 @@ def agreement(start: Mapping[str, Tensor], ends: Sequence[Mapping[str, Tensor]])
 
     None for a client alone, or where nothing moved.
 
+    >>> import torch
     >>> start = {"w": torch.zeros(2)}
     >>> agreement(start, [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 3.0])}])
     0.0
     """
+    import torch
+
     if len(ends) < 2:
         return None
     # Σ over pairs of u·v is (‖Σu‖² − n) / 2 for unit vectors: no loop over pairs, however large the cohort

@@ -1,20 +1,23 @@
-"""Who owns which neurons during the warmup: learned at the clients, or fixed or drawn by the server."""
+"""Who owns which neurons during the warmup: learned at the clients, or fixed or drawn by the server.
+
+The configuration reads the options of these classes, so torch is imported when a function needs it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedpews.errors import ConfigError
-from fedpews.methods.contract import Cohort
-from fedpews.neurons.graph import NeuronGraph
 from fedpews.options import NotNegative, Options, Positive, Share
-from fedpews.seeds import fold
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpews.methods.contract import Cohort
+    from fedpews.neurons.graph import NeuronGraph
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Learned(Masks):
             slope: (neurons,) ∂f/∂gate at the gates that were drawn.
             others: (neurons,) θ_{g∖i}, the mean over the other clients; None for a client alone.
         """
-        theta = torch.sigmoid(scores)
+        theta = scores.sigmoid()
         if self.gradient != "gate":
             slope = slope * (theta if self.gradient == "theta" else gates)
         if others is not None:
@@ -120,6 +123,10 @@ class Random(Masks):
 
     def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
         """The neurons of one client in a round: (neurons,) bool."""
+        import torch
+
+        from fedpews.seeds import fold
+
         drawn = fold(cohort.run_seed, "masks", *([cohort.round] if self.redraw else []))
         neurons = torch.zeros(graph.size, dtype=torch.bool)
         for layer in graph.layers:
@@ -145,6 +152,10 @@ def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int)
 
     A client's row is a function of the run's seed and its number, whoever else there is.
     """
+    import torch
+
+    from fedpews.seeds import fold
+
     if not masks.start_spread:
         return torch.full((len(clients), neurons), masks.start)
     rows = []
@@ -160,6 +171,8 @@ def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[flo
 
     The groups of all clients together hold every neuron exactly once.
     """
+    import torch
+
     parts = (
         torch.ones(total, dtype=torch.float64)
         if shares is None
