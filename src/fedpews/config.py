@@ -276,6 +276,11 @@ def read_config(config: str | Path) -> dict[str, Any]:
     return parse_toml(read_text(path, MOST_TOML), str(path))
 
 
+def config_name(config: str) -> str:
+    """The name of a recipe or a file in the names of folders and pages."""
+    return Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
+
+
 def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of nested values with dotted keys set.
 
