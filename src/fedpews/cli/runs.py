@@ -32,6 +32,8 @@ from fedpews.cli.options import (
 )
 from fedpews.errors import ConfigError
 from fedpews.ranks.place import Place
+from fedpews.report.figures import FORMATS, KINDS, OF_RUNS, draw
+from fedpews.report.runs import find_runs
 from fedpews.results.layout import REPORT, legal_name
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 SHORT_NAME = 12
 """Characters of a method's name that stay on one line, however narrow the window."""
+
+_kinds = list(KINDS[OF_RUNS])
 
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of run folders.")
@@ -180,7 +184,6 @@ def compare(
 ) -> None:
     """Put runs side by side; the first one is what the others are measured against."""
     from fedpews.report.compare import columns, goal_text, remarks, table, verdicts
-    from fedpews.report.runs import find_runs
 
     runs = find_runs(folders)
     goal = runs[0].goal
@@ -202,8 +205,6 @@ def compare(
     for sentence in verdicts(runs):
         out.print(escape(sentence), soft_wrap=True)
     if plot is not None:
-        from fedpews.report.figures import draw
-
         draw(runs, "curves", plot)
         say(f"drawn to {plot}")
 
@@ -247,7 +248,7 @@ def watch(
 def plot(
     folders: Folders,
     kind: Annotated[
-        str, typer.Option(help="curves, bytes, masks, clients or heatmap.", metavar="KIND")
+        str, typer.Option(help=f"{', '.join(_kinds[:-1])} or {_kinds[-1]}.", metavar="KIND")
     ] = "curves",
     format: Annotated[str, typer.Option(help="pdf, svg or png.", metavar="FORMAT")] = "pdf",
     file: Annotated[
@@ -255,9 +256,6 @@ def plot(
     ] = None,
 ) -> None:
     """A figure for a paper, in one style: text stays text, masks are drawn without interpolation."""
-    from fedpews.report.figures import FORMATS, draw
-    from fedpews.report.runs import find_runs
-
     if format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
     path = file or folders[0] / f"{kind}.{format}"
