@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import fedpews
-from fedpews.keys import Key, config_keys, option_keys
+from fedpews.experiment import Key, config_keys, option_keys
 
 ROOT = Path(__file__).parent.parent
 SHOWN = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from fedpews import compose, data, models
-from fedpews.configs import OPTIONS_OF_METHODS, override
+from fedpews.config import override
 from fedpews.data.digest import digest
 from fedpews.data.federation import Federation, hold_out, number_classes
 from fedpews.data.inputs import take
@@ -25,8 +26,7 @@ from fedpews.engines.engine import Engine, Schedule
 from fedpews.engines.hardware import available_cores, find_device
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
-from fedpews.given import check_given
-from fedpews.methods.contract import Method
+from fedpews.methods.contract import Method, Wrapper
 from fedpews.methods.private import epsilon, with_dp
 from fedpews.methods.robust import Aggregate
 from fedpews.neurons.functional import CHECKPOINTING
@@ -45,6 +45,9 @@ from fedpews.trees import Tree
 
 RECORDED = ("loss", "train_loss")
 """What every record has, whatever the metrics."""
+
+_STILL_USED = ("classes", "seed", "validation", "augment", "lazy")
+"""Keys of ``[data]`` that matter for clients that are given, too."""
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -251,12 +254,9 @@ def read_start(place: str, seed: int, like: Tree) -> Tree:
 
 def _check_unused(experiment: Experiment) -> None:
     """Refuse options of a method beside a method that is an object already: they would be ignored."""
-    train = experiment.train.model_dump(exclude_defaults=True)
-    unused = [f"train.{key}" for key in OPTIONS_OF_METHODS if key in train]
-    tables = ("optimizer", "server", "warmup")
-    unused += [
-        name for name in tables if getattr(experiment, name) != type(experiment).model_fields[name].default
-    ]
+    changed = experiment.model_dump(exclude_defaults=True)
+    changed |= {f"train.{key}": value for key, value in changed.get("train", {}).items()}
+    unused = [key for key in compose.METHOD_KEYS if key in changed]
     unused += [f"method.{key}" for key in experiment.method.model_extra or {}]
     if unused:
         raise ConfigError(f"a method's object has its options itself; {', '.join(unused)} would be ignored")
@@ -388,3 +388,66 @@ def privacy_spent(setup: Setup) -> dict[str, Any] | None:
     cohort = max(1, math.floor(setup.experiment.participation * clients + 0.5))
     spent = epsilon(table.noise, setup.experiment.rounds, table.delta, clients, cohort, table.place)
     return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}
+
+
+def record_given(experiment: Experiment, model: Any, clients: Any) -> Experiment:
+    """The experiment, saying that its model or its data were given in Python."""
+    values = experiment.to_dict()
+    if clients is not None:
+        table = {key: value for key, value in values["data"].items() if key in _STILL_USED}
+        values["data"] = {"name": GIVEN} | table
+    if model is not None:
+        start = {key: value for key, value in values["model"].items() if key == "start"}
+        code = _code(model)
+        values["model"] = {"name": GIVEN} | start | ({"code": code} if code else {})
+    return experiment if model is None and clients is None else Experiment(**values)
+
+
+def check_given(experiment: Experiment, model: Any, clients: Any) -> None:
+    """Refuse an experiment whose model or data must be given in Python, and are not."""
+    missing = {}
+    if model is None and experiment.model.name == GIVEN:
+        code = (experiment.model.model_extra or {}).get("code")
+        missing["model=…"] = f"model ({code})" if code else "model"
+    if clients is None and experiment.data.name == GIVEN:
+        missing["clients=…, test=…"] = "data"
+    if missing:
+        raise ConfigError(
+            f"this experiment's {' and '.join(missing.values())} {'were' if len(missing) > 1 else 'was'} given in "
+            f"Python: run it there, with fedpews.run(CONFIG, {', '.join(missing)})"
+        )
+
+
+def _code(model: Any) -> str:
+    """The name, file and line of a model's definition; empty if unknown."""
+    source = type(model) if isinstance(model, nn.Module) else model
+    while isinstance(source, partial):
+        source = source.func
+    try:
+        file, line = inspect.getsourcefile(source), inspect.getsourcelines(source)[1]
+    except (TypeError, OSError):
+        return ""
+    if file is None or source.__module__.startswith("torch."):
+        return ""
+    path, here = Path(file), Path.cwd()
+    return f"{source.__qualname__}, {path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+
+
+def describe_object(method: Method) -> dict[str, str]:
+    """A method's object as a configuration's table: enough to tell it from another, not to make it again.
+
+    >>> from fedpews.methods.fedprox import FedProx
+    >>> describe_object(FedProx(mu=0.5))["name"]
+    'FedProx'
+    """
+    text = repr(method)
+    if " object at 0x" in text:
+        raise ConfigError(
+            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
+            "make it a frozen dataclass"
+        )
+    names = [type(method).__name__]
+    while isinstance(method, Wrapper):
+        method = method.inner
+        names.append(type(method).__name__)
+    return {"name": "+".join(reversed(names)), "object": text}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedpews.errors import ConfigError, first_line, nearest
+from fedpews.options import Options, make, option_types
 from fedpews.registry import registered
 from fedpews.user_code import load_module
 
@@ -47,6 +48,13 @@ if TYPE_CHECKING:
     Kind = str
 else:
     Kind = Literal[("none", *MASKS)]
+
+
+METHOD_KEYS = (
+    "train.optimizer", "train.momentum", "train.weight_decay", "train.clip_norm", "train.server_lr",
+    "optimizer", "server", "warmup",
+)  # fmt: skip
+"""The keys and tables of a configuration that a method is made with."""
 
 
 @dataclass(frozen=True)
@@ -142,29 +150,24 @@ def method(
     if parts.personal is not None:
         if parts.personal == "local" and parts.warmup != "none":
             raise ConfigError("clients that share nothing have no use for a warmup; leave it or local out")
-        made = personal_class(parts.personal)(made, **around)
+        made = make(personal_class(parts.personal), around, "method.", parts.personal, inner=made)
     return made
 
 
 def _split(parts: MethodName, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of what gives clients their own models, checked, and the base method's."""
-    from fedpews.options import check, option_types
-
+    """The options of what gives clients their own models, and the base method's."""
     if parts.personal is None:
         return {}, options
     cls = personal_class(parts.personal)
     around = {key: value for key, value in options.items() if key in option_types(cls)}
     rest = {key: value for key, value in options.items() if key not in around}
-    return check(cls, around, "method.", parts.personal), rest
+    return around, rest
 
 
 def _base(
     parts: MethodName, server: dict[str, Any], local: dict[str, Any], options: dict[str, Any]
 ) -> Method:
-    from fedpews.options import check
-
-    cls = method_class(parts.base)
-    made: dict[str, Any] = check(cls, options, "method.", parts.base)
+    cls, made = method_class(parts.base), {}
     if takes_optimizer(parts.base):
         if local:
             made["optimizer"] = local_optimizer(**local)
@@ -176,19 +179,18 @@ def _base(
         raise ConfigError(
             f"{parts.base} does not average at the server, so it takes no server optimiser and no server rate"
         )
-    method: Method = cls(**made)
+    method: Method = make(cls, options, "method.", parts.base, **made)
     return method
 
 
 def _with_warmup(method: Method, kind: Kind, given: dict[str, Any]) -> Method:
-    from fedpews.options import check
     from fedpews.warmup import with_warmup
 
     if "rounds" not in given:
         raise ConfigError("a warmup needs its number of rounds W: warmup={'rounds': 25}")
     rounds = given.pop("rounds")
     masks = masks_class(kind)
-    return with_warmup(method, rounds, masks(**check(masks, given, "warmup.", f"the {kind} warmup")))
+    return with_warmup(method, rounds, make(masks, given, "warmup.", f"the {kind} warmup"))
 
 
 def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer:
@@ -197,10 +199,8 @@ def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer
     >>> server_optimizer("fedadam", lr=0.01).lr
     0.01
     """
-    from fedpews.options import check
-
     cls = server_class(name) if name else _load(PLAIN_SERVER, "server step", "plain")
-    server: ServerOptimizer = cls(**check(cls, options, "server.", name or "the server"))
+    server: ServerOptimizer = make(cls, options, "server.", name or "the server")
     return server
 
 
@@ -210,10 +210,8 @@ def local_optimizer(name: str = "sgd", **options: Any) -> Optimizer:
     >>> local_optimizer("adam", beta2=0.99).beta2
     0.99
     """
-    from fedpews.options import check
-
     cls = optimizer_class(name)
-    optimizer: Optimizer = cls(**check(cls, options, "optimizer.", name))
+    optimizer: Optimizer = make(cls, options, "optimizer.", name)
     return optimizer
 
 
@@ -252,6 +250,20 @@ def takes_optimizer(name: str) -> bool:
     return any(field.name == "optimizer" for field in dataclasses.fields(method_class(name)))
 
 
+def unused_keys(name: MethodName) -> list[str]:
+    """The keys and tables of a configuration that a method does not read."""
+    names = {field.name for field in dataclasses.fields(method_class(name.base))}
+    keys = [
+        f"train.{key}" for key in ("momentum", "weight_decay", "clip_norm", "optimizer") if key not in names
+    ]
+    if "server" not in names:
+        keys += ["train.server_lr", "server"]
+    if "optimizer" not in names:
+        keys.append("optimizer")
+    # λ is chosen for learned masks; FedPeWS-Auto has its own
+    return keys if name.warmup == "learned" else [*keys, "warmup.diversity"]
+
+
 def describe(name: str) -> str:
     """One line about a part of a method's name: its file's first line, or else its own docstring's."""
     cls = _find(name, METHODS | SERVERS | PERSONAL, "method")
@@ -272,8 +284,6 @@ def _load(place: str, what: str, name: str) -> type[Any]:
         cls = getattr(load_module(module), attribute)
     except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"the {what} {name!r} cannot be loaded: {first_line(error)}") from error
-    from fedpews.options import Options
-
     # of ours: any other dataclass has an __init__ that was not written to be called from a configuration
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, Options)):
         raise ConfigError(

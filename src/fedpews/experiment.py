@@ -1,171 +1,58 @@
-"""An experiment as data: every choice that decides its numbers, checked once, here.
+"""An experiment as data: every choice that decides its numbers, checked once, here; and every key in words.
 
-Nothing is imported here that needs torch, so that `fedpews --help` is quick.
+Nothing here imports torch, so that `fedpews --help` is quick.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self, get_type_hints
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 
-from fedpews.compose import Kind, MethodName
-from fedpews.configs import fit_method, override, read_config
-from fedpews.data.table import DataTable
-from fedpews.errors import ConfigError, explain
-from fedpews.options import Count, NotNegative, Positive, Table
-from fedpews.tables import (
+from fedpews.compose import (
+    METHOD_KEYS,
+    METHODS,
+    OPTIMIZERS,
+    PERSONAL,
+    SERVERS,
+    Kind,
+    MethodName,
+    method_class,
+    optimizer_class,
+    personal_class,
+    server_class,
+    unused_keys,
+)
+from fedpews.config import (
     FinetuneTable,
     FlowerTable,
+    MethodTable,
     ModelTable,
     PretrainTable,
     PrivacyTable,
     RuntimeTable,
     StopTable,
     TaskTable,
+    TrainTable,
+    WarmupTable,
+    override,
+    read_config,
 )
+from fedpews.data.table import DataTable
+from fedpews.errors import ConfigError, explain
+from fedpews.models import FROM_DATA, MODELS, model_class
+from fedpews.options import Count, Table, option_texts, option_types
 from fedpews.tasks.class_names import check_list
-from fedpews.tasks.names import FIRST, Goal, short
-
-
-class TrainTable(Table):
-    lr: Positive = Field(0.01, description="local learning rate")
-    batch_size: Count = Field(32, description="samples of a local step")
-    epochs: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = Field(
-        None, description="passes over its data that a client makes in a round; 1 by default"
-    )
-    steps: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] | None = Field(
-        None, description="instead of epochs: local steps in a round"
-    )
-    optimizer: str = Field(
-        "sgd",
-        description="of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
-    )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="of sgd, momentum and nesterov; the last two have 0.9 by default"
-    )
-    weight_decay: NotNegative = Field(0.0, description="of the local steps; adamw has 0.01 by default")
-    clip_norm: Positive | None = Field(
-        None, description="longer local gradients are scaled down to this length"
-    )
-    server_lr: Positive | None = Field(
-        None, description="global learning rate; by default the server optimiser's own"
-    )
-    lr_milestones: list[Count] = Field(
-        [], description="rounds after which the local learning rate is decayed"
-    )
-    lr_decay: Positive = Field(0.1, description="what it is multiplied by then")
-    lr_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="cosine: from lr down to lr_min over the rounds"
-    )
-    lr_min: NotNegative = Field(0.0, description="where a cosine schedule ends")
-    lr_warmup: Annotated[int, Field(ge=0, strict=True)] = Field(
-        0, description="rounds in which the local learning rate rises to lr"
-    )
-    weighting: Literal["uniform", "samples"] = Field(
-        "uniform", description="a client's weight in the average"
-    )
-    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = Field(
-        "mean", description="how uploads become one; all but mean stand a few bad clients"
-    )
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.2, description="of the trimmed mean: the part left out at each end"
-    )
-    byzantine: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        None, description="of krum: how many clients may be bad; by default as many as it stands"
-    )
-
-    diverged: Literal["stop", "leave-out"] = Field(
-        "stop",
-        description="a client whose numbers break down: stop with a checkpoint, or leave it out of that round",
-    )
-
-    @model_validator(mode="after")
-    def _one_measure(self) -> Self:
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError("give train.epochs or train.steps, not both")
-        if self.lr_min > self.lr:
-            raise ValueError(f"train.lr_min is {self.lr_min:g}, more than train.lr {self.lr:g}")
-        return self
-
-
-class MethodTable(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")  # the method's own options, checked when it is made
-    name: str = Field(
-        "fedavg+pews", description="a method, + a server optimiser, + a warmup; see `fedpews list methods`"
-    )
-    object: str | None = Field(
-        None, description="written by fedpews.run(method=OBJECT): what the method was, in Python"
-    )
-
-
-class WarmupTable(Table):
-    kind: Kind | None = Field(None, description="by default what the method's name says")
-    rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        None, description="W, rounds of the warmup"
-    )
-    fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="τ = W/T, instead of rounds"
-    )
-    diversity: NotNegative | None = Field(None, description="λ, how strongly clients' masks are pushed apart")
-    mask_lr: Positive = Field(0.1, description="η_s, learning rate of the mask scores")
-    shares: list[Positive] | None = Field(None, description="fixed masks: each client's part of every layer")
-    upload: Literal["probabilities", "masks"] = Field(
-        "probabilities",
-        description="learned masks: what a client uploads of θ, all of it or only the mask drawn",
-    )
-    gradient: Literal["theta", "open", "gate"] = Field(
-        "theta",
-        description="of a score: the gate's gradient times θ, only of neurons open in the draw, or the gate's itself",
-    )
-    start: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        0.0, description="mean of the mask scores before a client's first round; θ is their sigmoid"
-    )
-    start_spread: NotNegative = Field(1.0, description="their standard deviation; 0 starts all neurons alike")
-    start_common: bool = Field(False, description="one random start for all clients, not one for each")
-    newcomer: Literal["mean", "start"] = Field(
-        "mean",
-        description="θ of a client that has not uploaded yet: σ of the start's mean, or of its own start",
-    )
-    upload_mask: Literal["drawn", "thresholded"] = Field(
-        "thresholded",
-        description="neurons that a client uploads: those with θ of a half or more, or drawn once more",
-    )
-    draw: Literal["step", "round"] = Field("step", description="when learned masks are drawn")
-    density: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None,
-        description="random masks: the part of every layer a client draws; by default layers are dealt out",
-    )
-    redraw: bool = Field(False, description="random masks: draw anew in every round")
-    evaluate: Literal["owned", "all"] = Field(
-        "owned",
-        description="in the warmup, evaluate the global model with what a client owned in that round, or all of it",
-    )
-    unowned: Literal["keep", "zero"] = Field(
-        "keep", description="in the warmup, weights that no client owns: keep them, or move them to zero"
-    )
-    agree_at: Annotated[float, Field(ge=-1, le=1)] = Field(
-        0.1, description="auto: no warmup if the first updates have this mean cosine or a higher one"
-    )
-    flat_at: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.2,
-        description="auto: the warmup ends when the loss falls by less than this part of its steepest fall",
-    )
-    learnt_at: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.1, description="auto: the part of its first value that the loss must have lost before the end"
-    )
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if self.rounds is not None and self.fraction is not None:
-            raise ValueError("give warmup.rounds or warmup.fraction, not both")
-        return self
+from fedpews.tasks.names import FIRST, TASKS, Goal, short
 
 
 class Experiment(Table):
@@ -324,21 +211,203 @@ class Experiment(Table):
     def load(cls, config: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
         """A recipe by name or a TOML file, with dotted keys changed: ``{"train.lr": 0.1}``.
 
-        Where the changes name another method, what the file sets for its own method and this one has no use for is
-        left out, and said.
+        Where the changes name another method, the keys of the file that this method does not use are left out, with
+        a warning.
         """
         changes = overrides or {}
         values = override(read_config(config), changes)
-        return cls(**(fit_method(values, changes, config) if "method.name" in changes else values))
+        if "method.object" in changes:
+            values["method"] = {
+                key.removeprefix("method."): v for key, v in changes.items() if key.startswith("method.")
+            }
+            return cls(**_without(values, METHOD_KEYS, changes))
+        if "method.name" in changes:
+            name, kind = MethodName.parse(str(changes["method.name"])), values.get("warmup", {}).get("kind")
+            unused = unused_keys(replace(name, warmup=kind or name.warmup))
+            kept = _without(values, unused, changes)
+            for key in values.get("train", {}).keys() - kept["train"].keys():
+                logging.getLogger("fedpews").warning(
+                    "%s has no use for train.%s, which %s sets: left out", name.base, key, config
+                )
+            return cls(**kept)
+        return cls(**values)
+
+
+def _without(values: dict[str, Any], keys: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without these keys or tables, except those that are changed."""
+    unused = {key for key in keys if not any(f"{change}.".startswith(f"{key}.") for change in changes)}
+    return {
+        table: {key: value for key, value in inner.items() if f"{table}.{key}" not in unused}
+        if isinstance(inner, dict)
+        else inner
+        for table, inner in values.items()
+        if table not in unused
+    }
+
+
+TRAIN_KEYS = ("momentum", "weight_decay", "clip_norm")
+"""Options of most methods that a configuration has under ``train``."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key, in words."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+    value: Any = None
+    """The default itself."""
+
+
+def config_keys() -> Iterator[Key]:
+    """The keys that every experiment has."""
+    schema = Experiment.model_json_schema()
+    for name, entry in schema["properties"].items():
+        table = schema["$defs"].get(entry.get("$ref", "").rpartition("/")[2])
+        if table is None:
+            yield _key(name, entry)
+        else:
+            yield from (_key(f"{name}.{inner}", value) for inner, value in table["properties"].items())
 
 
 def known_keys() -> dict[str, str]:
     """Every key of a configuration with its description."""
-    keys: dict[str, str] = {}
-    for name, field in Experiment.model_fields.items():
-        inner = getattr(field.annotation, "model_fields", None)
-        if inner is None:
-            keys[name] = field.description or ""
+    return {key.name: key.text for key in config_keys()}
+
+
+def option_keys() -> Iterator[Key]:
+    """The options of each task, model, method and optimiser, whose names follow in brackets; all are imported."""
+    from fedpews.tasks.task import task_class
+
+    for table, names, find in (
+        ("task", TASKS, task_class),
+        ("model", MODELS, model_class),
+        ("method", METHODS, method_class),
+        ("server", SERVERS, server_class),
+        ("method", PERSONAL, personal_class),
+        ("optimizer", OPTIMIZERS, optimizer_class),
+    ):
+        for name in names:
+            yield from _options(table, name, find(name))
+
+
+def commented_toml(
+    recipe: str, path: str = "my.toml", tables: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """A recipe as a file to change: its values, and every other key with its default as a comment.
+
+    Options of tasks, models, methods and optimisers are all there, since it depends on the names which are read.
+
+    Args:
+        tables: in the place of the recipe's.
+    """
+    values, defaults = {**read_config(recipe), **(tables or {})}, Experiment().model_dump()
+    words = {key.name: key for key in config_keys()}
+    options: dict[str, list[Key]] = {}
+    for key in option_keys():
+        options.setdefault(key.name.partition(".")[0], []).append(key)
+    used = _used(Experiment(**values))
+    lines = [
+        f"# fedpews run {path}",
+        f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
+        "# Names such as module:Class are code, which runs: read a file that somebody else wrote first.",
+        "",
+    ]
+    plain = {name: default for name, default in defaults.items() if not isinstance(default, dict)}
+    lines += _commented("", values, plain, words)
+    for table, inner in defaults.items():
+        # what real sites need is another file's matter: fedpews flower new
+        if isinstance(inner, dict) and table != "flower":
+            given = dict(values.get(table, {}))
+            lines += ["", f"[{table}]"]
+            mine = list(_options_commented(given, options.get(table, []), used))
+            lines += [*_commented(f"{table}.", given, inner, words), *mine]
+    return "\n".join(lines) + "\n"
+
+
+def _used(experiment: Experiment) -> set[str]:
+    """The names whose options the experiment reads."""
+    named = MethodName.parse(experiment.method.name)
+    return {experiment.task.name, experiment.model.name, experiment.train.optimizer, *named.tables}
+
+
+def _options_commented(given: dict[str, Any], options: Sequence[Key], used: set[str]) -> Iterator[str]:
+    """Each option below its owner and meaning; one that is given is moved here."""
+    for key in options:
+        name, _, owner = key.name.partition(".")[2].partition(" ")
+        owner = owner.strip("()")
+        yield f"# {owner}: {key.text} ({key.type})"
+        if name in given and owner in used:
+            yield f"{name} = {_toml(given.pop(name))}"
         else:
-            keys |= {f"{name}.{key}": value.description or "" for key, value in inner.items()}
-    return keys
+            yield f"# {name} = {_toml(key.value)}".rstrip()
+
+
+def _commented(
+    prefix: str, values: Mapping[str, Any], defaults: Mapping[str, Any], words: Mapping[str, Key]
+) -> Iterator[str]:
+    own = [name for name, value in values.items() if not isinstance(value, dict) and name not in defaults]
+    for name in (*defaults, *own):
+        key = words.get(prefix + name)
+        if key is not None:
+            yield f"# {key.text} ({key.type})" if key.text else f"# {key.type}"
+        if name in values:
+            yield f"{name} = {_toml(values[name])}"
+        else:
+            yield f"# {name} = {_toml(defaults[name])}".rstrip()
+
+
+def _toml(value: Any) -> str:
+    """Text, numbers and lists read the same in JSON and in TOML; no default is nothing at all."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _options(table: str, owner: str, cls: type[Any]) -> Iterator[Key]:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
+    if dataclasses.is_dataclass(cls):
+        hints = option_types(cls)
+        elsewhere = {"task": {"metrics"}, "method": set(TRAIN_KEYS)}.get(table, set())
+    else:
+        hints, elsewhere = get_type_hints(cls.__init__, include_extras=True), FROM_DATA
+    names = [name for name in defaults if name in hints and name not in elsewhere]
+    fields: dict[str, Any] = {name: (hints[name], None) for name in names}
+    schema, texts = create_model(owner, **fields).model_json_schema(), option_texts(cls)
+    for name in names:
+        shown = schema["properties"][name] | {"default": defaults[name], "description": texts.get(name, "")}
+        yield _key(f"{table}.{name} ({owner})", shown)
+
+
+def _key(name: str, entry: Mapping[str, Any]) -> Key:
+    default = entry.get("default")
+    shown = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    shown = "" if default is None else shown
+    return Key(name, _type(entry), shown, entry.get("description", ""), default)
+
+
+def _type(entry: Mapping[str, Any]) -> str:
+    """A JSON schema's type and limits in a few words.
+
+    >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"type": "integer", "minimum": 1})
+    ('number, 0 ≤ · < 1', 'whole number, ≥ 1')
+    """
+    if "anyOf" in entry:
+        return _type(next(one for one in entry["anyOf"] if one.get("type") != "null"))
+    if "enum" in entry:
+        return " | ".join(map(str, entry["enum"]))
+    if "const" in entry:
+        return str(entry["const"])
+    kind = str(entry.get("type", "table"))
+    if kind == "array":
+        return f"list of {_type(entry.get('items', {'type': 'value'}))}"
+    low = next(((entry[key], sign) for key, sign in _LOW.items() if key in entry), None)
+    high = next((f"{sign} {entry[key]:g}" for key, sign in _HIGH.items() if key in entry), "")
+    if low is not None:
+        high = f"{low[0]:g} {low[1]} · {high}" if high else f"{'≥' if low[1] == '≤' else '>'} {low[0]:g}"
+    names = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "table"}
+    return ", ".join(filter(None, (names.get(kind, kind), high)))
+
+
+_LOW = {"minimum": "≤", "exclusiveMinimum": "<"}
+_HIGH = {"maximum": "≤", "exclusiveMaximum": "<"}

@@ -88,7 +88,8 @@ class Result:
         Args:
             kind: curves, bytes, masks or clients.
         """
-        from fedpews.report.figures import Masks, draw
+        from fedpews.report.figures import draw
+        from fedpews.report.plots import Masks
 
         label, seed = self.summary["method"], self.experiment.seeds[0]
         masks: list[Masks] | None = [] if kind == "masks" and self.folder is None else None

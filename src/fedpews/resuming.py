@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.build import Setup
-from fedpews.configs import flatten, override
+from fedpews.config import flatten, override
 from fedpews.engines.engine import Engine
 from fedpews.errors import CheckpointError, ConfigError, first_line
 from fedpews.experiment import Experiment

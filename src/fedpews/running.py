@@ -13,7 +13,9 @@ from fedpews.build import (
     build,
     build_engine,
     build_task,
+    describe_object,
     privacy_spent,
+    record_given,
     resolve,
     settings_of,
 )
@@ -24,7 +26,6 @@ from fedpews.engines.hardware import settled
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune
-from fedpews.given import describe_object, record_given
 from fedpews.methods.contract import Method
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.notices import Notices

@@ -16,9 +16,8 @@ import typer
 from command_line import fedpews
 from fedpews import __version__
 from fedpews.cli import app
-from fedpews.configs import recipes
-from fedpews.experiment import Experiment, known_keys
-from fedpews.keys import option_keys
+from fedpews.config import recipes
+from fedpews.experiment import Experiment, known_keys, option_keys
 
 
 def commands(command: click.Command, path: str = "fedpews") -> Iterator[tuple[str, click.Command]]:

@@ -8,7 +8,7 @@ import pytest
 
 from fedpews.build import build_method
 from fedpews.compose import WARMUPS, masks_class
-from fedpews.configs import override, parse_setting, recipes
+from fedpews.config import override, parse_setting, recipes
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, WarmupTable
 from fedpews.methods.fedavg import FedAvg

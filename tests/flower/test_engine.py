@@ -12,6 +12,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from memory_grid import MemoryGrid, site_handler
 
+from fedpews.config import FlowerTable
 from fedpews.errors import CheckpointError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.flower.app import serve
@@ -19,7 +20,6 @@ from fedpews.flower.engine import FlowerEngine, TooFewSites, is_enough
 from fedpews.flower.messages import pack
 from fedpews.results.records import read_rounds
 from fedpews.running import run
-from fedpews.tables import FlowerTable
 
 METHODS = [
     "fedavg",

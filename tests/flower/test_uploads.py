@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedpews.compose import method as make
+from fedpews.config import FlowerTable
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import RunFailed
 from fedpews.flower.uploads import NormRule, UploadCheck, norms, sample_upload
@@ -25,7 +26,6 @@ from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.wire import LOSS, BadMessage, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.server import check_update
-from fedpews.tables import FlowerTable
 from fedpews.warmup import Fixed, Learned, with_warmup
 
 NET = Network(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4)), torch.zeros(1, 3))

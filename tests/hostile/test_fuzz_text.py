@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedpews import compose
 from fedpews.build import build_method, build_task
-from fedpews.configs import flatten, parse_setting, recipes
+from fedpews.config import flatten, parse_setting, recipes
 from fedpews.data import from_clients
 from fedpews.experiment import Experiment, known_keys
 from fedpews.flower.roster import KnownSites

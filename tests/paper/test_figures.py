@@ -9,7 +9,7 @@ from fedpews.paper.figures import draw
 from fedpews.paper.page import write_page
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Figure, Line, Quick, Scale, scaled
-from fedpews.report.colors import PALETTE, USUAL
+from fedpews.report.style import PALETTE, USUAL
 from toy import TINY, study
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedpews.cli.outcomes import count_failed
+from fedpews.cli.studies import count_failed
 from fedpews.errors import ConfigError
 from fedpews.paper.cells import Runner
 from fedpews.paper.page import number_rows, write_index, write_page

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedpews
-from fedpews.configs import override, recipes
+from fedpews.config import override, recipes
 from fedpews.experiment import Experiment
 from fedpews.paper.cells import Runner
 from fedpews.paper.measures import MEASURES, printed

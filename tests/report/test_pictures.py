@@ -12,13 +12,10 @@ from page_runs import federation, tiny
 from command_line import fedpews
 from fedpews.errors import ConfigError
 from fedpews.report.collect import collect
-from fedpews.report.colors import colors
-from fedpews.report.curves import curve, plot_curves
 from fedpews.report.figures import draw
-from fedpews.report.heatmap import plot_heatmap
+from fedpews.report.plots import curve, draw_split, plot_curves, plot_heatmap
 from fedpews.report.runs import find_runs
-from fedpews.report.split import draw_split
-from fedpews.report.style import new_figure
+from fedpews.report.style import colors, new_figure
 from fedpews.running import run
 
 

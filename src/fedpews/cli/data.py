@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedpews.cli.console import out
-from fedpews.cli.options import DataDir
+from fedpews.cli.options import DataDir, parse_settings
 from fedpews.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,10 +76,9 @@ def show(
 ) -> None:
     """Each client's samples and classes, as a run with this configuration would assign them."""
     from fedpews.build import load_data
-    from fedpews.configs import parse_setting
     from fedpews.experiment import Experiment
 
-    experiment = Experiment.load(config, dict(parse_setting(text) for text in set_ or []))
+    experiment = Experiment.load(config, parse_settings(set_))
     federation = load_data(experiment, data_dir=data_dir)
     counts: list[list[int]] = federation.counts().tolist()
     sizes = [sum(row) for row in counts]
@@ -104,7 +103,7 @@ def show(
             f"half of them at least {ordered[len(ordered) // 2]:,}"
         )
     if picture is not None:
-        from fedpews.report.split import draw_split
+        from fedpews.report.plots import draw_split
 
         try:
             draw_split(counts, federation.class_names, federation.client_names, picture)

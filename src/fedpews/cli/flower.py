@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from fedpews.cli.console import err, out
-from fedpews.cli.options import Config, DataDir, Methods, Out, Quiet, Resume, Rounds, Seeds, Set
+from fedpews.cli.options import (
+    Config,
+    DataDir,
+    Methods,
+    Out,
+    Quiet,
+    Resume,
+    Rounds,
+    Seeds,
+    Set,
+    parse_settings,
+)
+from fedpews.cli.runs import progress, resolve_runs, show_runs
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.flower import check_flwr
 
@@ -34,11 +46,11 @@ def new(
     set_: Set = None,
 ) -> None:
     """Write a Flower app: the experiment, two lines for each half, and a README with every command."""
-    from fedpews.configs import override, parse_setting, read_config
+    from fedpews.config import override, read_config
     from fedpews.experiment import Experiment
     from fedpews.flower.deploy.app_folder import new_app, starter
 
-    changes = dict(parse_setting(text) for text in set_ or [])
+    changes = parse_settings(set_)
     if config is None and not changes:
         text = starter()
     else:
@@ -77,15 +89,11 @@ def up(
     The run's folder is that of `fedpews run`, and sites.jsonl says which sites answered in each round.
     """
     check_flwr("fedpews flower up")
-    from fedpews.cli.pages import write_joint_page
-    from fedpews.cli.runs import resolve_runs, show_runs
     from fedpews.flower.deploy.loopback import up as run_up
-    from fedpews.report.progress import ProgressBar
-    from fedpews.running import Watcher
 
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
     for experiment, path in runs:
-        with ProgressBar(experiment.method_label, err, quiet) as bar:
+        with progress(experiment, quiet, names_engine=False) as watcher:
             run_up(
                 experiment,
                 path,
@@ -94,15 +102,10 @@ def up(
                 test=test,
                 resume=resume,
                 data_dir=data_dir,
-                watcher=Watcher(
-                    begin=lambda experiment, done, engine, bar=bar: bar.begin(experiment.rounds, done),  # type: ignore[misc]
-                    round=bar.round,
-                ),
+                watcher=watcher,
                 report=(lambda text: None) if quiet else _report,
             )
-    paths = [path for _, path in runs]
-    show_runs(paths)
-    write_joint_page(paths, folder, runs[0][0].method_label)
+    show_runs(runs, folder)
 
 
 @flower.command()

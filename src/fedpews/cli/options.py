@@ -1,20 +1,61 @@
-"""Options that several commands have, each said once."""
+"""Options that several commands have, and what the shell offers on Tab. Nothing here imports torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from fedpews.cli import complete
+from fedpews.cli.console import out
 from fedpews.errors import ConfigError
+
+
+def _begins(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def offered(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return offered
+
+
+def _shipped(*packages: str) -> list[str]:
+    from fedpews.config import shipped
+
+    return [name for package in packages for name in shipped(package)]
+
+
+def _keys() -> list[str]:
+    from fedpews.experiment import known_keys
+
+    return [f"{key}=" for key in known_keys()]
+
+
+RECIPES, STUDIES = "fedpews.recipes", "fedpews.paper.studies"
+
+
+def method_names(incomplete: str) -> list[str]:
+    """Methods, and behind a ``+`` the server optimisers and warmups."""
+    from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS
+
+    head, plus, last = incomplete.rpartition("+")
+    parts = (*SERVERS, *WARMUPS, *PERSONAL) if plus else METHODS
+    return [f"{head}{plus}{part}" for part in parts if part.startswith(last)]
+
+
+recipe_names = _begins(lambda: _shipped(RECIPES))
+configs = _begins(lambda: [*_shipped(RECIPES), *(str(path) for path in sorted(Path().glob("*.toml")))])
+recipes_and_studies = _begins(lambda: _shipped(RECIPES, STUDIES))
+study_names = _begins(lambda: ["all", *_shipped(STUDIES)])
+key_names = _begins(_keys)
+lists = _begins(lambda: ("methods", "data", "models", "recipes", "studies", "keys"))
 
 Config = Annotated[
     str,
     typer.Argument(
         help="A recipe's name (fedpews list recipes) or a TOML file. A file may name code, which runs: read it first.",
-        autocompletion=complete.configs,
+        autocompletion=configs,
     ),
 ]
 Methods = Annotated[
@@ -22,7 +63,7 @@ Methods = Annotated[
     typer.Option(
         "--method",
         help="Method, such as fedavg, fedprox+pews, scaffold+pews-fixed. Several: one run each, compared.",
-        autocompletion=complete.method_names,
+        autocompletion=method_names,
     ),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Communication rounds T.")]
@@ -35,9 +76,10 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any key: --set train.lr=0.1. An option of one method among several: --set fedprox.mu=0.1.",
-        autocompletion=complete.key_names,
+        autocompletion=key_names,
     ),
 ]
+Results = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")]
 
@@ -66,3 +108,15 @@ def parse_seeds(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"--seeds {text!r}: give whole numbers such as 0,1,2") from error
+
+
+def parse_settings(texts: list[str] | None) -> dict[str, Any]:
+    """The keys and values of every ``--set``."""
+    from fedpews.config import parse_setting
+
+    return dict(parse_setting(text) for text in texts or [])
+
+
+def say(text: str) -> None:
+    """Print a line of a result as it is, however long."""
+    out.print(escape(text), soft_wrap=True)

@@ -1,22 +1,120 @@
-"""What commands that run experiments share: the runs that a command line asks for, and how they did."""
+"""The commands about runs: run, compare, report, watch and plot. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedpews.cli.console import out
-from fedpews.cli.options import parse_seeds
+from fedpews.cli.console import err, out
+from fedpews.cli.options import (
+    Config,
+    DataDir,
+    Log,
+    Methods,
+    Out,
+    Quiet,
+    Resume,
+    Rounds,
+    Seeds,
+    Set,
+    parse_seeds,
+    parse_settings,
+    say,
+)
 from fedpews.errors import ConfigError
-from fedpews.results.layout import legal_name
+from fedpews.ranks.rank import Rank
+from fedpews.report.figures import FORMATS, KINDS, OF_RUNS, draw
+from fedpews.report.runs import find_runs
+from fedpews.results.layout import REPORT, legal_name
+
+if TYPE_CHECKING:
+    from fedpews.experiment import Experiment
+    from fedpews.running import Watcher
 
 SHORT_NAME = 12
 """Characters of a method's name that stay on one line, however narrow the window."""
+
+_kinds = list(KINDS[OF_RUNS])
+
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of run folders.")
+]
+
+
+def run(
+    config: Config,
+    method: Methods = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    folder: Out = None,
+    data_dir: DataDir = None,
+    set_: Set = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    log: Log = None,
+) -> None:
+    """Train with one method or several, and show how they did.
+
+    Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint; then one page
+    about all of them, whose path is printed last. Kill it at any moment: with --resume it goes on to the same
+    numbers. `fedpews watch` shows the page while it goes on.
+
+    Over several machines or GPUs: `torchrun ... -m fedpews run CONFIG`, to the same numbers (docs/how-to/ranks.md).
+    """
+    from fedpews.running import run as run_alone
+    from fedpews.trackers import tracking
+
+    runs = resolve_runs(config, method, rounds, seeds, folder, set_)
+    rank = Rank.here()
+    if rank is not None and rank.rank > 0:
+        from fedpews.ranks.running import work
+
+        raise typer.Exit(work(rank, [experiment for experiment, _ in runs], data_dir))
+    # torchrun starts the same command again when a rank has died
+    resume = resume or (rank is not None and rank.restarts > 0)
+    run_experiment: Any = run_alone
+    ranks: Any = nullcontext()
+    if rank is not None and rank.is_shared:
+        from fedpews.ranks.running import lead, leading
+
+        ranks = leading(rank, runs[0][0].runtime.device)
+    with ranks as group:
+        if group is not None:
+            run_experiment = partial(lead, group)
+        for experiment, path in runs:
+            with progress(experiment, quiet) as bar, tracking(log or [], bar, path) as watcher:
+                run_experiment(experiment, out=path, resume=resume, data_dir=data_dir, watcher=watcher)
+    show_runs(runs, folder)
+
+
+@contextmanager
+def progress(experiment: Experiment, quiet: bool, names_engine: bool = True) -> Iterator[Watcher]:
+    """A watcher that shows a progress bar; before it a line with the engine, unless that is not wanted."""
+    from fedpews.report.progress import ProgressBar
+    from fedpews.running import Watcher
+
+    with ProgressBar(experiment.method_label, err, quiet) as bar:
+
+        def begin(_: Any, done: int, engine: str) -> None:
+            bar.begin(experiment.rounds, done)
+            if names_engine and not quiet:
+                again = f", from round {done + 1}" if done else ""
+                err.print(escape(f"{experiment.method_label}: {engine}{again}"), soft_wrap=True)
+
+        def stopping() -> None:
+            if names_engine:
+                err.print("finishing this round, then saving; Ctrl-C again stops at once", soft_wrap=True)
+
+        yield Watcher(begin=begin, round=bar.round, stopping=stopping)
 
 
 def resolve_runs(
@@ -26,35 +124,23 @@ def resolve_runs(
     seeds: str | None,
     folder: Path | None,
     set_: list[str] | None,
-) -> list[tuple[Any, Path]]:
-    """The experiments that a command line asks for, each with its folder; the options of all methods are checked."""
-    from fedpews.configs import parse_setting, settings_by_method
+) -> list[tuple[Experiment, Path]]:
+    """The experiments of a command line, each with its folder; the options of all methods are checked."""
+    from fedpews.build import build_method
+    from fedpews.config import config_name, settings_by_method
     from fedpews.experiment import Experiment
 
-    changes: dict[str, Any] = {}
-    if rounds is not None:
-        changes["rounds"] = rounds
-    if seeds is not None:
-        changes["seeds"] = parse_seeds(seeds)
-    settings = dict(parse_setting(text) for text in set_ or [])
-    name = Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
-    named = [{"method.name": wanted} for wanted in method or []] or [{}]
+    changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    changes |= {} if seeds is None else {"seeds": parse_seeds(seeds)}
+    settings = parse_settings(set_)
+    named = [{"method.name": name} for name in method or []] or [{}]
     names = method or [str(settings.get("method.name") or Experiment.load(config).method.name)]
-    own = settings_by_method(settings, names)
-    experiments = [
-        Experiment.load(config, changes | one | mine) for one, mine in zip(named, own, strict=True)
-    ]
-    folders = [_folder(folder, name, experiment.method_label, len(experiments)) for experiment in experiments]
-    if len(set(folders)) < len(folders):
+    by_method = zip(named, settings_by_method(settings, names), strict=True)
+    experiments = [Experiment.load(config, changes | name | own) for name, own in by_method]
+    labels = [legal_name(experiment.method_label) for experiment in experiments]
+    if len(set(labels)) < len(labels):
         raise ConfigError("the same method is given twice")
-    _check_methods(experiments, settings)
-    return list(zip(experiments, folders, strict=True))
-
-
-def _check_methods(experiments: list[Any], settings: dict[str, Any]) -> None:
-    """Refuse a wrong option before the first method is trained."""
-    from fedpews.build import build_method
-
+    # a wrong option is refused before the first method is trained
     for experiment in experiments:
         try:
             build_method(experiment)
@@ -64,23 +150,46 @@ def _check_methods(experiments: list[Any], settings: dict[str, Any]) -> None:
             shared = [key for key in settings if key.startswith("method.")]
             hint = "; for one method of several write its name: --set fedprox.mu=0.1" if shared else ""
             raise ConfigError(f"--method {experiment.method_label}: {error}{hint}") from error
+    if folder is None:
+        paths = [Path("runs") / legal_name(f"{config_name(config)}-{e.method_label}") for e in experiments]
+    else:
+        paths = [folder / label for label in labels] if len(labels) > 1 else [folder]
+    return list(zip(experiments, paths, strict=True))
 
 
-def show_runs(folders: list[Path]) -> None:
-    """How runs did, and where they are."""
-    show_table(folders)
-    out.print(escape(f"results in {', '.join(str(place) for place in folders)}"), soft_wrap=True)
+def show_runs(runs: list[tuple[Experiment, Path]], folder: Path | None) -> None:
+    """Print how runs did and where they are, and write one page about all of them.
+
+    Args:
+        folder: the --out of the command.
+    """
+    from fedpews.report.html import write_report
+
+    (experiment, first), paths = runs[0], [path for _, path in runs]
+    compare(paths)
+    say(f"results in {', '.join(map(str, paths))}")
+    if len(paths) > 1 and folder is None:
+        # of runs/synthetic-32k-fedavg and runs/synthetic-32k-fedavg+pews: runs/synthetic-32k.html
+        page = first.with_name(f"{first.name.removesuffix(f'-{experiment.method_label}')}.html")
+    else:
+        page = (folder or first) / REPORT
+    say(f"look at {write_report(paths, page)}")
 
 
-def show_table(folders: list[Path], plot: Path | None = None) -> None:
-    """Runs side by side, and a picture of them if one is asked for."""
-    from fedpews.report.compare import columns, find_runs, goal_text, remarks, table, verdicts
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw accuracy over rounds to this file (png, pdf, svg).")
+    ] = None,
+) -> None:
+    """Put runs side by side; the first one is what the others are measured against."""
+    from fedpews.report.compare import columns, goal_text, remarks, table, verdicts
 
     runs = find_runs(folders)
     goal = runs[0].goal
     reach = "" if goal.value is None else f"rounds to reach {goal_text(goal)}; "
-    target, heads = f"{reach}mean ± standard deviation over seeds", columns(runs)
-    grid = Table(title=escape(target), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    title, heads = f"{reach}mean ± standard deviation over seeds", columns(runs)
+    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     rows = table(runs)
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     # in a narrow window a name is folded, and what is still too wide runs on: a number that is cut is another number
@@ -96,13 +205,59 @@ def show_table(folders: list[Path], plot: Path | None = None) -> None:
     for sentence in verdicts(runs):
         out.print(escape(sentence), soft_wrap=True)
     if plot is not None:
-        from fedpews.report.figures import draw
-
         draw(runs, "curves", plot)
-        out.print(escape(f"drawn to {plot}"), soft_wrap=True)
+        say(f"drawn to {plot}")
 
 
-def _folder(given: Path | None, config: str, label: str, count: int) -> Path:
-    if given is None:
-        return Path("runs") / legal_name(f"{config}-{label}")
-    return given if count == 1 else given / legal_name(label)
+def report(
+    folders: Folders,
+    file: Annotated[
+        Path | None, typer.Option("--out", help="The page (by default report.html in the first folder).")
+    ] = None,
+) -> None:
+    """One HTML page about one run or several: who is better, curves, clients, masks, data, settings."""
+    from fedpews.report.html import write_report
+
+    path = write_report(folders, file or folders[0] / REPORT)
+    say(f"written to {path}")
+
+
+def watch(
+    folders: Folders,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any that is free.")
+    ] = 8500,
+) -> None:
+    """The same page while runs go on, at an address on this machine; new rounds appear by themselves."""
+    from fedpews.report.live import HOST, serve
+
+    try:
+        server = serve(folders, port)
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} cannot be used ({error.strerror}); give another with --port, or --port 0"
+        ) from error
+    with server:
+        out.print(f"look at http://{HOST}:{server.server_port}/ (Ctrl-C ends)", soft_wrap=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            err.print("ended")
+
+
+def plot(
+    folders: Folders,
+    kind: Annotated[
+        str, typer.Option(help=f"{', '.join(_kinds[:-1])} or {_kinds[-1]}.", metavar="KIND")
+    ] = "curves",
+    format: Annotated[str, typer.Option(help="pdf, svg or png.", metavar="FORMAT")] = "pdf",
+    file: Annotated[
+        Path | None, typer.Option("--out", help="The figure (by default KIND.FORMAT in the first folder).")
+    ] = None,
+) -> None:
+    """A figure for a paper, in one style: text stays text, masks are drawn without interpolation."""
+    if format not in FORMATS:
+        raise ConfigError(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
+    path = file or folders[0] / f"{kind}.{format}"
+    draw(find_runs(folders), kind, path, None if file is not None and file.suffix else format)
+    say(f"drawn to {path}")

@@ -1,7 +1,9 @@
-"""The commands about studies: reproduce and plan. Heavy modules are imported when used."""
+"""The commands about studies: reproduce and plan; what they share with sweep. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,24 +12,29 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedpews.cli.complete import study_names
-from fedpews.cli.console import out
-from fedpews.cli.options import DataDir, On, Quiet, Seeds
-from fedpews.cli.outcomes import (
-    count_failed,
-    end,
-    make_runner,
-    on_cluster,
-    read_scale,
-    resumable,
-    show_outcome,
+from fedpews.cli.console import err, out
+from fedpews.cli.options import (
+    DataDir,
+    On,
+    Quiet,
+    Results,
+    Seeds,
+    parse_seeds,
+    parse_settings,
+    say,
+    study_names,
 )
+from fedpews.cli.runs import progress
+from fedpews.errors import ConfigError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
+    from fedpews.paper.cells import Runner
+    from fedpews.paper.claims import Verdict
+    from fedpews.paper.cluster import Cluster
+    from fedpews.paper.page import Outcome
     from fedpews.paper.plan import Planned
-    from fedpews.paper.study import Study
+    from fedpews.paper.study import Scale, Study
 
-Out = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
 Set = Annotated[
     list[str] | None,
@@ -47,7 +54,7 @@ def reproduce(
         ),
     ],
     quick: Quick = False,
-    folder: Out = Path("results"),
+    folder: Results = Path("results"),
     pages: Annotated[
         Path | None, typer.Option(help="Where pages are written.", show_default="the --out folder")
     ] = None,
@@ -86,7 +93,7 @@ def reproduce(
 def plan(
     name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.", autocompletion=study_names)],
     quick: Quick = False,
-    folder: Out = Path("results"),
+    folder: Results = Path("results"),
     seeds: Seeds = None,
     data_dir: DataDir = None,
     set_: Set = None,
@@ -118,20 +125,16 @@ def plan(
 
 
 def _show_plan(study: Study, planned: list[Planned]) -> None:
-    title = f"{study.item}: {study.title}"
-    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("cell", "rounds", "seeds to run", "minutes"):
-        grid.add_column(column)
-    for line in planned:
-        cell = line.cell
-        time = "" if line.seconds is None else f"{line.seconds / 60:.1f}"
-        grid.add_row(
-            escape(study.label(cell)),
-            str(cell.experiment.rounds),
+    rows = [
+        (
+            study.label(line.cell),
+            str(line.cell.experiment.rounds),
             ", ".join(map(str, line.missing)) or "none, finished",
-            time or escape(line.problem),
+            line.problem if line.seconds is None else f"{line.seconds / 60:.1f}",
         )
-    out.print(grid)
+        for line in planned
+    ]
+    _print_table(f"{study.item}: {study.title}", [("cell", "rounds", "seeds to run", "minutes"), *rows])
     left = sum(line.seconds or 0.0 for line in planned)
     rounds = sum(line.cell.experiment.rounds * len(line.missing) for line in planned)
     out.print(escape(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine"))
@@ -141,5 +144,108 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-STUDIES = (reproduce, plan)
-"""The commands of this file."""
+def make_runner(folder: Path, data_dir: Path | None, quiet: bool) -> Runner:
+    """Runs cells in this process, with a progress bar and a line for each cell."""
+    from fedpews.paper.cells import Runner
+
+    def log(text: str) -> None:
+        if not quiet:
+            err.print(escape(text), soft_wrap=True)
+
+    return Runner(
+        folder, data_dir=data_dir, watch=lambda experiment: progress(experiment, quiet, False), log=log
+    )
+
+
+def show_outcome(outcome: Outcome, page: Path) -> None:
+    from fedpews.paper.measures import MEASURES
+    from fedpews.paper.page import number_rows
+
+    study = outcome.study
+    out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
+    for sentence in outcome.scale.describe(study):
+        out.print(f"[yellow]not at the paper's scale:[/] {escape(sentence)}", soft_wrap=True)
+    for measure in study.measures:
+        brackets = "; in brackets the paper's" if study.paper.get(measure) else ""
+        _print_table(f"{MEASURES[measure].label}{brackets}", number_rows(outcome, measure))
+    for claim in dict.fromkeys(verdict.claim for verdict in outcome.verdicts):
+        out.print(f"[bold]Claim:[/] {escape(claim)}", soft_wrap=True)
+        for verdict in outcome.verdicts:
+            if verdict.claim == claim:
+                out.print(f"  {_sentence(verdict)}", soft_wrap=True)
+    for result in outcome.table.values():
+        if result.message:
+            say(f"{study.label(result.cell)}: {result.status}: {result.message}")
+    say(f"written to {page}")
+
+
+def _sentence(verdict: Verdict) -> str:
+    color = {True: "green", False: "red", None: "yellow"}[verdict.agrees]
+    paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
+    p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
+    ours = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
+    return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + ours)}"
+
+
+def _print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of text; the first one is the header."""
+    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for head in rows[0]:
+        grid.add_column(escape(head), overflow="fold")
+    for row in rows[1:]:
+        grid.add_row(*map(escape, row))
+    out.print(grid)
+
+
+@contextmanager
+def on_cluster(address: str | None) -> Iterator[Cluster | None]:
+    """The cluster at an address; None without one."""
+    if address is None:
+        yield None
+        return
+    from fedpews.paper.cluster import connect
+
+    with connect(address) as cluster:
+        yield cluster
+
+
+def count_failed(outcome: Outcome) -> int:
+    """Cells that failed now, without those that are known to diverge from earlier runs."""
+    return sum(
+        result.status in ("failed", "diverged") and result.error != "" for result in outcome.table.values()
+    )
+
+
+def end(failed: int, what: str = "cells") -> None:
+    """End the command with an error if anything failed: its page has gaps."""
+    if failed:
+        raise RunFailed(f"{failed} {what} failed" + "; the same command tries them again" * (what == "cells"))
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say, when the command is stopped, that the same command resumes it."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        err.print("stopped; what is finished is kept, the same command goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def read_scale(
+    quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None
+) -> Scale:
+    from fedpews.paper.study import Scale
+
+    others: dict[str, str] = {}
+    for text in stand_in or []:
+        name, equals, other = text.partition("=")
+        if not equals or not name or not other:
+            raise ConfigError(f"--stand-in {text!r}: give it as DATA=OTHER")
+        others[name] = other
+    return Scale(
+        quick,
+        None if seeds is None else tuple(parse_seeds(seeds)),
+        parse_settings(settings) or None,
+        others or None,
+    )

@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from fedpews.cli.complete import configs
-from fedpews.cli.console import out
-from fedpews.cli.options import DataDir, Methods, On, Quiet, Rounds, Seeds, Set, parse_seeds
-from fedpews.cli.outcomes import count_failed, end, make_runner, on_cluster, resumable, show_outcome
+from fedpews.cli.options import (
+    DataDir,
+    Methods,
+    On,
+    Quiet,
+    Results,
+    Rounds,
+    Seeds,
+    Set,
+    configs,
+    parse_seeds,
+    parse_settings,
+    say,
+)
+from fedpews.cli.studies import count_failed, end, make_runner, on_cluster, resumable, show_outcome
 from fedpews.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,43 +32,46 @@ if TYPE_CHECKING:
     from fedpews.paper.sweep import Grid
 
 
+Grids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        "--set-grid",
+        metavar="KEY=V,V,...",
+        help="A key and its values; several: all pairs. With --search also a range: train.lr=0.001..0.1:log, "
+        "warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
+    ),
+]
+SearchBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="optuna",
+        help="Search instead of trying everything: TPE, hopeless trials are given up early. Chooses on validation "
+        "data only.",
+    ),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Where a search keeps its trials: any database URL that Optuna takes, for several machines.",
+        show_default="an SQLite file in the --out folder",
+    ),
+]
+
+
 def sweep(
     config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.", autocompletion=configs)],
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid",
-            "--set-grid",
-            metavar="KEY=V,V,...",
-            help="A key and its values; several: all pairs. With --search also a range: train.lr=0.001..0.1:log, "
-            "warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
-        ),
-    ] = None,
+    grid: Grids = None,
     method: Methods = None,
     rounds: Rounds = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")] = Path(
-        "results"
-    ),
+    folder: Results = Path("results"),
     seeds: Seeds = None,
     data_dir: DataDir = None,
     set_: Set = None,
-    search: Annotated[
-        str | None,
-        typer.Option(
-            metavar="optuna",
-            help="Search instead of trying everything: TPE, hopeless trials are given up early. Chooses on validation "
-            "data only.",
-        ),
-    ] = None,
+    search: SearchBy = None,
     trials: Annotated[int, typer.Option(help="How many trials a search has, finished ones included.")] = 30,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where a search keeps its trials: any database URL that Optuna takes, for several machines.",
-            show_default="an SQLite file in the --out folder",
-        ),
-    ] = None,
+    storage: Storage = None,
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
@@ -113,15 +126,14 @@ def _run_search(search: Search, runner: Runner, storage: str | None, on: str | N
         page, toml = write_search(outcome, study, runner.root)
     best, metric = outcome.best, search.base.goal.metric
     if best is not None:
-        out.print(
-            f"best: {escape(in_words(best.settings))}, {metric} {show(metric, best.value)} on validation data, "
-            f"{show(metric, outcome.best_test)} on test data",
-            soft_wrap=True,
+        say(
+            f"best: {in_words(best.settings)}, {metric} {show(metric, best.value)} on validation data, "
+            f"{show(metric, outcome.best_test)} on test data"
         )
         shares = ", ".join(f"{key} {share:.2f}" for key, share in outcome.importance.items())
-        out.print(f"importance: {escape(shares) or 'too few trials to say'}", soft_wrap=True)
-        out.print(escape(f"run it with: fedpews run {toml}"), soft_wrap=True)
-    out.print(escape(f"written to {page}"), soft_wrap=True)
+        say(f"importance: {shares or 'too few trials to say'}")
+        say(f"run it with: fedpews run {toml}")
+    say(f"written to {page}")
     end(outcome.failed, "trials")
 
 
@@ -129,11 +141,10 @@ def _settings(
     grid: list[str] | None, methods: list[str] | None, rounds: int | None, set_: list[str] | None
 ) -> tuple[Grid, dict[str, Any]]:
     """The keys that vary, and those that are the same everywhere. Several methods are a key that varies."""
-    from fedpews.configs import parse_setting
     from fedpews.paper.sweep import parse_grid
 
     fixed: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-    fixed |= dict(parse_setting(text) for text in set_ or [])
+    fixed |= parse_settings(set_)
     values: Grid = dict(parse_grid(text) for text in grid or [])
     if methods and "method.name" in values:
         raise ConfigError("methods are given by --method and by --grid method.name; leave one out")
@@ -161,16 +172,6 @@ def _name_best(outcome: Outcome) -> None:
     settings = ", ".join(label for label in best if label != "all")
     word = "highest" if measure.higher_is_better else "lowest"
     seeds = len(outcome.table[best].runs)
-    out.print(
-        f"{word}: {escape(settings)}, {measure.label} {means[best]:.{measure.digits}f} over {seeds} seeds",
-        soft_wrap=True,
-    )
+    say(f"{word}: {settings}, {measure.label} {means[best]:.{measure.digits}f} over {seeds} seeds")
     if not name.startswith("validation:"):
-        out.print(
-            "this is on the test data; to choose by it, use validation data: --set data.validation=0.2",
-            soft_wrap=True,
-        )
-
-
-SWEEPS = (sweep,)
-"""The commands of this file."""
+        say("this is on the test data; to choose by it, use validation data: --set data.validation=0.2")

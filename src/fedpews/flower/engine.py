@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedpews.build import Setup, schedule
+from fedpews.config import FlowerTable
 from fedpews.data.inputs import take
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job
@@ -36,7 +37,6 @@ from fedpews.flower.uploads import FLOWER_SLACK, NormRule, UploadCheck, norms
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
 from fedpews.results import layout
-from fedpews.tables import FlowerTable
 from fedpews.tasks import Classification
 from fedpews.tasks.metrics import Sums, add
 from fedpews.torch_private import tree_leaves

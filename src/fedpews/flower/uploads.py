@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedpews import trees
+from fedpews.config import FlowerTable
 from fedpews.engines.client_round import count_steps
 from fedpews.engines.engine import Job, Schedule
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
-from fedpews.tables import FlowerTable
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -16,15 +16,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedpews.configs import STUDIES
+from fedpews.config import STUDIES
 from fedpews.paper.cells import CellResult
 from fedpews.paper.measures import MEASURES, printed
 from fedpews.paper.study import Study
-from fedpews.report.colors import USUAL, Color, colors
-from fedpews.report.curves import curve, plot_curves, plot_over_time
-from fedpews.report.heatmap import plot_heatmap
-from fedpews.report.split import plot_split
-from fedpews.report.style import new_figure
+from fedpews.report.figures import OF_STUDY, figure_of, find_kind
+from fedpews.report.plots import curve, plot_curves, plot_heatmap, plot_over, plot_split
+from fedpews.report.style import USUAL, Color, colors, new_figure
 from fedpews.results.records import Record
 from fedpews.tasks.names import Goal
 
@@ -106,15 +104,6 @@ class _View:
         axes.set_title(self.study.column_label(column), fontsize=10)
 
 
-KINDS: dict[str, Callable[[_View], Figure]] = {}
-"""The kinds of figures that a study can name."""
-
-
-def _kind(function: Callable[[_View], Figure]) -> Callable[[_View], Figure]:
-    KINDS[function.__name__] = function
-    return function
-
-
 def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[Figure]:
     """Every figure of a study that has a run to draw."""
     figures, tints = [], _tints(study, results)
@@ -123,7 +112,7 @@ def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[F
         rows = [row for row in figure.options.get("rows", study.rows) if row in study.rows]
         if any(result.runs for (row, _), result in results.items() if row in rows):
             view = _View(study, results, figure.options, rows, tints, data_dir)
-            figures.append(KINDS[figure.kind](view))
+            figures.append(find_kind(OF_STUDY, figure.kind)(view))
     return figures
 
 
@@ -161,7 +150,7 @@ def _shared_legend(figure: Figure) -> None:
     figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
 
 
-@_kind
+@figure_of(OF_STUDY)
 def curves(view: _View) -> Figure:
     """A panel for each column and key: each row's mean over seeds."""
     keys = view.options.get("keys", ["accuracy"])
@@ -179,19 +168,19 @@ def curves(view: _View) -> Figure:
     return figure
 
 
-@_kind
+@figure_of(OF_STUDY)
 def time(view: _View) -> Figure:
     """Accuracy against seconds, one seed of each run."""
     columns = view.columns()
     figure, panels = _panels(len(columns))
     for axes, column in zip(panels, columns, strict=False):
-        plot_over_time(axes, view.lines(column), view.tints)
+        plot_over(axes, view.lines(column), "seconds", tints=view.tints)
         view.title(axes, column)
     _shared_legend(figure)
     return figure
 
 
-@_kind
+@figure_of(OF_STUDY)
 def heatmap(view: _View) -> Figure:
     """Left: the curves of some rows in one column. Right: every cell's mean."""
     study, measure = view.study, MEASURES[view.options.get("measure", "final")]
@@ -217,7 +206,7 @@ def heatmap(view: _View) -> Figure:
     return figure
 
 
-@_kind
+@figure_of(OF_STUDY)
 def dots(view: _View) -> Figure:
     """A row's mean and deviation beside the paper's, a panel per column: as bars, such means would look equal."""
     study, name = view.study, view.options.get("measure", "final")
@@ -255,7 +244,7 @@ def dots(view: _View) -> Figure:
     return figure
 
 
-@_kind
+@figure_of(OF_STUDY)
 def clients(view: _View) -> Figure:
     """The global model on all test data, then on each client's own mix of classes."""
     lines, names = view.lines(next(iter(view.study.columns))), view.options["clients"]
@@ -270,7 +259,7 @@ def clients(view: _View) -> Figure:
     return figure
 
 
-@_kind
+@figure_of(OF_STUDY)
 def splits(view: _View) -> Figure:
     """Above, how many samples of each class a client has in each column; below, the curves."""
     from fedpews.build import load_data
@@ -288,7 +277,7 @@ def splits(view: _View) -> Figure:
     return figure
 
 
-@_kind
+@figure_of(OF_STUDY)
 def activations(view: _View) -> Figure:
     """Per client and layer: each neuron's activation over the rounds, of one row and its first seed."""
     row = view.options["row"]
@@ -314,7 +303,7 @@ def activations(view: _View) -> Figure:
     return figure
 
 
-@_kind
+@figure_of(OF_STUDY)
 def cost(view: _View) -> Figure:
     """Seconds of every round, and the part of the network that a client trains in it."""
     columns = view.columns()

@@ -13,14 +13,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedpews.configs import override
+from fedpews.config import FinetuneTable, PretrainTable, override
 from fedpews.errors import DataMissing, FedpewsError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.paper.cells import Runner
 from fedpews.paper.study import Cell, Scale, Study, canonical, cells
 from fedpews.results.files import write_atomically
 from fedpews.results.schema import Number, read_object
-from fedpews.tables import FinetuneTable, PretrainTable
 
 STEPS = {"eager": (3, 9), "compiled": (50, 250)}
 """Local steps in the two probes: the difference is the time of a step, the rest that of a round."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock, Timeout
 
+from fedpews.config import config_name
 from fedpews.errors import (
     ConfigError,
     DataMissing,
@@ -34,7 +35,7 @@ from fedpews.paper.cells import CellResult, Runner, reporting
 from fedpews.paper.cluster import Cluster
 from fedpews.paper.measures import ValidationMeans
 from fedpews.paper.study import Cell, canonical
-from fedpews.paper.sweep import Grid, Range, command, name_of
+from fedpews.paper.sweep import Grid, Range, command
 from fedpews.stopping import stop_signal
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        return f"search-{name_of(self.config)}"
+        return f"search-{config_name(self.config)}"
 
     @property
     def study_name(self) -> str:

@@ -12,11 +12,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedpews.compose import masks_class
-from fedpews.configs import STUDIES, flatten, override, read_config, shipped
+from fedpews.config import STUDIES, RuntimeTable, flatten, override, read_config, shipped
 from fedpews.experiment import Experiment
 from fedpews.options import Table
 from fedpews.results.layout import legal_name
-from fedpews.tables import RuntimeTable
 
 
 class Line(Table):

@@ -9,10 +9,9 @@ import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fedpews.configs import settings_by_method
+from fedpews.config import config_name, settings_by_method
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
 from fedpews.outside import parse_toml
@@ -117,7 +116,7 @@ def make_sweep(
     final = "final" if metric == "accuracy" else f"final:{metric}"
     # settings are chosen on validation data, where there are any
     chosen = f"validation:{metric}" if base.data.validation else final
-    name = name_of(config)
+    name = config_name(config)
     return Study(
         name=f"sweep-{name}",
         item="Sweep",
@@ -130,11 +129,6 @@ def make_sweep(
         figures=[Figure(kind="heatmap", options={"measure": chosen})],
         command=command(config, grid, seeds, fixed),
     )
-
-
-def name_of(config: str) -> str:
-    """The name of a configuration in the names of pages."""
-    return Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
 
 
 def command(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shlex
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil, isfinite, nan
 from typing import Any
 
 import numpy as np
 
-from fedpews.report.colors import colors
 from fedpews.report.compare import Comparison, columns, compare, goal_text, remarks, table
-from fedpews.report.runs import Run
+from fedpews.report.runs import Run, settings
+from fedpews.report.style import colors
 from fedpews.results import layout
 from fedpews.results.masks import EACH_CLIENT_UP_TO, Ownership
-from fedpews.results.records import Record, client_values, evaluated, value_of
+from fedpews.results.records import client_values, evaluated, value_of
 from fedpews.results.schema import GIVEN
 from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, Difference
 from fedpews.tasks.names import is_share
@@ -69,7 +69,7 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
         "columns": list(columns(runs)),
         "table": [list(row) for row in table(runs)],
         "runs": [_run(run, stride, tints[run.label], budget) for run in runs],
-        "comparisons": [_comparison(one, runs) for one in compared],
+        "comparisons": [_comparison(comparison, runs) for comparison in compared],
         "federations": _federations(runs),
         "settings": settings(runs),
     }
@@ -78,9 +78,9 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
 def headline(runs: Sequence[Run], compared: Sequence[Comparison]) -> list[str]:
     """Who is better, by how much: of the later runs the one that ends highest, against the first."""
     # runs on different data, say, are no comparison to lead with
-    fair = [one for one in compared if not one.obstacle]
+    fair = [comparison for comparison in compared if not comparison.obstacle]
     if fair:
-        best = max(fair, key=lambda one: one.final.mean)
+        best = max(fair, key=lambda comparison: comparison.final.mean)
         return best.sentences
     run = runs[0]
     final, reach, goal = run.final, run.summary["rounds_to_target"], run.goal
@@ -96,34 +96,17 @@ def headline(runs: Sequence[Run], compared: Sequence[Comparison]) -> list[str]:
     )
     verb = "ends" if run.finished else f"stands after round {run.rounds} of {run.planned}"
     words = goal.metric.replace("_", " ")
-    told = [f"{run.label} {verb} at {final['mean']:.{digits}f}{unit} {words} {over}."]
+    sentences = [f"{run.label} {verb} at {final['mean']:.{digits}f}{unit} {words} {over}."]
     if goal.value is None:
-        return told + [sentence for one in compared for sentence in one.sentences]
+        return sentences + [sentence for comparison in compared for sentence in comparison.sentences]
     target = goal_text(goal)
     if reach["reached"] == seeds:
-        told.append(f"It reaches {target} after {reach['mean']:.0f} rounds.")
+        sentences.append(f"It reaches {target} after {reach['mean']:.0f} rounds.")
     elif reach["reached"]:
-        told.append(f"It reaches {target} in {reach['reached']} of {seeds} seeds.")
+        sentences.append(f"It reaches {target} in {reach['reached']} of {seeds} seeds.")
     else:
-        told.append(f"It does not reach {target} within {run.rounds} rounds.")
-    return told + [sentence for one in compared for sentence in one.sentences]
-
-
-def settings(runs: Sequence[Run]) -> list[list[Any]]:
-    """Every key with its value in each run, as text."""
-    flat = [dict(_flat(run.config)) for run in runs]
-    keys = dict.fromkeys(key for values in flat for key in values)
-    return [[key, [str(values.get(key, "")) for values in flat]] for key in keys]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found
+        sentences.append(f"It does not reach {target} within {run.rounds} rounds.")
+    return sentences + [sentence for comparison in compared for sentence in comparison.sentences]
 
 
 def _stride(runs: Sequence[Run]) -> int:
@@ -133,17 +116,17 @@ def _stride(runs: Sequence[Run]) -> int:
 
 
 def _thin(count: int, stride: int) -> list[int]:
-    """Every ``stride``th place, and always the first and the last.
+    """Every ``stride``th index, and always the first and the last.
 
     >>> _thin(8, 3)
     [0, 3, 6, 7]
     """
-    places = list(range(0, count, stride))
-    return places if not count or places[-1] == count - 1 else [*places, count - 1]
+    indices = list(range(0, count, stride))
+    return indices if not count or indices[-1] == count - 1 else [*indices, count - 1]
 
 
 def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str, Any]:
-    places = _thin(run.rounds, stride)
+    indices = _thin(run.rounds, stride)
     seeds = list(run.by_seed)
     first = run.by_seed[seeds[0]]
     warm = [record["round"] for record in run.records if record["phase"] == "warmup"]
@@ -159,14 +142,19 @@ def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str,
         "seeds": seeds,
         "summary": run.summary,
         "final": run.final,
-        "rounds": [first[place]["round"] for place in places],
+        "rounds": [first[index]["round"] for index in indices],
         "curves": {
-            key: [_floats(values, places) for values in found]
+            key: [_floats(values, indices) for values in found]
             for key in dict.fromkeys([*CURVES, run.goal.metric, f"personal_{run.goal.metric}"])
             if (found := _column(run, key)) is not None
         },
-        "bytes": [_floats(_total(rows, _bytes), places) for rows in run.by_seed.values()],
-        "seconds": [_floats(_total(rows, lambda r: r["seconds"]), places) for rows in run.by_seed.values()],
+        "bytes": [
+            _floats(list(accumulate(float(r["bytes_up"] + r["bytes_down"]) for r in rows)), indices)
+            for rows in run.by_seed.values()
+        ],
+        "seconds": [
+            _floats(list(accumulate(r["seconds"] for r in rows)), indices) for rows in run.by_seed.values()
+        ],
         "clients": _clients(run),
         "masks": _masks(run, budget),
         "again": _again(run),
@@ -185,31 +173,14 @@ def _column(run: Run, key: str) -> list[list[float]] | None:
     return None if not known or everything else found
 
 
-def _bytes(record: Record) -> float:
-    return float(record["bytes_up"] + record["bytes_down"])
-
-
-def _total(rows: Sequence[Record], part: Callable[[Record], float]) -> list[float]:
-    return list(accumulate(part(record) for record in rows))
-
-
-def _floats(values: Sequence[float], places: Sequence[int]) -> str:
+def _floats(values: Sequence[float], indices: Sequence[int]) -> str:
     # little-endian, as the page's Float32Array reads it on all common machines
-    return b64encode(np.array([values[place] for place in places], dtype="<f4").tobytes()).decode()
-
-
-def client_names(run: Run) -> list[str]:
-    """Every client by its own name, or by its number."""
-    about, metric = run.federation, run.goal.metric
-    last = next(filter(None, (client_values(record, metric) for record in run.records)), [])
-    count = int(about.get("clients", len(last)))
-    names = [str(name) for name in about.get("client_names", [])]
-    return names if len(names) == count else [f"client {number}" for number in range(count)]
+    return b64encode(np.array([values[index] for index in indices], dtype="<f4").tobytes()).decode()
 
 
 def _clients(run: Run) -> dict[str, Any]:
     """Each client's metric, mean over seeds, in 65,534ths of its range; the largest number is no value."""
-    names, metric = client_names(run), run.goal.metric
+    names, metric = run.client_names, run.goal.metric
     rows = [evaluated(records) for records in run.by_seed.values()]
     if not any(client_values(record, metric) for records in rows for record in records[-1:]):
         missing = (
@@ -219,10 +190,10 @@ def _clients(run: Run) -> dict[str, Any]:
         )
         return {"names": [], "missing": missing}
     count = min(map(len, rows))
-    places = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
+    indices = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
     nobody = [None] * len(names)
     values = np.array(
-        [[client_values(row[place], metric) or nobody for place in places] for row in rows], dtype=float
+        [[client_values(row[index], metric) or nobody for index in indices] for row in rows], dtype=float
     ).mean(0)  # (rounds, clients); nan where a seed has none
     if is_share(metric):
         low, high = 0.0, 1.0
@@ -235,7 +206,7 @@ def _clients(run: Run) -> dict[str, Any]:
     last = np.array([client_values(row[-1], metric) or nobody for row in rows], dtype=float).mean(0)
     return {
         "names": names,
-        "rounds": [rows[0][place]["round"] for place in places],
+        "rounds": [rows[0][index]["round"] for index in indices],
         "range": [low, high],
         "values": [b64encode(line.tobytes()).decode() for line in packed],
         "final": [float(value) if np.isfinite(value) else None for value in last],
@@ -251,15 +222,15 @@ def _masks(run: Run, budget: int) -> dict[str, Any] | None:
         single = next((r for r in run.records if r.get("density", 1.0) < 1.0), None)
         return None if single is None else {"missing": "This method owns single weights, not neurons."}
     note = ""
-    seeds = sorted({one.seed for one in kept})
+    seeds = sorted({record.seed for record in kept})
     # all rounds of one seed tell more than a few rounds of all seeds
     while len(seeds) > 1 and _size(kept, seeds) > budget:
         seeds = seeds[:-1]
         note = f"The page holds the masks of {len(seeds)} of {len(run.by_seed)} seeds; neurons.jsonl has all."
-    rounds = sorted({one.round for one in kept})
+    rounds = sorted({record.round for record in kept})
     fits = ceil(_size(kept, seeds) / budget)
     if fits > 1:
-        rounds = [rounds[place] for place in _thin(len(rounds), fits)]
+        rounds = [rounds[index] for index in _thin(len(rounds), fits)]
         note = f"The page holds the masks of {len(rounds)} rounds of seed {seeds[0]}; neurons.jsonl has all."
     total = int(run.federation.get("clients", 0))
     if total > EACH_CLIENT_UP_TO:
@@ -269,11 +240,15 @@ def _masks(run: Run, budget: int) -> dict[str, Any] | None:
         )
     chosen = set(rounds)
     return {
-        "names": client_names(run),
+        "names": run.client_names,
         "layers": run.federation.get("layers") or [{"name": "neurons", "start": 0, "size": kept[0].neurons}],
         "seeds": seeds,
         "note": note.strip(),
-        "rounds": [_mask(one) for one in kept if one.seed in seeds and one.round in chosen],
+        "rounds": [
+            {key: getattr(record, key) for key in ("seed", "round", "clients", "owned", "owners", "theta")}
+            for record in kept
+            if record.seed in seeds and record.round in chosen
+        ],
     }
 
 
@@ -284,17 +259,6 @@ def _size(kept: Sequence[Ownership], seeds: Sequence[int]) -> int:
         for one in kept
         if one.seed in seeds
     )
-
-
-def _mask(one: Ownership) -> dict[str, Any]:
-    return {
-        "seed": one.seed,
-        "round": one.round,
-        "clients": list(one.clients),
-        "owned": one.owned,
-        "owners": one.owners,
-        "theta": one.theta,
-    }
 
 
 def _comparison(one: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
@@ -339,7 +303,7 @@ def _federations(runs: Sequence[Run]) -> list[dict[str, Any]]:
         found.append(
             {
                 "name": str(run.config["data"].get("name", "")),
-                "clients": client_names(run)[:shown],
+                "clients": run.client_names[:shown],
                 "total": len(counts),
                 "classes": classes or [str(number) for number in range(len(counts[0]))],
                 "counts": counts[:shown],

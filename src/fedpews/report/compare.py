@@ -63,9 +63,7 @@ def spread(value: dict[str, Any], scale: float, digits: int) -> str:
     if value["mean"] is None:
         return ""
     mean = f"{scale * value['mean']:.{digits}f}"
-    # runs of older versions wrote 0 where there was one seed
-    alone = value["std"] is None or len(value["by_seed"]) < 2
-    return mean if alone else f"{mean} ± {scale * value['std']:.{digits}f}"
+    return mean if value["std"] is None else f"{mean} ± {scale * value['std']:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -110,12 +108,12 @@ class Comparison:
             return f"{other}: {mine} vs {its} ({base}){early}, {apart} [{low}, {high}], {seeds}"
         too_few = f"{'is' if final.seeds == 1 else 'are'} too few to tell"
         why = too_few if final.outcome == "not enough runs" else "do not decide"
-        told = f"{seeds} {why}: {other} {apart} against {base}{early}"
+        text = f"{seeds} {why}: {other} {apart} against {base}{early}"
         if final.seeds > 1:
-            told += f", between {short_number(ends[0], '+')} and {short_number(ends[1], '+')}"
+            text += f", between {short_number(ends[0], '+')} and {short_number(ends[1], '+')}"
         # the interval alone would decide
         is_corrected = final.outcome == "undecided" and not final.low <= 0 <= final.high
-        return told + (f"; p = {final.p:.2g} (Holm)" if is_corrected else "")
+        return text + (f"; p = {final.p:.2g} (Holm)" if is_corrected else "")
 
     def _arrivals(self) -> list[str]:
         target, seeds = goal_text(self.other.goal), len(self.gains)
@@ -126,15 +124,15 @@ class Comparison:
         mine, its = self.arrived
         if not mine and not its:
             return [f"Neither reaches {target} within {self.round} rounds."]
-        told = f"{self.other.label} reaches {target} in {mine} of {seeds} seeds, {self.base.label} in {its} of {seeds}"
+        text = f"{self.other.label} reaches {target} in {mine} of {seeds} seeds, {self.base.label} in {its} of {seeds}"
         saved = self.reach
         if saved.outcome in ("better", "worse"):
             by = saved.describe(0, " rounds").partition(" by ")[2]
             by = "1 round" if by == "1 rounds" else by
-            told += f"; it is {'sooner' if saved.outcome == 'better' else 'later'} by {by}"
+            text += f"; it is {'sooner' if saved.outcome == 'better' else 'later'} by {by}"
             if min(mine, its) < seeds:
-                told += f", a seed that never arrives counted as {self.round}"
-        return [f"{told}."]
+                text += f", a seed that never arrives counted as {self.round}"
+        return [f"{text}."]
 
 
 def short_number(value: float, sign: str = "") -> str:
@@ -157,10 +155,12 @@ def decimals(value: float) -> int:
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Every later run against the first, each measure's p corrected for all of them."""
-    found = [_compare(other, runs[0]) for other in runs[1:]]
-    fair = [one for one in found if not one.obstacle]
-    finals, reaches = (iter(corrected([getattr(one, name) for one in fair])) for name in ("final", "reach"))
-    return [one if one.obstacle else replace(one, final=next(finals), reach=next(reaches)) for one in found]
+    every = [_compare(other, runs[0]) for other in runs[1:]]
+    fair = [each for each in every if not each.obstacle]
+    finals, reaches = (iter(corrected([getattr(each, name) for each in fair])) for name in ("final", "reach"))
+    return [
+        each if each.obstacle else replace(each, final=next(finals), reach=next(reaches)) for each in every
+    ]
 
 
 def _compare(other: Run, base: Run) -> Comparison:
@@ -173,8 +173,8 @@ def _compare(other: Run, base: Run) -> Comparison:
         finals.append({seed: value for seed, value in shown.items() if value is not None})
         reached.append({seed: rounds_to_target(rows[:last], run.goal) for seed, rows in run.by_seed.items()})
     seeds = sorted(finals[0].keys() & finals[1].keys())
-    mine, its = (restricted_rounds({seed: found[seed] for seed in seeds}, last) for found in reached)
-    ends = [sum(found[seed] for seed in seeds) / max(1, len(seeds)) for found in finals]
+    mine, its = (restricted_rounds({seed: rounds[seed] for seed in seeds}, last) for rounds in reached)
+    ends = [sum(values[seed] for seed in seeds) / max(1, len(seeds)) for values in finals]
     return Comparison(
         other,
         base,
@@ -205,28 +205,30 @@ def _obstacle(other: Run, base: Run, seeds: Sequence[int]) -> str:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """What somebody who reads the table has to know first: unfinished runs, other data, other targets."""
-    told = [
+    """What a reader of the table has to know first: unfinished runs, other data, other targets."""
+    sentences = [
         f"{run.label} is not finished: round {run.rounds} of {run.planned}."
         for run in runs
         if not run.finished
     ]
-    told += [
+    sentences += [
         f"{run.label} was changed on its way: {'; '.join(run.summary['went_on'])}."
         for run in runs
         if run.summary.get("went_on")
     ]
     if not all(run.same_data(runs[0]) for run in runs):
-        told.append("These runs were trained on different data; their numbers do not measure the same thing.")
+        sentences.append(
+            "These runs were trained on different data; their numbers do not measure the same thing."
+        )
     models = {run.label: made for run in runs if (made := run.federation.get("model"))}
     if len({made["fingerprint"] for made in models.values()}) > 1:
         weights = ", ".join(f"{label} {made['weights']:,}" for label, made in models.items())
-        told.append(f"The models differ, not only the methods; weights: {weights}.")
+        sentences.append(f"The models differ, not only the methods; weights: {weights}.")
     if len({run.goal for run in runs}) > 1:
-        told.append("Targets differ: each run's rounds are those to its own.")
-    return told
+        sentences.append("Targets differ: each run's rounds are those to its own.")
+    return sentences
 
 
 def verdicts(runs: Sequence[Run]) -> list[str]:
     """A sentence or two for each later run against the first, paired by seed: seeds differ far more than methods."""
-    return [" ".join(one.sentences) for one in compare(runs)]
+    return [" ".join(comparison.sentences) for comparison in compare(runs)]

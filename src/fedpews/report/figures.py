@@ -1,41 +1,46 @@
-"""Figures for papers: one style, one colour for each label, text that stays text."""
+"""Figures for papers, in one style; text stays text. A kind of figure is a function in this file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
-from fedpews.report.collect import client_names, settings
-from fedpews.report.colors import colors
-from fedpews.report.curves import plain, plot_curves, plot_over_bytes
-from fedpews.report.heatmap import plot_heatmap
-from fedpews.report.runs import Run, scale
-from fedpews.report.style import PAGE, new_figure, save, styled
+from fedpews.report.plots import Masks, plain, plot_curves, plot_heatmap, plot_masks, plot_over
+from fedpews.report.runs import Run, scale, settings
+from fedpews.report.style import PAGE, colors, new_figure, save, styled
 from fedpews.results.records import client_values, evaluated, value_of
 from fedpews.tasks.names import is_share
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 FORMATS = ("pdf", "svg", "png")
 
+OF_RUNS, OF_STUDY = "runs", "study"
 
-@dataclass(frozen=True)
-class Masks:
-    """Who owned which neurons in one round of one seed."""
+KINDS: dict[str, dict[str, Callable[[Any], Figure]]] = {OF_RUNS: {}, OF_STUDY: {}}
+"""Every kind of figure by name: those of runs, and those that a study of the paper can name."""
 
-    label: str
-    owned: NDArray[np.bool_]  # (clients, neurons)
-    clients: Sequence[str]
-    layers: Sequence[Mapping[str, Any]]  # name, start, size
-    title: str
+
+def figure_of(source: str) -> Callable[[Callable[[Any], Figure]], Callable[[Any], Figure]]:
+    """Add a function to the kinds of figures under its name."""
+
+    def add(function: Callable[[Any], Figure]) -> Callable[[Any], Figure]:
+        KINDS[source][function.__name__] = function
+        return function
+
+    return add
+
+
+def find_kind(source: str, name: str) -> Callable[[Any], Figure]:
+    """The function that draws a kind of figure."""
+    if name not in KINDS[source]:
+        raise ConfigError(f"there is no figure of kind {name!r}; choose from {', '.join(KINDS[source])}")
+    return KINDS[source][name]
 
 
 def draw(
@@ -48,15 +53,13 @@ def draw(
     """A figure of one run or several; also written to ``path`` when one is given.
 
     Args:
-        kind: curves (accuracy over rounds), bytes (over what was sent), masks (who owned which neurons in the last
-            warmup round), clients (each client's accuracy at the end), heatmap (runs that differ in one or two keys).
+        kind: one of ``KINDS["runs"]``.
         format: pdf, svg or png; by default that of the path.
         masks: what the figure of masks shows, of runs that have no folder.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"there is no figure of kind {kind!r}; choose from {', '.join(KINDS)}")
+    drawn = find_kind(OF_RUNS, kind)
     with styled():
-        figure = KINDS[kind](runs) if masks is None else _masks(masks)
+        figure = drawn(runs) if masks is None else draw_masks(masks)
         if path is not None:
             save(figure, path, format)
     return figure
@@ -64,80 +67,66 @@ def draw(
 
 def masks_of(run: Run) -> Masks | None:
     """The masks of a run's first seed in the last round that has any; None where single clients' are not kept."""
-    kept = [one for one in run.neurons if one.owned is not None]
+    kept = [record for record in run.neurons if record.owned is not None]
     if not kept:
         return None
-    last = max((one for one in kept if one.seed == kept[0].seed), key=lambda one: one.round)
-    names = client_names(run)
+    last = max((r for r in kept if r.seed == kept[0].seed), key=lambda r: r.round)
     return Masks(
         run.label,
         last.masks(),
-        [names[client] for client in last.clients],
+        [run.client_names[client] for client in last.clients],
         run.federation.get("layers", []),
         f"{run.label}, round {last.round}, seed {last.seed}",
     )
 
 
-def _curves(runs: Sequence[Run]) -> Figure:
+@figure_of(OF_RUNS)
+def curves(runs: Sequence[Run]) -> Figure:
+    """The metric over rounds."""
+    goal = runs[0].goal
     figure = new_figure(PAGE, 3.6)
     axes = figure.subplots()
-    goal = runs[0].goal
     plot_curves(axes, {run.label: run.records for run in runs}, goal.metric, target=goal.value)
     axes.legend(loc="best")
     return figure
 
 
-def _bytes(runs: Sequence[Run]) -> Figure:
+@figure_of(OF_RUNS)
+def bytes(runs: Sequence[Run]) -> Figure:
+    """The metric over what was sent and received."""
     figure = new_figure(PAGE, 3.6)
     axes = figure.subplots()
-    plot_over_bytes(axes, {run.label: run.records for run in runs}, runs[0].goal.metric)
+    plot_over(axes, {run.label: run.records for run in runs}, "bytes", runs[0].goal.metric)
     axes.legend(loc="best")
     return figure
 
 
-def _masks(masks: Sequence[Masks]) -> Figure:
+@figure_of(OF_RUNS)
+def masks(runs: Sequence[Run]) -> Figure:
+    """Who owned which neurons in the last warmup round."""
+    return draw_masks([masks for run in runs if (masks := masks_of(run)) is not None])
+
+
+def draw_masks(masks: Sequence[Masks]) -> Figure:
+    """The masks of several runs, one below the other."""
     if not masks:
         raise ConfigError("no run here has kept masks: there was no warmup, or there are too many clients")
-    heights = [min(3.0, 0.7 + 0.16 * len(one.clients)) for one in masks]
+    heights = [min(3.0, 0.7 + 0.16 * len(each.clients)) for each in masks]
     figure = new_figure(PAGE, sum(heights) + 0.3)
-    places = figure.subplots(len(masks), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
-    for axes, one in zip(places, masks, strict=True):
-        plot_masks(axes, one)
+    rows = figure.subplots(len(masks), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axes, each in zip(rows, masks, strict=True):
+        plot_masks(axes, each)
     return figure
 
 
-def plot_masks(axes: Any, masks: Masks) -> None:
-    """Clients × neurons on given axes: every cell one colour, layers apart by a line."""
-    from matplotlib.colors import ListedColormap
-
-    tint = colors([masks.label])[masks.label].light
-    axes.imshow(
-        masks.owned,
-        aspect="auto",
-        interpolation="none",
-        cmap=ListedColormap(["#eef0f2", tint]),
-        vmin=0,
-        vmax=1,
-    )
-    axes.grid(visible=False)
-    for layer in masks.layers[1:]:
-        axes.axvline(layer["start"] - 0.5, color="white", linewidth=2)
-    axes.set_xticks(
-        [layer["start"] + (layer["size"] - 1) / 2 for layer in masks.layers],
-        [plain(str(layer["name"])) for layer in masks.layers],
-    )
-    axes.tick_params(length=0)
-    if len(masks.clients) <= 30:
-        axes.set_yticks(range(len(masks.clients)), [plain(name) for name in masks.clients])
-    axes.set_title(plain(masks.title), loc="left")
-
-
-def _clients(runs: Sequence[Run]) -> Figure:
+@figure_of(OF_RUNS)
+def clients(runs: Sequence[Run]) -> Figure:
+    """Each client's metric at the end."""
     metric = runs[0].goal.metric
     known = [run for run in runs if any(client_values(record, metric) for record in run.records)]
     if not known:
         raise ConfigError(f"no run here has kept single clients' {metric}: too many clients, or real sites")
-    names = max((client_names(run) for run in known), key=len)
+    names = max((run.client_names for run in known), key=len)
     figure = new_figure(PAGE, min(9.0, 1.2 + 0.24 * len(names)))
     axes = figure.subplots()
     tints = colors([run.label for run in runs])
@@ -159,7 +148,9 @@ def _clients(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _heatmap(runs: Sequence[Run]) -> Figure:
+@figure_of(OF_RUNS)
+def heatmap(runs: Sequence[Run]) -> Figure:
+    """The final metric of runs that differ in one or two keys."""
     varied = [(key, values) for key, values in settings(runs) if len(set(values)) > 1]
     if not 1 <= len(varied) <= 2:
         keys = ", ".join(key for key, _ in varied) or "nothing"
@@ -184,19 +175,9 @@ def _heatmap(runs: Sequence[Run]) -> Figure:
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Numbers by size, anything else as it came."""
+    """Numbers by size, anything else in its order."""
     once = list(dict.fromkeys(values))
     try:
         return sorted(once, key=float)
     except ValueError:
         return once
-
-
-KINDS: Mapping[str, Callable[[Sequence[Run]], Figure]] = {
-    "curves": _curves,
-    "bytes": _bytes,
-    "masks": lambda runs: _masks([one for run in runs if (one := masks_of(run)) is not None]),
-    "clients": _clients,
-    "heatmap": _heatmap,
-}
-"""The figures there are."""

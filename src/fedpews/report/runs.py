@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedpews.config import flatten
 from fedpews.errors import ConfigError
 from fedpews.results import layout
 from fedpews.results.files import is_expected
 from fedpews.results.masks import Ownership, read_federation, read_neurons
-from fedpews.results.records import Record, read_rounds, summarize
+from fedpews.results.records import Record, client_values, read_rounds, summarize
 from fedpews.results.schema import read_config_file, read_summary
 from fedpews.tasks.names import FIRST, Goal, is_share, short
 
@@ -31,11 +32,11 @@ class Run:
     @cached_property
     def by_seed(self) -> dict[int, list[Record]]:
         """Each seed's records, over the rounds that all seeds have."""
-        found: dict[int, list[Record]] = {seed: [] for seed in self.summary["seeds"]}
+        by_seed: dict[int, list[Record]] = {seed: [] for seed in self.summary["seeds"]}
         for record in self.records:
-            found[record["seed"]].append(record)
-        common = min(map(len, found.values()))
-        return {seed: records[:common] for seed, records in found.items()}
+            by_seed[record["seed"]].append(record)
+        common = min(map(len, by_seed.values()))
+        return {seed: records[:common] for seed, records in by_seed.items()}
 
     @cached_property
     def federation(self) -> dict[str, Any]:
@@ -44,13 +45,13 @@ class Run:
 
     @cached_property
     def neurons(self) -> list[Ownership]:
-        """Who owned which neurons, in the rounds of which that was kept."""
+        """Who owned which neurons, in the rounds that were recorded."""
         kept = [] if self.path is None else read_neurons(self.path)
-        return [one for one in kept if one.round <= self.rounds]
+        return [record for record in kept if record.round <= self.rounds]
 
     @property
     def rounds(self) -> int:
-        """How many rounds all seeds have behind them."""
+        """How many rounds all seeds have finished."""
         return len(next(iter(self.by_seed.values())))
 
     @property
@@ -66,11 +67,19 @@ class Run:
     def final(self) -> dict[str, Any]:
         """The goal's metric after the last round, over seeds; shares in percent."""
         metric = self.goal.metric
-        found = self.summary["final"][metric]
         return {
-            key: [scale(metric, one) for one in value] if key == "by_seed" else scale(metric, value)
-            for key, value in found.items()
+            key: [scale(metric, number) for number in value] if key == "by_seed" else scale(metric, value)
+            for key, value in self.summary["final"][metric].items()
         }
+
+    @cached_property
+    def client_names(self) -> list[str]:
+        """Every client's name, or its number."""
+        about, metric = self.federation, self.goal.metric
+        values = next(filter(None, (client_values(record, metric) for record in self.records)), [])
+        count = int(about.get("clients", len(values)))
+        names = [str(name) for name in about.get("client_names", [])]
+        return names if len(names) == count else [f"client {number}" for number in range(count)]
 
     def same_data(self, other: Run) -> bool:
         """Whether both trained on the same samples, in the same partition."""
@@ -147,6 +156,13 @@ def _goal(config: dict[str, Any]) -> Goal:
     first = (task.get("metrics") or [FIRST.get(task.get("name", ""), "accuracy")])[0]
     metric = config.get("target_metric", short(first))
     return Goal(metric, config.get("target", config.get("target_accuracy") if metric == "accuracy" else None))
+
+
+def settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Every key with its value in each run, as text."""
+    flat = [flatten(run.config) for run in runs]
+    keys = dict.fromkeys(key for values in flat for key in values)
+    return [(key, [str(values.get(key, "")) for values in flat]) for key in keys]
 
 
 def scale(metric: str, value: float | None) -> float | None:

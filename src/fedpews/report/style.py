@@ -1,12 +1,15 @@
-"""How every figure looks."""
+"""How every figure looks: one style, and one colour for each label, also on the page.
+
+Colours differ also with red-green colour blindness.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpews.errors import ConfigError
 from fedpews.results.files import write_atomically
@@ -46,7 +49,7 @@ COLUMN, PAGE = 3.5, 7.2
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """What is drawn and saved inside has the style."""
+    """Figures that are drawn and saved inside have the style."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -73,7 +76,7 @@ def save(figure: Figure, path: str | Path, format: str | None = None) -> None:
         raise ConfigError(
             f"{path}: there is no picture of kind {kind!r}; choose from {', '.join(sorted(known))}"
         )
-    # whole or not at all, and never through a link in somebody else's folder
+    # whole or not at all, and never through a link in a folder of others
     write_atomically(Path(path), _drawn(figure, kind, dpi=200, metadata=undated))
 
 
@@ -81,3 +84,53 @@ def _drawn(figure: Figure, kind: str, **options: Any) -> bytes:
     drawn = BytesIO()
     figure.savefig(drawn, format=kind, **options)
     return drawn.getvalue()
+
+
+class Color(NamedTuple):
+    """The same colour on white and on black."""
+
+    light: str
+    dark: str
+
+
+# after Okabe and Ito, with enough contrast for thin lines on either ground
+PALETTE = (
+    Color("#5c6773", "#a9b4c0"),  # grey: the baseline
+    Color("#0072b2", "#56b4e9"),
+    Color("#c8500a", "#ff9145"),
+    Color("#00835f", "#3dd6a5"),
+    Color("#a8327d", "#ea8cc6"),
+    Color("#836400", "#e6c84a"),
+    Color("#5a4fcf", "#a8a2ff"),
+    Color("#7a3b12", "#d3a17e"),
+    # for more than eight labels at once; these differ in lightness as much as in hue
+    Color("#1c2126", "#eef2f6"),
+    Color("#5c7a00", "#bfe05a"),
+    Color("#b3001b", "#ff7a85"),
+)
+
+USUAL = {
+    "fedavg": 0,
+    "fedavg+pews": 1,
+    "fedavg+pews-fixed": 2,
+    "fedavg+pews-auto": 3,
+    "fedprox": 7,
+    "fedprox+pews": 4,
+    "scaffold": 5,
+    "scaffold+pews": 6,
+}
+"""The most common methods have the same colour on every page."""
+
+
+def colors(labels: Sequence[str]) -> dict[str, Color]:
+    """A colour for each label; two share one only when there are more labels than colours.
+
+    >>> colors(["mine", "fedavg"])["fedavg"] == PALETTE[0]
+    True
+    """
+    chosen = {label: USUAL[label] for label in labels if label in USUAL}
+    free = [number for number in range(1, len(PALETTE)) if number not in chosen.values()]
+    free = free or list(range(len(PALETTE)))
+    others = [label for label in dict.fromkeys(labels) if label not in chosen]
+    chosen |= {label: free[index % len(free)] for index, label in enumerate(others)}
+    return {label: PALETTE[chosen[label]] for label in labels}

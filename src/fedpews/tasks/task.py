@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedpews.errors import ConfigError, first_line, nearest
-from fedpews.options import Options, check
+from fedpews.options import Options
+from fedpews.options import make as make_options
 from fedpews.tasks.metrics import SCORES_AND_LABELS, Metric, Sums, load_function, measure_function
 from fedpews.tasks.names import FIRST, TASKS, short
 from fedpews.user_code import load_module
@@ -169,7 +170,7 @@ def make(
     """
     if isinstance(task, str):
         cls = task_class(task)
-        task = cls(**check(cls, options or {}, "task.", f"task {task}"))
+        task = make_options(cls, options or {}, "task.", f"task {task}")
     elif not isinstance(task, Task):
         raise ConfigError(f"task must be a name or a fedpews.tasks.Task; got {type(task).__name__}")
     changes: dict[str, Any] = {"metrics": tuple(metrics)} if metrics else {}

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedpews.options import NotNegative, Share
 from fedpews.registry import register
-from fedpews.trees import Nest, mean_cosine
 from fedpews.warmup.masks import Learned
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpews.trees import Nest
 
 COMPARED = 32
 """Of a larger cohort, the updates of so many clients, evenly spread, are compared."""
@@ -56,6 +58,8 @@ class Auto(Learned):
 
     def begin(self) -> Nest:
         """The state before round 1."""
+        import torch
+
         return {
             "probed": torch.tensor(False),
             "losses": torch.zeros(0),  # of the warmup's rounds
@@ -63,6 +67,8 @@ class Auto(Learned):
 
     def compare(self, start: Mapping[str, Tensor], ends: Sequence[Mapping[str, Tensor]]) -> float | None:
         """The mean cosine of the clients' updates; None for a single client, or if nothing moved."""
+        from fedpews.trees import mean_cosine
+
         chosen = ends[:: max(1, -(-len(ends) // COMPARED))]
         return mean_cosine([start] * len(chosen), chosen)
 
@@ -71,12 +77,16 @@ class Auto(Learned):
 
         Without a cosine (a cohort of one client) the next round is a plain round, too.
         """
+        import torch
+
         if cosine is None:
             return state, False
         return {**state, "probed": torch.tensor(True)}, cosine >= self.agree_at
 
     def watch(self, state: Nest, loss: float) -> tuple[Nest, bool]:
         """The state after a warmup round with this mean training loss, and whether it was the last."""
+        import torch
+
         losses = torch.cat([state["losses"], torch.tensor([loss])])
         return {**state, "losses": losses}, self.is_flat(losses.tolist())
 
@@ -87,6 +97,8 @@ class Auto(Learned):
         >>> Auto().is_flat(falling), Auto().is_flat(falling + [0.1] * 19)
         (False, True)
         """
+        import torch
+
         if len(losses) < 2 * WINDOW:
             return False
         # the logarithm, since the loss of a client that overfits gets smaller and smaller, never flat

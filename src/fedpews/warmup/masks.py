@@ -1,21 +1,24 @@
-"""The masks of a warmup: learned by the clients, or fixed or drawn by the server."""
+"""The masks of a warmup: learned by the clients, or fixed or drawn by the server.
+
+The configuration reads the options of these classes, so torch is imported when a function needs it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedpews.errors import ConfigError
-from fedpews.methods.contract import Cohort
-from fedpews.neurons.graph import NeuronGraph
 from fedpews.options import NotNegative, Options, Positive, Share
 from fedpews.registry import register
-from fedpews.seeds import fold
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpews.methods.contract import Cohort
+    from fedpews.neurons.graph import NeuronGraph
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Learned(Masks):
             slope: (neurons,) ∂f/∂gate at the gates that were drawn.
             others: (neurons,) θ_{g∖i}, the mean over the other clients; None for a client alone.
         """
-        theta = torch.sigmoid(scores)
+        theta = scores.sigmoid()
         if self.gradient != "gate":
             slope = slope * (theta if self.gradient == "theta" else gates)
         if others is not None:
@@ -127,6 +130,10 @@ class Random(Masks):
     redraw: bool = False
 
     def assign(self, graph: NeuronGraph, client: int, cohort: Cohort) -> Tensor:
+        import torch
+
+        from fedpews.seeds import fold
+
         drawn = fold(cohort.run_seed, "masks", *([cohort.round] if self.redraw else []))
         neurons = torch.zeros(graph.size, dtype=torch.bool)
         for layer in graph.layers:
@@ -152,6 +159,10 @@ def draw_starts(masks: Learned, neurons: int, clients: Sequence[int], seed: int)
 
     A client's row depends on the run's seed and its number alone, not on the other clients.
     """
+    import torch
+
+    from fedpews.seeds import fold
+
     if not masks.start_spread:
         return torch.full((len(clients), neurons), masks.start)
     rows = []
@@ -167,6 +178,8 @@ def contiguous(graph: NeuronGraph, client: int, total: int, shares: Sequence[flo
 
     Every neuron is in the group of exactly one client.
     """
+    import torch
+
     parts = (
         torch.ones(total, dtype=torch.float64)
         if shares is None

@@ -1,0 +1,180 @@
+"""What there is to choose from: `fedpews list`, `show` and `new`. Heavy modules are imported when used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedpews.cli.console import out
+from fedpews.cli.options import lists, recipe_names, recipes_and_studies, say
+from fedpews.errors import ConfigError, nearest
+
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        help="The recipe to start from (fedpews list recipes).",
+        metavar="NAME",
+        autocompletion=recipe_names,
+        show_default="synthetic-32k; for images of your own path-oct-tissue",
+    ),
+]
+OwnData = Annotated[
+    str | None, typer.Option(help="Your own data: folder:PATH or module:function.", metavar="NAME")
+]
+Shown = Annotated[
+    str, typer.Argument(help="A recipe or a study, by its name.", autocompletion=recipes_and_studies)
+]
+
+
+def new(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("my.toml"),
+    recipe: RecipeName = None,
+    data: OwnData = None,
+) -> None:
+    """Write a configuration of your own: a recipe's values, every other key beside them as a comment.
+
+    With --data the file fits your own data: their clients and classes, a task, a model, one size for all images.
+    """
+    from fedpews.config import recipes
+    from fedpews.experiment import commented_toml
+
+    tables: dict[str, dict[str, Any]] = {}
+    about = ""
+    if data is not None:
+        tables, about = _fit(data)
+        recipe = recipe or ("path-oct-tissue" if tables["model"]["name"] == "cnn" else None)
+    recipe = recipe or "synthetic-32k"
+    if recipe not in (known := recipes()):
+        raise ConfigError(f"there is no recipe {recipe!r}; {nearest(recipe, known)}")
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file.parent} is not a folder")
+    try:
+        with file.open("x") as new_file:
+            new_file.write(commented_toml(recipe, str(file), tables))
+    except FileExistsError:
+        raise ConfigError(f"{file} exists already; give another name, or remove it first") from None
+    say(f"{about}written to {file}; run it with: fedpews run {file}")
+
+
+def _fit(name: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """The tables that fit the user's own data, and the data in a line."""
+    from fedpews.data.fitting import fit
+
+    if ":" not in name:
+        raise ConfigError("--data is for your own data, folder:PATH or module:function; see also --recipe")
+    data, tables = fit(name)
+    return tables, f"{name}: {len(data)} clients ({', '.join(data.names)}), {data.outputs}\n"
+
+
+def show(name: Shown) -> None:
+    """Print a recipe, or a study of the paper, as it is."""
+    from fedpews.config import STUDIES, recipes, shipped
+
+    files = shipped(STUDIES) | recipes()
+    if name not in files:
+        raise ConfigError(f"there is no recipe or study {name!r}; {nearest(name, files)}")
+    out.print(escape(files[name].read_text().rstrip()), soft_wrap=True)
+
+
+def list_(
+    what: Annotated[
+        str,
+        typer.Argument(help="methods, data, models, tasks, recipes, studies or keys", autocompletion=lists),
+    ],
+) -> None:
+    """What there is to choose from."""
+    kinds = {
+        "methods": _methods,
+        "data": _data,
+        "models": _models,
+        "tasks": _tasks,
+        "recipes": _recipes,
+        "studies": _studies,
+        "keys": _keys,
+    }
+    if what not in kinds:
+        raise ConfigError(f"there is no list of {what!r}; {nearest(what, kinds)}")
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    grid.add_column(no_wrap=True)
+    for cells in kinds[what]():
+        grid.add_row(*map(escape, cells))
+    out.print(grid)
+
+
+def _methods() -> Iterator[tuple[str, str]]:
+    from fedpews.compose import METHODS, PERSONAL, SERVERS, describe
+
+    yield from ((name, describe(name)) for name in METHODS)
+    yield "", ""
+    yield from ((f"+ {name}", describe(name)) for name in SERVERS)
+    yield "", ""
+    yield "+ pews", "FedPeWS: a warmup in which each client learns which neurons are its own"
+    yield "+ pews-fixed", "FedPeWS-Fixed: the server gives every client a fixed part of each layer"
+    yield "+ pews-auto", "FedPeWS-Auto: learned masks, no tuning; the warmup ends by itself"
+    yield "+ pews-random", "the same with random masks, for comparison: once, or redrawn in every round"
+    yield "", ""
+    yield from ((f"+ {name}", describe(name)) for name in PERSONAL)
+
+
+def _data() -> Iterator[tuple[str, str]]:
+    import inspect
+
+    from fedpews.data import PARTITIONS, SOURCES
+
+    yield from ((name, source.description) for name, source in SOURCES.items())
+    yield "A+B+...", "any of these side by side, their labels one after the other"
+    yield "folder:PATH", "your own: a folder or .npz file per client, and one called test"
+    yield "module:function", "your own: a function that returns the clients and the test set"
+    yield "", ""
+    yield from (
+        (f"partition {name}", (inspect.getdoc(scheme) or "").splitlines()[0])
+        for name, scheme in PARTITIONS.items()
+    )
+
+
+def _models() -> Iterator[tuple[str, str]]:
+    from fedpews.models import describe_models
+
+    yield from describe_models()
+    yield "module:Class", "your own torch.nn.Module"
+
+
+def _tasks() -> Iterator[tuple[str, ...]]:
+    from fedpews.tasks.task import describe_tasks
+
+    yield from describe_tasks()
+    yield "", "your own: module:Task or path/to/file.py:Task (docs/tasks.md)"
+
+
+def _recipes() -> Iterator[tuple[str, str]]:
+    from fedpews.config import recipes
+
+    for name, file in recipes().items():
+        header = [
+            line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")
+        ]
+        yield name, header[1] if len(header) > 1 else ""
+    yield "", ""
+    yield "", "the paper's tables and figures: fedpews list studies"
+
+
+def _studies() -> Iterator[tuple[str, str]]:
+    from fedpews.paper.reproduce import load_study
+    from fedpews.paper.study import studies
+
+    for name in studies():
+        study = load_study(name)
+        yield name, f"{study.item}: {study.title}"
+
+
+def _keys() -> Iterator[tuple[str, ...]]:
+    from fedpews.experiment import config_keys, option_keys
+
+    yield "key", "type", "default", ""
+    for key in (*config_keys(), *option_keys()):
+        yield key.name, key.type, key.default, key.text

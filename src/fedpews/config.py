@@ -1,0 +1,369 @@
+"""The tables of a configuration, its files, and changes by dotted keys.
+
+Nothing here imports torch, so that `fedpews --help` is quick.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, Kind, MethodName
+from fedpews.errors import ConfigError, nearest
+from fedpews.options import (
+    Count,
+    NotNegative,
+    Positive,
+    Table,
+    option_defaults,
+    option_texts,
+    option_types,
+)
+from fedpews.outside import DEEPEST, MOST_TOML, parse_toml, read_text
+from fedpews.warmup import Auto, Fixed, Learned, Random
+
+STUDIES = "fedpews.paper.studies"
+"""The package with the tables and figures of the paper."""
+
+EITHER = {"warmup.rounds": "warmup.fraction", "train.epochs": "train.steps"}
+"""Pairs of keys of which a configuration has one."""
+
+
+class TrainTable(Table):
+    lr: Positive = Field(0.01, description="local learning rate")
+    batch_size: Count = Field(32, description="samples of a local step")
+    epochs: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = Field(
+        None, description="passes over its data that a client makes in a round; 1 by default"
+    )
+    steps: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] | None = Field(
+        None, description="instead of epochs: local steps in a round"
+    )
+    optimizer: str = Field(
+        "sgd",
+        description="of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="of sgd, momentum and nesterov; the last two have 0.9 by default"
+    )
+    weight_decay: NotNegative = Field(0.0, description="of the local steps; adamw has 0.01 by default")
+    clip_norm: Positive | None = Field(
+        None, description="longer local gradients are scaled down to this length"
+    )
+    server_lr: Positive | None = Field(
+        None, description="global learning rate; by default the server optimiser's own"
+    )
+    lr_milestones: list[Count] = Field(
+        [], description="rounds after which the local learning rate is decayed"
+    )
+    lr_decay: Positive = Field(0.1, description="what it is multiplied by then")
+    lr_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: from lr down to lr_min over the rounds"
+    )
+    lr_min: NotNegative = Field(0.0, description="where a cosine schedule ends")
+    lr_warmup: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0, description="rounds in which the local learning rate rises to lr"
+    )
+    weighting: Literal["uniform", "samples"] = Field(
+        "uniform", description="a client's weight in the average"
+    )
+    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = Field(
+        "mean", description="how uploads become one; all but mean stand a few bad clients"
+    )
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.2, description="of the trimmed mean: the part left out at each end"
+    )
+    byzantine: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="of krum: how many clients may be bad; by default as many as it stands"
+    )
+
+    diverged: Literal["stop", "leave-out"] = Field(
+        "stop",
+        description="a client whose numbers break down: stop with a checkpoint, or leave it out of that round",
+    )
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give train.epochs or train.steps, not both")
+        if self.lr_min > self.lr:
+            raise ValueError(f"train.lr_min is {self.lr_min:g}, more than train.lr {self.lr:g}")
+        return self
+
+
+class MethodTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the method's own options, checked when it is made
+    name: str = Field(
+        "fedavg+pews", description="a method, + a server optimiser, + a warmup; see `fedpews list methods`"
+    )
+    object: str | None = Field(
+        None, description="written by fedpews.run(method=OBJECT): what the method was, in Python"
+    )
+
+
+def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
+    """The table with the options of every kind of masks: their types, defaults and docstrings."""
+    kinds = {"learned": Learned, "fixed": Fixed, "random": Random, "auto": Auto}
+    fields: dict[str, Any] = {}
+    for cls in kinds.values():
+        for name in option_defaults(cls):
+            owners = {kind: other for kind, other in kinds.items() if name in option_types(other)}
+            defaults = {option_defaults(other)[name] for other in owners.values()}
+            # None where kinds differ: each then has its own
+            default = defaults.pop() if len(defaults) == 1 else None
+            only = f"{next(iter(owners))} masks: " if len(owners) == 1 else ""
+            hint = option_types(cls)[name] | None if default is None else option_types(cls)[name]
+            fields.setdefault(name, (hint, Field(default, description=f"{only}{option_texts(cls)[name]}")))
+    made: type[WarmupTable] = create_model(table.__name__, __base__=table, __module__=__name__, **fields)
+    return made
+
+
+@_with_mask_options
+class WarmupTable(Table):
+    model_config = ConfigDict(allow_inf_nan=False)
+    kind: Kind | None = Field(None, description="by default what the method's name says")
+    rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="W, rounds of the warmup"
+    )
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="τ = W/T, instead of rounds"
+    )
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.rounds is not None and self.fraction is not None:
+            raise ValueError("give warmup.rounds or warmup.fraction, not both")
+        return self
+
+
+class TaskTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
+    name: str = Field(
+        "classification", description="a task by name, or module:Task; see `fedpews list tasks`"
+    )
+    metrics: list[str] = Field(
+        [], description="what to measure, the one that counts first; by default the task's own first"
+    )
+
+
+class ModelTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")  # the model's own options, checked when it is built
+    name: str = Field("mlp", description="a model by name, or module:Class; see `fedpews list models`")
+    start: str | None = Field(
+        None,
+        description="a safetensors file with the weights to start from; {seed} in it stands for the seed",
+    )
+
+
+class StopTable(Table):
+    patience: Count | None = Field(
+        None, description="end a seed after so many rounds without improvement; warmup rounds do not count"
+    )
+    min_delta: NotNegative = Field(0.0, description="what counts as an improvement")
+    on: Literal["validation", "test"] = Field("validation", description="the data that choose")
+    best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
+
+
+class PretrainTable(Table):
+    data: str | None = Field(
+        None, description="public data by name: the server trains the model on it before round 1"
+    )
+    train_per_class: Count | None = Field(None, description="take so many samples of each of its classes")
+    seed: int = Field(0, description="of the draw of these")
+    epochs: Count = Field(10, description="passes over them")
+    lr: Positive | None = Field(None, description="for that; by default the first round's")
+
+
+class FinetuneTable(Table):
+    epochs: Count | None = Field(
+        None, description="after the last round every client trains the global model so long on its own data"
+    )
+    lr: Positive | None = Field(None, description="for that; by default the last round's")
+
+
+class PrivacyTable(Table):
+    clip: Positive | None = Field(
+        None, description="C, the longest change a client may send; turns differential privacy on"
+    )
+    noise: NotNegative = Field(
+        1.0, description="z, the noise multiplier: deviation z·C on the sum of the changes"
+    )
+    place: Literal["server", "client"] = Field("server", description="where noise is added: central or local")
+    adaptive: bool = Field(False, description="let C follow a quantile of the clients' lengths")
+    quantile: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="which quantile")
+    clip_lr: Positive = Field(0.2, description="how fast C follows")
+    bit_noise: Positive = Field(1.0, description="deviation of the noise on how many changes were not cut")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="δ at which ε is reported")
+
+
+class RuntimeTable(Table):
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="who trains the clients")
+    workers: Count | None = Field(
+        None, description="clients trained at once; by default as many as there are cores"
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?|mps)$")] = Field(
+        "cpu", description="where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
+    )
+    checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
+    evaluate_every: Count = Field(
+        1, description="rounds between two evaluations of the global model; the last round always has one"
+    )
+    resume: Literal["same", "changed"] = Field(
+        "same",
+        description="changed: go on with another engine, torch or compiler, or a lower train.lr; the record says so",
+    )
+
+
+class FlowerTable(Table):
+    min_sites: Count = Field(2, description="good uploads that a round needs; a smaller cohort needs all")
+    max_failures: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None,
+        description="more failed sites than this in a round, and they are asked again; by default any number",
+    )
+    attempts: Count = Field(3, description="how often a round is tried before the run stops")
+    round_seconds: Positive = Field(3600.0, description="time limit of a round")
+    join_seconds: NotNegative = Field(120.0, description="at the start, how long to wait for all sites")
+    wait_seconds: NotNegative = Field(
+        600.0, description="how long to wait for min_sites before the run stops"
+    )
+    max_norm: Positive | None = Field(
+        None, description="refuse an upload of which any part (change, controls, ...) is larger than this"
+    )
+    norm_multiple: Annotated[float, Field(gt=1)] = Field(
+        5.0, description="refuse an upload larger than so many medians of its round; inf refuses none"
+    )
+    max_samples: Count = Field(10**9, description="refuse an upload that claims more samples")
+    lost_memory: Literal["refuse", "restart"] = Field(
+        "refuse", description="what a site does that lost its private memory"
+    )
+    input_shape: list[Count] | None = Field(
+        None, description="of one sample, when data.name is 'sites' and the server has no test set"
+    )
+    classes: Count | None = Field(None, description="how many, when data.name is 'sites'")
+
+
+def recipes() -> dict[str, Any]:
+    """The configurations that ship with the package, by name."""
+    return shipped("fedpews.recipes")
+
+
+def shipped(package: str) -> dict[str, Any]:
+    """The TOML files in one of our packages, by name."""
+    files = sorted(resources.files(package).iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
+
+
+def read_config(config: str | Path) -> dict[str, Any]:
+    """The values in a recipe or a TOML file."""
+    known = recipes()
+    if str(config) in known:
+        return parse_toml(known[str(config)].read_text(encoding="utf-8"), str(config))
+    study = str(config).removeprefix("paper/")
+    if study in shipped(STUDIES):
+        raise ConfigError(f"{config} is a study of several runs; run it with: fedpews reproduce {study}")
+    path = Path(config)
+    if not path.is_file():
+        raise ConfigError(
+            f"{config}: no such recipe or file; {nearest(str(config), known)} (see `fedpews list recipes`)"
+        )
+    return parse_toml(read_text(path, MOST_TOML), str(path))
+
+
+def config_name(config: str) -> str:
+    """The name of a recipe or a file in the names of folders and pages."""
+    return Path(config).stem if config.endswith(".toml") else config.replace("/", "-")
+
+
+def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested values with dotted keys set.
+
+    Another method removes the file's options of the first one, and its kind of warmup.
+
+    >>> override({"train": {"lr": 1.0}}, {"train.lr": 0.1, "rounds": 5})
+    {'train': {'lr': 0.1}, 'rounds': 5}
+    """
+    result: dict[str, Any] = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in values.items()
+    }
+    if "method.name" in changes:
+        names = result.get("method", {}).get("name", ""), str(changes["method.name"])
+        if len({name.lower().split("+")[0] for name in names}) > 1:
+            result["method"] = {}
+        result.get("warmup", {}).pop("kind", None)
+    instead = EITHER | {other: key for key, other in EITHER.items()}
+    for key, value in changes.items():
+        *tables, last = key.split(".")
+        inner = result
+        for table in tables:
+            inner = inner.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key}: {table} is a single value, not a table")
+        if key in instead:
+            inner.pop(instead[key].rpartition(".")[2], None)
+        inner[last] = value
+    return result
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``key=value`` from the command line; the value as TOML has it, or else as a plain string.
+
+    >>> parse_setting("train.lr=0.1"), parse_setting("data.name=cifar-mnist")
+    (('train.lr', 0.1), ('data.name', 'cifar-mnist'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: give it as key=value, for instance --set train.lr=0.1")
+    if key.count(".") >= DEEPEST:
+        raise ConfigError(f"--set {key[:60]!r}...: there is no key of so many parts")
+    try:
+        return key.strip(), parse_toml(f"value = {value}", f"--set {key.strip()[:60]}")["value"]
+    except ConfigError as error:
+        # a plain string needs no quotes; what is TOML but too large or too deep is no string
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return key.strip(), value.strip()
+        raise
+
+
+def settings_by_method(settings: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The settings of each method in a comparison: those for all, and its own, such as ``fedprox.mu``.
+
+    >>> settings_by_method({"rounds": 5, "fedprox.mu": 0.1}, ["fedavg", "fedprox+pews"])
+    [{'rounds': 5}, {'rounds': 5, 'method.mu': 0.1}]
+    """
+    tables = [MethodName.parse(name).tables for name in names]
+    parts = {*METHODS, *SERVERS, *WARMUPS, *PERSONAL}.union(*tables)
+    by_method: list[dict[str, Any]] = [{} for _ in names]
+    for key, value in settings.items():
+        part, dot, option = key.partition(".")
+        if dot and part in parts and not any(part in table for table in tables):
+            raise ConfigError(f"--set {key}: {part} is part of no method here ({', '.join(names)})")
+        for mine, table in zip(by_method, tables, strict=True):
+            if not dot or part not in parts:
+                mine[key] = value
+            elif part in table:
+                mine[f"{table[part]}.{option}"] = value
+    return by_method
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys.
+
+    >>> flatten({"train": {"lr": 0.1}, "rounds": 5})
+    {'train.lr': 0.1, 'rounds': 5}
+    """
+
+    def walk(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    return dict(walk(values, prefix))
