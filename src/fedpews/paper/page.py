@@ -188,7 +188,7 @@ def write_index(folder: Path) -> Path:
     is_paper = any(fact.name in order for fact in facts)
     items = [["figure", "item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
         [
-            _small(folder / f"{fact.name}.png", fact.title),
+            _small(folder / f"{fact.name}.md", fact.title),
             fact.item,
             f"[{fact.title}]({fact.name}.md)",
             fact.cells,
@@ -220,13 +220,11 @@ def write_index(folder: Path) -> Path:
     return path
 
 
-def _small(figure: Path, title: str) -> str:
-    """A page's first figure, small, as a link to the page; Markdown itself has no width."""
-    return (
-        f'[<img src="{figure.name}" width="180" alt="{escape(title)}">]({figure.stem}.md)'
-        if figure.exists()
-        else ""
-    )
+def _small(page: Path, title: str) -> str:
+    """The first figure of a page, small, as a link to the page; Markdown itself has no width."""
+    figure = f"{page.stem}.png"
+    shown = page.exists() and f"({figure})" in page.read_text()
+    return f'[<img src="{figure}" width="180" alt="{escape(title)}">]({page.name})' if shown else ""
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
