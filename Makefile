@@ -93,9 +93,10 @@ docs: setup
 	$(BIN)/python docs/generate.py
 	$(BIN)/zensical build --strict
 
-# the pictures of docs/idea.md and the README, from runs made on the spot
+# the pictures of docs/idea.md, the README and examples/README.md, from runs made on the spot
 pictures: setup
 	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python docs/pictures/gallery.py
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache

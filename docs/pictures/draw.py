@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/idea.md and the README from runs made on the spot.
+"""Draw the pictures of docs/idea.md and the README; the curves are from runs made on the spot.
 
 python docs/pictures/draw.py      (make pictures; minutes on 2 cores)
 """
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Patch
+from matplotlib.patches import Circle, Patch
 
 import fedpews
 
@@ -172,6 +172,110 @@ def draw_ownership(path: Path) -> None:
     figure.savefig(path)
 
 
+# two clients' probabilities for the neurons of two hidden layers; a neuron is open from a half on
+THETA = (
+    ((0.9, 0.8, 0.6, 0.1), (0.8, 0.2, 0.9, 0.1)),
+    ((0.2, 0.1, 0.7, 0.9), (0.1, 0.9, 0.7, 0.2)),
+)
+STEPS = {
+    "1  Learn masks": "Each client learns a probability\nfor every neuron.",
+    "2  Train subnetworks": "A client trains and sends its likely\nneurons. Each weight is averaged\n"
+    "over the clients that own it.",
+    "3  Train everything": "The masks are removed. All clients\ntrain the whole network.",
+}
+
+NOTES = (
+    "The server sends the mean to all clients.",
+    "Purple: both own it. Grey: nobody does.",
+    "From here on it is the method alone.",
+)
+
+
+def draw_steps(path: Path) -> None:
+    """The method in three steps: two clients and the global model, in a small network."""
+    figure = plt.figure(figsize=(9, 6.2))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 9), ylim=(0, 6.2), aspect="equal")
+    axes.axis("off")
+    for column, (title, text) in enumerate(STEPS.items()):
+        left = 1.05 + 2.72 * column
+        axes.text(left, 5.95, title, fontsize=12, weight="bold", va="top")
+        axes.text(left, 5.65, text, fontsize=8.5, va="top", linespacing=1.25)
+        for row, top in enumerate((4.75, 3.3, 1.85)):
+            _draw_network(axes, left, top, column, row)
+    for top, name, color in (
+        (4.75, "client 1", FIRST),
+        (3.3, "client 2", SECOND),
+        (1.85, "global\nmodel", BOTH),
+    ):
+        axes.text(0.12, top - 0.45, name, color=color, weight="bold", fontsize=10, va="center")
+    for column, text in enumerate(NOTES):
+        axes.text(1.05 + 2.72 * column, 0.74, text, fontsize=7.5, color="#555555", va="center")
+    for start, end, text, color in (
+        (1.05, 6.25, "warmup: rounds 1 to W, both steps in every batch", FIRST),
+        (6.49, 8.9, "rounds W + 1 to T", BOTH),
+    ):
+        arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 1.6}
+        axes.annotate("", xy=(end, 0.42), xytext=(start, 0.42), arrowprops=arrow)
+        axes.text((start + end) / 2, 0.2, text, ha="center", va="center", color=color, fontsize=9)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _draw_network(axes: Axes, left: float, top: float, column: int, row: int) -> None:
+    """One network: owners of its neurons are drawn as colours, in step 1 its probabilities as numbers."""
+    mean = [[sum(pair) / 2 for pair in zip(*layer, strict=True)] for layer in zip(*THETA, strict=True)]
+    theta = (*THETA, mean)[row]
+    colors = (NOBODY, FIRST, SECOND, BOTH)
+    owners = [
+        [int(a >= 0.5) + 2 * int(b >= 0.5) for a, b in zip(*layer, strict=True)]
+        for layer in zip(*THETA, strict=True)
+    ]
+    if column == 2:
+        owners = [[3] * 4, [3] * 4]
+    mine = (1, 2, 3)[row]
+    layers = [[mine] * 3, *[[owner & mine for owner in layer] for layer in owners], [mine] * 2]
+    points = [
+        [(left + 0.12 + 0.68 * i, top - 0.45 - 0.27 * (j - (len(layer) - 1) / 2)) for j in range(len(layer))]
+        for i, layer in enumerate(layers)
+    ]
+    for i in range(3):
+        for start, one in zip(points[i], layers[i], strict=True):
+            for end, other in zip(points[i + 1], layers[i + 1], strict=True):
+                owner = 0 if column == 0 else one & other
+                width, depth = (1.0, 2) if owner else (0.5, 1)
+                axes.plot(
+                    *zip(start, end, strict=True),
+                    color=colors[owner] if owner else "#d9d9d5",
+                    linewidth=width,
+                    zorder=depth,
+                )
+    for i, layer in enumerate(layers):
+        for j, (x, y) in enumerate(points[i]):
+            hidden = i in (1, 2)
+            face = colors[layer[j]] if hidden else "white"
+            alpha = 1.0
+            if column == 0 and hidden:
+                face, alpha = colors[mine], 0.08 + 0.92 * theta[i - 1][j]
+            axes.add_patch(Circle((x, y), 0.115, facecolor="white", edgecolor="none", zorder=3))
+            edge = colors[mine] if column == 0 or not hidden else colors[layer[j]] if layer[j] else "#b5b5b0"
+            axes.add_patch(
+                Circle((x, y), 0.115, facecolor=to_rgba(face, alpha), edgecolor=edge, linewidth=0.8, zorder=4)
+            )
+            if column == 0 and hidden:
+                value = theta[i - 1][j]
+                ink = "white" if value > 0.55 else "#333333"
+                axes.text(
+                    x,
+                    y,
+                    f"{value:.2g}".lstrip("0"),
+                    color=ink,
+                    fontsize=6,
+                    ha="center",
+                    va="center",
+                    zorder=5,
+                )
+
+
 def _key(figure: Figure | SubFigure) -> None:
     kinds = {
         "client 1 alone": FIRST,
@@ -184,5 +288,6 @@ def _key(figure: Figure | SubFigure) -> None:
 
 
 if __name__ == "__main__":
+    draw_steps(HERE / "steps.png")
     draw_ownership(HERE / "ownership.png")
     draw_idea(HERE / "idea.png")

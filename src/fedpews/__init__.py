@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedpews.tasks import Metric, Task
     from fedpews.warmup import Auto, Fixed, Learned, Random, with_warmup
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "fedpews.compose": ("method",),

@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -72,6 +73,52 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
 def test_the_notebook_is_kept_without_its_outputs() -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None]
+
+
+def test_the_notebook_installs_the_library_before_it_is_imported() -> None:
+    cells = ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"]]
+    code = [cell for cell in cells if "import" in cell]
+    assert '"pip", "install", "--quiet", "fedpews"' in code[0]
+    assert "import fedpews" not in code[0]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert project["version"] == fedpews.__version__
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [fedpews.__version__]
+    assert re.findall(r"version = \{(.+)\}", text("cite.md")) == [fedpews.__version__]
+    assert f"\n## [{fedpews.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citations_name_the_same_paper() -> None:
+    citation, page = (ROOT / "CITATION.cff").read_text(), text("cite.md")
+    (title,) = re.findall(r'preferred-citation:.*?title: "(.+?)"', citation, re.DOTALL)
+    assert title in page.replace("{", "").replace("}", "")
+    assert re.findall(r'^  url: "(.+)"$', citation, re.MULTILINE) == re.findall(r"url +=\W+(.+)\}", page)
+
+
+def test_every_action_of_the_workflows_is_pinned_to_a_version() -> None:
+    workflows = "\n".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
+    actions = re.findall(r"uses: (\S+)", workflows)
+    assert actions
+    assert [action for action in actions if not re.search(r"@v\d+\.\d+\.\d+$", action)] == []
+
+
+def markdown_files() -> list[Path]:
+    files = [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md")]
+    return files + [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*.md")]
+
+
+def test_every_file_that_a_page_links_to_exists() -> None:
+    missing = []
+    for page in markdown_files():
+        prose = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+            file = unquote(link.partition("#")[0])
+            if file and not re.match(r"[a-z]+:", file) and not (page.parent / file).exists():
+                missing.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not missing
 
 
 def test_the_generated_parts_are_in_step_with_the_code() -> None:

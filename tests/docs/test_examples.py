@@ -55,3 +55,21 @@ def test_the_example_of_a_task_trains_with_and_without_a_warmup(
     lines = capsys.readouterr().out.splitlines()
     assert any("fedavg " in line for line in lines)
     assert any("fedavg+pews" in line for line in lines)
+
+
+def test_every_example_is_in_the_gallery_with_a_picture_and_a_command() -> None:
+    rows = re.findall(
+        r"^\| !\[[^\]]+\]\((\S+)\) \|.*?\]\((\S+)\).*\| `(.+)` \|$",
+        (EXAMPLES / "README.md").read_text(),
+        re.MULTILINE,
+    )
+    scripts = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb"), *EXAMPLES.glob("tasks/*.py")]
+    folders = [
+        path for path in EXAMPLES.iterdir() if path.is_dir() and path.name not in ("tasks", "pictures")
+    ]
+    shown = {EXAMPLES / link for _, link, _ in rows}
+    assert {path for path in [*scripts, *folders] if path.name != "__pycache__"} == shown
+    assert all((EXAMPLES / picture).exists() for picture, _, _ in rows)
+    assert {Path(picture).name for picture, _, _ in rows} == {
+        path.name for path in (EXAMPLES / "pictures").iterdir()
+    }

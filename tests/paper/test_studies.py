@@ -329,6 +329,15 @@ def test_the_index_of_a_sweep_does_not_speak_of_the_paper(tmp_path: Path) -> Non
         assert "scale" not in text.lower()
 
 
+def test_the_index_shows_the_figure_that_a_page_shows(tmp_path: Path) -> None:
+    page = write_page(conclude(study(name="table1"), Scale(), []), tmp_path)
+    page.write_text("no figure")
+    assert "<img" not in write_index(tmp_path).read_text()
+
+    page.write_text("![curves](table1.png)")
+    assert '[<img src="table1.png" width="180" alt="' in write_index(tmp_path).read_text()
+
+
 def test_the_index_of_the_papers_studies_says_so(tmp_path: Path) -> None:
     write_page(conclude(study(name="table1"), Scale(), []), tmp_path)
     assert (tmp_path / "README.md").read_text().startswith("# The paper's results, as measured here\n")

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from pydantic import Field
@@ -185,8 +186,9 @@ def write_index(folder: Path) -> Path:
     facts = [Facts(**read_object(file, Facts)) for file in sorted(folder.glob("*.json"))]
     facts.sort(key=lambda fact: (order.index(fact.name) if fact.name in order else 99, fact.name))
     is_paper = any(fact.name in order for fact in facts)
-    items = [["item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
+    items = [["figure", "item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
         [
+            _small(folder / f"{fact.name}.md", fact.title),
             fact.item,
             f"[{fact.title}]({fact.name}.md)",
             fact.cells,
@@ -216,6 +218,13 @@ def write_index(folder: Path) -> Path:
     path = folder / "README.md"
     path.write_text("\n".join(text))
     return path
+
+
+def _small(page: Path, title: str) -> str:
+    """The first figure of a page, small, as a link to the page; Markdown itself has no width."""
+    figure = f"{page.stem}.png"
+    shown = page.exists() and f"({figure})" in page.read_text()
+    return f'[<img src="{figure}" width="180" alt="{escape(title)}">]({page.name})' if shown else ""
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
