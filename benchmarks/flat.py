@@ -65,7 +65,7 @@ def main(rounds: int, every: int) -> int:
             warmup={"rounds": rounds // 2},
             runtime={"engine": "eager", "workers": 2},
             out=out,
-            watcher=fedpews.Watcher(round=watch),
+            callbacks=[fedpews.Callback(round=watch)],
         )
     early, late = (seen[r] for r in (min(r for r in seen if r >= rounds // 10), max(seen)))
     grown = {

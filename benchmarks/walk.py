@@ -67,7 +67,7 @@ def walk_a_round() -> Walk:
     threading.setprofile(walk)
     sys.setprofile(walk)
     try:
-        fedpews.run(experiment, watcher=fedpews.Watcher(round=walk.watch))
+        fedpews.run(experiment, callbacks=[fedpews.Callback(round=walk.watch)])
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedpews.callbacks import Callback
     from fedpews.compose import method
     from fedpews.data import Federation, from_clients
     from fedpews.errors import CheckpointError, ConfigError, DataMissing, FedpewsError, RunFailed
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fedpews.neurons import Batch, Hidden, Network, NeuronGraph
     from fedpews.neurons.trace import trace
     from fedpews.result import Result, Run, load
-    from fedpews.running import Watcher, run
+    from fedpews.running import run
     from fedpews.tasks import Metric, Task
     from fedpews.warmup import Auto, Fixed, Learned, Random, with_warmup
 
@@ -32,7 +33,8 @@ _HOMES = {
     "fedpews.methods": ("Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work"),
     "fedpews.neurons": ("Batch", "Hidden", "Network", "NeuronGraph", "trace"),
     "fedpews.result": ("Result", "Run", "load"),
-    "fedpews.running": ("Watcher", "run"),
+    "fedpews.callbacks": ("Callback",),
+    "fedpews.running": ("run",),
     "fedpews.tasks": ("Metric", "Task"),
     "fedpews.warmup": ("Auto", "Fixed", "Learned", "Random", "with_warmup"),
 }
@@ -41,6 +43,7 @@ __all__ = [
     "Auto",
     "Average",
     "Batch",
+    "Callback",
     "CheckpointError",
     "ClientHalf",
     "Cohort",
@@ -63,7 +66,6 @@ __all__ = [
     "RunFailed",
     "Task",
     "Upload",
-    "Watcher",
     "Work",
     "from_clients",
     "load",

@@ -19,6 +19,7 @@ from fedpews.build import (
     resolve,
     settings_of,
 )
+from fedpews.callbacks import Callback, progress_bar
 from fedpews.data.federation import Federation
 from fedpews.data.samples import Samples
 from fedpews.engines.engine import Engine
@@ -43,8 +44,6 @@ from fedpews.server import Server
 from fedpews.stopping import stop_signal
 from fedpews.tasks import Task
 from fedpews.trees import Tree, place_like
-from fedpews.watching import Watcher as Watcher
-from fedpews.watching import with_bar
 
 
 def run(
@@ -61,7 +60,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     data_dir: str | Path | None = None,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool = False,
     **settings: Any,
 ) -> Result:
@@ -81,7 +80,7 @@ def run(
         out: a folder to write the run to; without one nothing is kept on disk.
         resume: go on where a run in ``out`` stopped.
         data_dir: where to look for named data sets first.
-        watcher: what to call as the run goes on.
+        callbacks: called as the run goes on.
         progress: show how far it is: a bar in a terminal, elsewhere a line of text every so often.
         settings: changes to the experiment: ``rounds=50``, ``train={"lr": 0.1}``.
 
@@ -111,10 +110,8 @@ def run(
         method=method if isinstance(method, Method) else None,
         task=made,
     )
-    if not progress:
-        return train(setup, out=out, resume=resume, watcher=watcher)
-    with with_bar(resolved.method_label, watcher or Watcher()) as watched:
-        return train(setup, out=out, resume=resume, watcher=watched)
+    with progress_bar(resolved.method_label) if progress else nullcontext(Callback()) as bar:
+        return train(setup, out=out, resume=resume, callbacks=[bar, *callbacks])
 
 
 def train(
@@ -122,7 +119,7 @@ def train(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
     make_engine: Callable[[Setup], tuple[Engine, str]] = build_engine,
     memories: Store | None = None,
 ) -> Result:
@@ -146,7 +143,7 @@ def train(
         with closing(engine), settled():
             records = saver.start(engine, why, store)
             server = _server(setup, engine, store, saver.resumed)
-            training = Training(setup, server, saver, watcher or Watcher(), records)
+            training = Training(setup, server, saver, callbacks, records)
             try:
                 training.run(why)
             except KeyboardInterrupt:
@@ -178,9 +175,9 @@ class Training:
     """A run from its first round, or the one after its checkpoint, to its last."""
 
     def __init__(
-        self, setup: Setup, server: Server, saver: Saver, watcher: Watcher, records: list[Record]
+        self, setup: Setup, server: Server, saver: Saver, callbacks: Sequence[Callback], records: list[Record]
     ) -> None:
-        self.setup, self.server, self.saver, self.watcher = setup, server, saver, watcher
+        self.setup, self.server, self.saver, self.callbacks = setup, server, saver, callbacks
         self.records = records
         self.best: dict[int, Tree] = {} if saver.resumed is None else saver.resumed.best
         self.rule, self.notices = stop_rule(setup), Notices(setup)
@@ -195,11 +192,11 @@ class Training:
             self.setup.experiment,
             0 if self.saver.resumed is None else self.saver.resumed.round,
         )
-        self.watcher.begin(
-            experiment, done, f"{self.server.engine.name} engine" + (f", {why}" if why else "")
-        )
+        engine = f"{self.server.engine.name} engine" + (f", {why}" if why else "")
+        for callback in self.callbacks:
+            callback.begin(experiment, done, engine)
         active = self._active(experiment.seeds)
-        with stop_signal(self.watcher.stopping) as stop:
+        with stop_signal([callback.stopping for callback in self.callbacks]) as stop:
             for round in range(done + 1, experiment.rounds + 1):
                 if not active:
                     break
@@ -208,7 +205,7 @@ class Training:
                 is_last = round == experiment.rounds or stop.is_set() or not active
                 if is_last or round % experiment.runtime.checkpoint_every == 0:
                     self._checkpoint(round)
-                is_ended = bool(new) and self.watcher.round(new) is True
+                is_ended = bool(new) and True in [callback.round(new) for callback in self.callbacks]
                 if is_ended or stop.is_set():
                     self._checkpoint(round)
                 if stop.is_set() and not is_ended:
@@ -217,7 +214,7 @@ class Training:
                     )
                 if is_ended:
                     break
-        # the last record of a run that its watcher ended may still wait for its evaluation
+        # the last record of a run that a callback ended may still wait for its evaluation
         self.records += self.saver.record(self.server.measurer.complete())
 
     def _round(self, round: int, seeds: Sequence[int]) -> list[Record]:
@@ -243,8 +240,9 @@ class Training:
                 records = self._of_seed(seed)
                 if rule.best(records) == len(records) - 1:
                     self.best[seed] = models[seed]
-        if self.watcher.models is not None:
-            self.watcher.models(round, models)
+        for callback in self.callbacks:
+            if callback.models is not None:
+                callback.models(round, models)
         return new
 
     def _active(self, seeds: Sequence[int]) -> list[int]:

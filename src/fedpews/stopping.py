@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
 @contextmanager
-def stop_signal(heard: Callable[[], None]) -> Iterator[threading.Event]:
+def stop_signal(heard: Sequence[Callable[[], None]] = ()) -> Iterator[threading.Event]:
     """Set by the first Ctrl-C (or SIGTERM, or SIGHUP), so that the round is finished and saved; a second stops at once.
 
     A signal that is ignored stays ignored: that is how nohup keeps a run going when its terminal is closed.
@@ -23,7 +23,8 @@ def stop_signal(heard: Callable[[], None]) -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        heard()
+        for callback in heard:
+            callback()
 
     heeded = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
     before = {number: signal.getsignal(number) for number in heeded}

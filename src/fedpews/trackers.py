@@ -1,6 +1,6 @@
 """Experiment trackers that listen to a run: TensorBoard, Weights & Biases, MLflow and Trackio.
 
-Each is a thin adapter on ``Watcher``, an extra of the package, and imported only when asked for. A seed is a run of
+Each is a thin adapter on ``Callback``, an extra of the package, and imported only when asked for. A seed is a run of
 its own there, and a run that goes on after a stop goes on there, too.
 """
 
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedpews.callbacks import Callback
 from fedpews.errors import ConfigError, need_extra
 from fedpews.results.records import Record
 
 if TYPE_CHECKING:
     from fedpews.experiment import Experiment
-    from fedpews.running import Watcher
 
 PROJECT = "fedpews"
 
@@ -36,8 +35,8 @@ Open = Callable[[Path, str, int, Mapping[str, Any], int], Tracker]
 
 
 @contextmanager
-def tracking(names: Sequence[str], watcher: Watcher, folder: Path) -> Iterator[Watcher]:
-    """The same watcher, telling the named trackers, too; they are closed whatever happens.
+def tracking(names: Sequence[str], folder: Path) -> Iterator[Callback]:
+    """A callback that logs to the named trackers; they are closed whatever happens.
 
     Args:
         folder: the run's own; what a tracker keeps on disk goes there unless its own settings say otherwise.
@@ -46,7 +45,6 @@ def tracking(names: Sequence[str], watcher: Watcher, folder: Path) -> Iterator[W
     opened: dict[int, list[Tracker]] = {}
 
     def begin(experiment: Experiment, done: int, engine: str) -> None:
-        watcher.begin(experiment, done, engine)
         for seed in experiment.seeds:
             opened[seed] = [
                 start(folder, experiment.method_label, seed, experiment.to_dict(), done)
@@ -57,10 +55,9 @@ def tracking(names: Sequence[str], watcher: Watcher, folder: Path) -> Iterator[W
         for record in records:
             for tracker in opened[record["seed"]]:
                 tracker.log(record["round"], scalars(record))
-        watcher.round(records)
 
     try:
-        yield watcher if not names else replace(watcher, begin=begin, round=round)
+        yield Callback(begin=begin, round=round)
     finally:
         for trackers in opened.values():
             for tracker in trackers:

@@ -198,7 +198,6 @@ def test_a_resumed_run_goes_on_where_its_tensors_were(
 ) -> None:
     import fedpews
     from fedpews import build as building
-    from fedpews import running
 
     monkeypatch.setattr(building, "find_device", lambda _: OTHER)
     monkeypatch.setattr(EagerEngine, "__init__", _with_inline_pool(EagerEngine.__init__))
@@ -216,7 +215,7 @@ def test_a_resumed_run_goes_on_where_its_tensors_were(
                 raise KeyboardInterrupt
 
         with pytest.raises(Interrupted):
-            fedpews.run(**common, out=tmp_path / "run", watcher=running.Watcher(round=stop))
+            fedpews.run(**common, out=tmp_path / "run", callbacks=[fedpews.Callback(round=stop)])
         resumed = fedpews.run(**common, out=tmp_path / "run", resume=True)
     assert resumed.rounds.column("loss") == whole.rounds.column("loss")
 

@@ -152,7 +152,7 @@ def make_runs(place: Path) -> dict[str, Path]:
             if records[0]["round"] == 5:
                 os.kill(os.getpid(), 9)
 
-        run(folder, METHOD, watcher=fedpews.Watcher(round=stop), **EVERYTHING | more)
+        run(folder, METHOD, callbacks=[fedpews.Callback(round=stop)], **EVERYTHING | more)
 
     other = {"train": {"batch_size": 8, "lr": 0.02}}
     fork(lambda: run(place / "whole", METHOD, **EVERYTHING))

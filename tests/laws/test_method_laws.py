@@ -283,12 +283,12 @@ def test_a_run_that_stops_and_goes_on_is_the_same_to_the_bit(name: str, tmp_path
         if records[0]["round"] == 3:  # type: ignore[index]
             raise Stop
 
-    from fedpews.running import Watcher
+    from fedpews.callbacks import Callback
 
     given = {"model": model, "clients": clients, "test": test}
     options = settings(name, 4, runtime={"engine": "eager", "checkpoint_every": 2})
     with pytest.raises(Stop):
-        run(**given, out=tmp_path / "run", watcher=Watcher(round=stop), **options)
+        run(**given, out=tmp_path / "run", callbacks=[Callback(round=stop)], **options)
     resumed = run(**given, out=tmp_path / "run", resume=True, **options)
     straight = run(**given, **options)
     for seed, params in straight.params.items():

@@ -158,8 +158,8 @@ def test_a_run_that_stops_and_goes_on_is_the_same_to_the_bit(name: str, tmp_path
         "train": {"optimizer": name, "lr": 0.01, "batch_size": 4, "clip_norm": 1.0, "lr_schedule": "cosine"},
         "runtime": {"engine": "eager"},
     }
-    stop = fedpews.Watcher(round=lambda records: records[0]["round"] == 3)
-    fedpews.run(**given, out=tmp_path / "run", watcher=stop)
+    stop = fedpews.Callback(round=lambda records: records[0]["round"] == 3)
+    fedpews.run(**given, out=tmp_path / "run", callbacks=[stop])
     resumed = fedpews.run(**given, out=tmp_path / "run", resume=True)
     straight = fedpews.run(**given)
     assert resumed.rounds.column("loss") == straight.rounds.column("loss")

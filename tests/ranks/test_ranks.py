@@ -81,8 +81,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(method: str, tmp_path: Path)
     """Two rounds on three ranks, two on two, two in one process."""
     experiment = tiny(method, rounds=6)
     fedpews.run(experiment, out=tmp_path / "one")
-    run_over(3, experiment, tmp_path / "many", watcher=until(2))
-    run_over(2, experiment, tmp_path / "many", resume=True, watcher=until(4))
+    run_over(3, experiment, tmp_path / "many", callbacks=[until(2)])
+    run_over(2, experiment, tmp_path / "many", resume=True, callbacks=[until(4)])
     fedpews.run(experiment, out=tmp_path / "many", resume=True)
     assert records(tmp_path / "one") == records(tmp_path / "many")
     for name, value in load_file(tmp_path / "one" / "model-0.safetensors").items():
@@ -108,8 +108,8 @@ def test_a_rank_that_dies_leaves_a_checkpoint_of_the_round_before(tmp_path: Path
         run_over(2, experiment, tmp_path / "two", dies_in=4)
     assert lost.value.exit_code == 5
     begun: list[int] = []
-    watcher = fedpews.Watcher(begin=lambda experiment, done, engine: begun.append(done))
-    run_over(3, experiment, tmp_path / "two", resume=True, watcher=watcher)
+    watcher = fedpews.Callback(begin=lambda experiment, done, engine: begun.append(done))
+    run_over(3, experiment, tmp_path / "two", resume=True, callbacks=[watcher])
     assert begun == [3]
     assert records(tmp_path / "one") == records(tmp_path / "two")
 
@@ -120,8 +120,8 @@ def test_memories_lost_with_a_rank_send_the_run_back_to_its_last_checkpoint(tmp_
     with pytest.raises(RankLost, match="memories of its clients"):
         run_over(2, experiment, tmp_path / "two", dies_in=4)
     begun: list[int] = []
-    watcher = fedpews.Watcher(begin=lambda experiment, done, engine: begun.append(done))
-    fedpews.run(experiment, out=tmp_path / "two", resume=True, watcher=watcher)
+    watcher = fedpews.Callback(begin=lambda experiment, done, engine: begun.append(done))
+    fedpews.run(experiment, out=tmp_path / "two", resume=True, callbacks=[watcher])
     assert begun == [2]
     assert records(tmp_path / "one") == records(tmp_path / "two")
 
@@ -196,9 +196,9 @@ def test_what_all_ranks_of_a_machine_find_wrong_is_said_once(second_of_two: pyte
     assert (ended.code, ended.stderr) == (2, "")
 
 
-def until(last: int) -> fedpews.Watcher:
+def until(last: int) -> fedpews.Callback:
     """Ends a run after a round."""
-    return fedpews.Watcher(round=lambda records: records[-1]["round"] >= last)
+    return fedpews.Callback(round=lambda records: records[-1]["round"] >= last)
 
 
 def test_ranks_that_were_started_again_do_not_meet_the_dead() -> None:

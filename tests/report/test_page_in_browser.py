@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from page_runs import HOSTILE, federation, tiny
 
+from fedpews.callbacks import Callback
 from fedpews.errors import Interrupted
 from fedpews.report.html import write_report
 from fedpews.report.live import HOST, serve
-from fedpews.running import Watcher, run
+from fedpews.running import run
 
 Open = Callable[..., Any]
 
@@ -401,7 +402,7 @@ def test_a_watched_run_shows_new_rounds_by_itself(look: Open, tmp_path: Path) ->
             raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
-        run(tiny(), clients=federation(), out=tmp_path / "run", watcher=Watcher(round=stop))
+        run(tiny(), clients=federation(), out=tmp_path / "run", callbacks=[Callback(round=stop)])
     server = serve([tmp_path])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

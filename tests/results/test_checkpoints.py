@@ -38,9 +38,9 @@ def run(
         "train": {"batch_size": 8},
         "runtime": {"engine": "eager", "checkpoint_every": 2},
     }
-    watcher = None if stop_after is None else fedpews.Watcher(round=lambda new: new[0]["round"] == stop_after)
+    watcher = fedpews.Callback(round=lambda new: new[0]["round"] == stop_after)
     return fedpews.run(
-        model=model, clients=CLIENTS, test=(X, Y), out=out, resume=resume, watcher=watcher, **given | more
+        model=model, clients=CLIENTS, test=(X, Y), out=out, resume=resume, callbacks=[watcher], **given | more
     )
 
 
@@ -218,7 +218,7 @@ def test_a_run_made_longer_and_killed_before_its_next_checkpoint_goes_on(tmp_pat
         fedpews.run(
             model=small, clients=CLIENTS, test=(X, Y), out=tmp_path / "run", resume=True, rounds=12,
             method="scaffold", train={"batch_size": 8}, runtime={"engine": "eager", "checkpoint_every": 9},
-            watcher=fedpews.Watcher(begin=lambda *_: (_ for _ in ()).throw(Interrupted("killed"))),
+            callbacks=[fedpews.Callback(begin=lambda *_: (_ for _ in ()).throw(Interrupted("killed")))],
         )  # fmt: skip
     run(tmp_path / "run", resume=True, rounds=12)
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
@@ -235,7 +235,7 @@ def unfinished(out: Path) -> Path:
         fedpews.run(
             model=small, clients=CLIENTS, test=(X, Y), out=out, method="scaffold", rounds=9,
             train={"batch_size": 8}, runtime={"engine": "eager", "checkpoint_every": 3},
-            watcher=fedpews.Watcher(round=stop),
+            callbacks=[fedpews.Callback(round=stop)],
         )  # fmt: skip
     return out
 

@@ -96,10 +96,10 @@ def test_without_validation_data_nothing_is_chosen_unless_the_test_data_may(tmp_
 def test_a_run_ends_early_seed_by_seed_and_keeps_the_best_model(tmp_path: Path) -> None:
     stop = {"patience": 3, "on": "test"}
     seen: dict[tuple[int, int], Any] = {}
-    keep = fedpews.Watcher(
+    keep = fedpews.Callback(
         models=lambda round, models: seen.update({(s, round): m for s, m in models.items()})
     )
-    result = run(rounds=60, seeds=[0, 1], stop=stop, out=tmp_path / "run", watcher=keep)
+    result = run(rounds=60, seeds=[0, 1], stop=stop, out=tmp_path / "run", callbacks=[keep])
     ends, best = result.summary["ended_after"], result.summary["best"]
     assert max(ends) < 60
     for seed, (end, at) in enumerate(zip(ends, best["rounds"], strict=True)):
@@ -118,8 +118,8 @@ def test_a_run_ends_early_seed_by_seed_and_keeps_the_best_model(tmp_path: Path) 
 
 def test_a_resumed_run_has_the_best_model_of_before(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 8, "stop": {"best": True, "on": "test"}}
-    enough = fedpews.Watcher(round=lambda records: records[0]["round"] == 4)
-    run(**settings, out=tmp_path / "run", watcher=enough)
+    enough = fedpews.Callback(round=lambda records: records[0]["round"] == 4)
+    run(**settings, out=tmp_path / "run", callbacks=[enough])
     resumed = run(**settings, out=tmp_path / "run", resume=True)
     straight = run(**settings)
     assert resumed.summary["best"] == straight.summary["best"]
@@ -128,8 +128,8 @@ def test_a_resumed_run_has_the_best_model_of_before(tmp_path: Path) -> None:
 
 
 def test_a_watcher_ends_a_run_that_can_go_on(tmp_path: Path) -> None:
-    enough = fedpews.Watcher(round=lambda records: records[0]["round"] == 2)
-    ended = run(rounds=5, out=tmp_path / "run", watcher=enough)
+    enough = fedpews.Callback(round=lambda records: records[0]["round"] == 2)
+    ended = run(rounds=5, out=tmp_path / "run", callbacks=[enough])
     assert ended.summary["ended_after"] == [2]
     assert fedpews.load(tmp_path / "run").summary["rounds"] == 2
     resumed = run(rounds=5, out=tmp_path / "run", resume=True)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedpews.callbacks import Callback
 from fedpews.errors import Interrupted
 from fedpews.experiment import Experiment
 from fedpews.measure import COMPARED_CLIENTS, observe_neurons, update_cosine
 from fedpews.methods.contract import Download, Upload
 from fedpews.neurons.network import Network
 from fedpews.results.masks import BINS, Ownership, read_federation, read_neurons
-from fedpews.running import Watcher, run
+from fedpews.running import run
 
 NET = Network(
     nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), torch.zeros(4, 2)
@@ -175,7 +176,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
 
     run(tiny(), out=tmp_path / "straight")
     with pytest.raises(Interrupted):
-        run(tiny(), out=tmp_path / "stopped", watcher=Watcher(round=stop))
+        run(tiny(), out=tmp_path / "stopped", callbacks=[Callback(round=stop)])
     run(tiny(), out=tmp_path / "stopped", resume=True)
 
     for name in ("neurons.jsonl", "federation.json"):

@@ -29,13 +29,20 @@ X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 
 
-def run(
-    out: Path, watcher: fedpews.Watcher | None = None, resume: bool = False, **more: Any
-) -> fedpews.Result:
+NOTHING = fedpews.Callback()
+
+
+def run(out: Path, watcher: fedpews.Callback = NOTHING, resume: bool = False, **more: Any) -> fedpews.Result:
     given: dict[str, Any] = {"rounds": 8, "train": {"steps": 2}, "runtime": {"engine": "eager"}}
     clients = [(X[:20], Y[:20]), (X[20:], Y[20:])]
     return fedpews.run(
-        clients=clients, test=(X, Y), method="fedavg", out=out, watcher=watcher, resume=resume, **given | more
+        clients=clients,
+        test=(X, Y),
+        method="fedavg",
+        out=out,
+        callbacks=[watcher],
+        resume=resume,
+        **given | more,
     )
 
 
@@ -46,7 +53,7 @@ def test_each_of_them_finishes_the_round_and_saves(number: signal.Signals, tmp_p
             os.kill(os.getpid(), number)
 
     with pytest.raises(Interrupted, match="stopped after round 3 of 8; saved as of round 3"):
-        run(tmp_path, fedpews.Watcher(round=kill))
+        run(tmp_path, fedpews.Callback(round=kill))
     found = newest(tmp_path)
     assert found is not None
     assert found.round == 3
@@ -56,7 +63,7 @@ def test_each_of_them_finishes_the_round_and_saves(number: signal.Signals, tmp_p
 def test_a_signal_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stop_signal(lambda: None) as stop:
+        with stop_signal() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stop.is_set()
     finally:
@@ -82,7 +89,7 @@ def test_a_second_ctrl_c_stops_at_once_and_says_where_the_run_goes_on(tmp_path: 
             return super().forward(x)
 
     killer = threading.Thread(target=kill_twice)
-    watcher = fedpews.Watcher(
+    watcher = fedpews.Callback(
         begin=lambda *_: killer.start(), stopping=lambda: heard.append("finishing this round")
     )
     with pytest.raises(Interrupted, match="stopped at once; nothing was saved yet"):

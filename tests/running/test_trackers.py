@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from fedpews.callbacks import Callback
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
-from fedpews.running import Watcher, run
+from fedpews.running import run
 from fedpews.trackers import scalars, tracking
 
 TINY = Experiment(
@@ -28,14 +29,14 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def tracked(name: str, folder: Path) -> Any:
-    with tracking([name], Watcher(), folder) as watcher:
-        return run(TINY, out=folder, watcher=watcher)
+    with tracking([name], folder) as tracker:
+        return run(TINY, out=folder, callbacks=[tracker])
 
 
 def test_a_tracker_nobody_knows_is_an_error_that_names_the_others(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="tensorboard, wandb, mlflow, trackio"),
-        tracking(["x"], Watcher(), tmp_path),
+        tracking(["x"], tmp_path),
     ):
         pass
 
@@ -47,16 +48,9 @@ def test_a_tracker_that_is_not_installed_says_how_to_get_it(
 
     with (
         pytest.raises(ConfigError, match=r"pip install 'fedpews\[wandb\]'"),
-        tracking(["wandb"], Watcher(), tmp_path),
+        tracking(["wandb"], tmp_path),
     ):
         pass
-
-
-def test_without_trackers_the_watcher_is_as_it_was(tmp_path: Path) -> None:
-    own = Watcher()
-
-    with tracking([], own, tmp_path) as watcher:
-        assert watcher is own
 
 
 def test_only_numbers_are_sent() -> None:
@@ -82,10 +76,10 @@ def test_tensorboard_gets_every_round_of_every_seed_and_goes_on_after_a_stop(tmp
         if records[0]["round"] == 2:
             raise Interrupted("stopped")
 
-    with pytest.raises(Interrupted), tracking(["tensorboard"], Watcher(round=stop), tmp_path) as watcher:
-        run(TINY, out=tmp_path, watcher=watcher)
-    with tracking(["tensorboard"], Watcher(), tmp_path) as watcher:
-        result = run(TINY, out=tmp_path, resume=True, watcher=watcher)
+    with pytest.raises(Interrupted), tracking(["tensorboard"], tmp_path) as tracker:
+        run(TINY, out=tmp_path, callbacks=[tracker, Callback(round=stop)])
+    with tracking(["tensorboard"], tmp_path) as tracker:
+        result = run(TINY, out=tmp_path, resume=True, callbacks=[tracker])
 
     for seed in (0, 1):
         events = (

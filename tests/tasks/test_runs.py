@@ -270,7 +270,7 @@ def test_the_compiled_engine_gives_the_eager_engines_numbers(
             clients=halves(x, y),
             test=(x[40:], y[40:]),
             task=task,
-            watcher=fedpews.Watcher(begin=lambda experiment, done, engine: engines.append(engine)),
+            callbacks=[fedpews.Callback(begin=lambda experiment, done, engine: engines.append(engine))],
             **FAST
             | {
                 "method": method,

@@ -11,9 +11,9 @@ import torch
 
 import fedpews
 from fedpews import Auto, with_warmup
+from fedpews.callbacks import Callback
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.scaffold import Scaffold
-from fedpews.running import Watcher
 from fedpews.testing import Playground
 from fedpews.trees import mean_cosine
 from tiny import chain, targets
@@ -87,7 +87,7 @@ def test_a_warmup_that_ends_by_itself_goes_on_after_a_stop_to_the_same_numbers(t
         )
 
     whole = go_on(tmp_path / "whole")
-    go_on(tmp_path / "parts", watcher=Watcher(round=lambda records: records[0]["round"] == 17))
+    go_on(tmp_path / "parts", callbacks=[Callback(round=lambda records: records[0]["round"] == 17)])
     parts = go_on(tmp_path / "parts", resume=True)
 
     phases = [record["phase"] for record in whole.rounds]

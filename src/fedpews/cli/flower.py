@@ -93,7 +93,7 @@ def up(
 
     runs = resolve_runs(config, method, rounds, seeds, folder, set_)
     for experiment, path in runs:
-        with progress(experiment, quiet, names_engine=False) as watcher:
+        with progress(experiment, quiet, names_engine=False) as bar:
             run_up(
                 experiment,
                 path,
@@ -102,7 +102,7 @@ def up(
                 test=test,
                 resume=resume,
                 data_dir=data_dir,
-                watcher=watcher,
+                callbacks=[bar],
                 report=(lambda text: None) if quiet else _report,
             )
     show_runs(runs, folder)

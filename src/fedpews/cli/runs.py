@@ -37,8 +37,8 @@ from fedpews.report.runs import find_runs
 from fedpews.results.layout import REPORT, legal_name
 
 if TYPE_CHECKING:
+    from fedpews.callbacks import Callback
     from fedpews.experiment import Experiment
-    from fedpews.running import Watcher
 
 SHORT_NAME = 12
 """Characters of a method's name that stay on one line, however narrow the window."""
@@ -91,16 +91,18 @@ def run(
         if group is not None:
             run_experiment = partial(lead, group)
         for experiment, path in runs:
-            with progress(experiment, quiet) as bar, tracking(log or [], bar, path) as watcher:
-                run_experiment(experiment, out=path, resume=resume, data_dir=data_dir, watcher=watcher)
+            with progress(experiment, quiet) as bar, tracking(log or [], path) as trackers:
+                run_experiment(
+                    experiment, out=path, resume=resume, data_dir=data_dir, callbacks=[bar, trackers]
+                )
     show_runs(runs, folder)
 
 
 @contextmanager
-def progress(experiment: Experiment, quiet: bool, names_engine: bool = True) -> Iterator[Watcher]:
-    """A watcher that shows a progress bar; before it a line with the engine, unless that is not wanted."""
+def progress(experiment: Experiment, quiet: bool, names_engine: bool = True) -> Iterator[Callback]:
+    """A callback that shows a progress bar; before it a line with the engine, unless that is not wanted."""
+    from fedpews.callbacks import Callback
     from fedpews.report.progress import ProgressBar
-    from fedpews.running import Watcher
 
     with ProgressBar(experiment.method_label, err, quiet) as bar:
 
@@ -114,7 +116,7 @@ def progress(experiment: Experiment, quiet: bool, names_engine: bool = True) -> 
             if names_engine:
                 err.print("finishing this round, then saving; Ctrl-C again stops at once", soft_wrap=True)
 
-        yield Watcher(begin=begin, round=bar.round, stopping=stopping)
+        yield Callback(begin=begin, round=bar.round, stopping=stopping)
 
 
 def resolve_runs(

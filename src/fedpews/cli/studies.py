@@ -28,6 +28,8 @@ from fedpews.cli.runs import progress
 from fedpews.errors import ConfigError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
+    from fedpews.callbacks import Callback
+    from fedpews.experiment import Experiment
     from fedpews.paper.cells import Runner
     from fedpews.paper.claims import Verdict
     from fedpews.paper.cluster import Cluster
@@ -152,9 +154,12 @@ def make_runner(folder: Path, data_dir: Path | None, quiet: bool) -> Runner:
         if not quiet:
             err.print(escape(text), soft_wrap=True)
 
-    return Runner(
-        folder, data_dir=data_dir, watch=lambda experiment: progress(experiment, quiet, False), log=log
-    )
+    @contextmanager
+    def bar(experiment: Experiment) -> Iterator[list[Callback]]:
+        with progress(experiment, quiet, False) as callback:
+            yield [callback]
+
+    return Runner(folder, data_dir=data_dir, callbacks=bar, log=log)
 
 
 def show_outcome(outcome: Outcome, page: Path) -> None:

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedpews.build import Setup, build
+from fedpews.callbacks import Callback
 from fedpews.engines.engine import Engine
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
@@ -24,7 +25,7 @@ from fedpews.flower.roster import REFUSED, hello_content, unfit_content
 from fedpews.flower.scores import score_records
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
 from fedpews.results.records import Record
-from fedpews.running import Watcher, train
+from fedpews.running import train
 
 
 def server_app(beside: str | Path) -> ServerApp:
@@ -134,7 +135,7 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
             build(experiment, clients=data, data_dir=settings.get("data-dir") or None),
             out=out,
             resume=bool(settings.get("resume", False)),
-            watcher=Watcher(round=log_round),
+            callbacks=[Callback(round=log_round)],
             make_engine=make_engine,
             memories=accepted,
         )

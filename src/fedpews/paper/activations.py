@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpews.build import build_network, load_data
+from fedpews.callbacks import Callback
 from fedpews.experiment import Experiment
 from fedpews.results import layout
-from fedpews.running import Watcher
 from fedpews.seeds import fold
 from fedpews.warmup.masks import contiguous
 
@@ -24,10 +23,8 @@ BATCH = 256
 """Samples of each client whose activations are summed."""
 
 
-def watch_activations(
-    watcher: Watcher, experiment: Experiment, folder: Path, data_dir: Path | None
-) -> Watcher:
-    """The watcher, which also writes ``activations.jsonl``: a line per seed and round.
+def record_activations(experiment: Experiment, folder: Path, data_dir: Path | None) -> Callback:
+    """A callback that writes ``activations.jsonl``: a line per seed and round.
 
     The global model sees a batch of each client's data, the same one in every round; in a warmup with fixed masks,
     only the client's neurons do. A line holds ``activations``, (clients, layers, neurons) sums over the batch, and
@@ -64,7 +61,7 @@ def watch_activations(
                 line = {"seed": seed, "round": round, "activation_overlap": overlap, "activations": short}
                 file.write(json.dumps(line) + "\n")
 
-    return replace(watcher, models=write)
+    return Callback(models=write)
 
 
 def layer_sums(

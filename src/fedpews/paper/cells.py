@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,36 +26,33 @@ from fedpews.results.records import Record, Rounds, read_rounds
 from fedpews.results.schema import ActivationShape, read_lines, read_summary
 
 if TYPE_CHECKING:
-    from fedpews.running import Watcher
+    from fedpews.callbacks import Callback
 
-MakeWatcher = Callable[[Experiment], AbstractContextManager["Watcher"]]
-"""Makes the watcher of an experiment, for as long as it runs."""
-
-
-@contextmanager
-def no_watcher(experiment: Experiment) -> Iterator[Watcher]:
-    from fedpews.running import Watcher
-
-    yield Watcher()
+MakeCallbacks = Callable[[Experiment], AbstractContextManager["Sequence[Callback]"]]
+"""Makes the callbacks of an experiment, for as long as it runs."""
 
 
-def reporting(watch: MakeWatcher, report: Callable[[int, float], None]) -> MakeWatcher:
-    """The same watcher, which also reports the validation metric after each round: see `ValidationMeans`."""
+def no_callbacks(experiment: Experiment) -> AbstractContextManager[Sequence[Callback]]:
+    return nullcontext([])
+
+
+def reporting(callbacks: MakeCallbacks, report: Callable[[int, float], None]) -> MakeCallbacks:
+    """The callbacks, and one that reports the validation metric after each round: see `ValidationMeans`."""
 
     @contextmanager
-    def watch_and_report(experiment: Experiment) -> Iterator[Watcher]:
+    def with_report(experiment: Experiment) -> Iterator[Sequence[Callback]]:
+        from fedpews.callbacks import Callback
+
         means = ValidationMeans(experiment.goal.metric, experiment.seeds)
-        with watch(experiment) as watcher:
 
-            def round(records: Sequence[Record]) -> bool | None:
-                answer = watcher.round(records)
-                for pair in means.add(records):
-                    report(*pair)
-                return answer
+        def round(records: Sequence[Record]) -> None:
+            for pair in means.add(records):
+                report(*pair)
 
-            yield replace(watcher, round=round)
+        with callbacks(experiment) as made:
+            yield [*made, Callback(round=round)]
 
-    return watch_and_report
+    return with_report
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Runner:
     root: Path
     published: Path | None = None
     data_dir: Path | None = None
-    watch: MakeWatcher = no_watcher
+    callbacks: MakeCallbacks = no_callbacks
     log: Callable[[str], None] = lambda text: None
 
     def read(self, cell: Cell) -> CellResult:
@@ -176,14 +173,14 @@ def describe(error: Exception) -> tuple[str, str]:
 def _run(folder: Path, cell: Cell, experiment: Experiment, runner: Runner) -> None:
     from fedpews.running import run
 
-    with runner.watch(experiment) as watcher:
+    with runner.callbacks(experiment) as callbacks:
         if cell.probe == "activations":
-            from fedpews.paper.activations import watch_activations
+            from fedpews.paper.activations import record_activations
 
-            watcher = watch_activations(watcher, experiment, folder, runner.data_dir)
+            callbacks = [*callbacks, record_activations(experiment, folder, runner.data_dir)]
         elif cell.probe is not None:
             raise ConfigError(f"there is no probe {cell.probe!r}; there is activations")
-        run(experiment, out=folder, resume=True, data_dir=runner.data_dir, watcher=watcher)
+        run(experiment, out=folder, resume=True, data_dir=runner.data_dir, callbacks=callbacks)
 
 
 def _is_run_of(folder: Path, cell: Cell) -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import fedpews
 from fedpews.errors import ConfigError, Interrupted, first_line, need_extra
 from fedpews.experiment import Experiment
-from fedpews.paper.cells import CellResult, MakeWatcher, Runner, describe, reporting
+from fedpews.paper.cells import CellResult, MakeCallbacks, Runner, describe, reporting
 from fedpews.paper.study import Cell
 from fedpews.results import layout
 from fedpews.results.files import write_atomically
@@ -33,7 +33,7 @@ from fedpews.results.records import Record
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-    from fedpews.running import Watcher
+    from fedpews.callbacks import Callback
 
 ANSWER_WITHIN = 20
 """Seconds for a scheduler to answer."""
@@ -229,7 +229,7 @@ def run_at_worker(
         try:
             for seconds in BUSY_WAITS:
                 time.sleep(seconds)
-                result = replace(runner, root=root, watch=_watch(stop, topic)).run(cell)
+                result = replace(runner, root=root, callbacks=_callbacks(stop, topic)).run(cell)
                 if result.status != "busy":
                     break
         except Interrupted as error:
@@ -238,16 +238,16 @@ def run_at_worker(
         return {"status": result.status, "message": result.message, "error": result.error, "files": files}
 
 
-def _watch(stop: str, topic: str | None) -> MakeWatcher:
-    """A watcher that ends the run once an event is set, and sends the validation metric to a topic."""
+def _callbacks(stop: str, topic: str | None) -> MakeCallbacks:
+    """A callback that ends the run once an event is set, and sends the validation metric to a topic."""
     from distributed import Event, get_worker
 
-    from fedpews.running import Watcher
+    from fedpews.callbacks import Callback
 
     worker, event = get_worker(), Event(stop)
 
     @contextmanager
-    def watch(experiment: Experiment) -> Iterator[Watcher]:
+    def callbacks(experiment: Experiment) -> Iterator[Sequence[Callback]]:
         asked = 0.0
 
         def round(records: Sequence[Record]) -> None:
@@ -257,9 +257,9 @@ def _watch(stop: str, topic: str | None) -> MakeWatcher:
                 if event.is_set():
                     raise Interrupted(f"stopped in round {records[0]['round']}")
 
-        yield Watcher(round=round)
+        yield [Callback(round=round)]
 
-    return watch if topic is None else reporting(watch, lambda *pair: worker.log_event(topic, pair))
+    return callbacks if topic is None else reporting(callbacks, lambda *pair: worker.log_event(topic, pair))
 
 
 def _collect(runner: Runner, cell: Cell, future: Future) -> CellResult:

@@ -261,7 +261,7 @@ def run_search(search: Search, study: Study, runner: Runner, cluster: Cluster | 
             report = _reporter(trial, cell.experiment)
             with locks[cell.name]:
                 if cluster is None:
-                    result = replace(runner, watch=reporting(runner.watch, report)).run(cell)
+                    result = replace(runner, callbacks=reporting(runner.callbacks, report)).run(cell)
                 else:
                     result = cluster.run(runner, cell, report, stop)
             return _value(result, report)
@@ -295,7 +295,10 @@ def run_search(search: Search, study: Study, runner: Runner, cluster: Cluster | 
     # a run in this process handles signals itself
     workers, signals = 1, cast("AbstractContextManager[threading.Event]", nullcontext(threading.Event()))
     if cluster is not None:
-        workers, signals = max(1, cluster.size), stop_signal(lambda: runner.log("stopping; trials are saved"))
+        workers, signals = (
+            max(1, cluster.size),
+            stop_signal([lambda: runner.log("stopping; trials are saved")]),
+        )
         runner.log(f"trials at once: {workers}, as many as there are workers now")
     with signals as stop:
         study.optimize(objective, left, n_jobs=workers, callbacks=[ended], catch=(Failed,))

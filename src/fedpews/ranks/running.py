@@ -15,6 +15,7 @@ import torch
 
 import fedpews
 from fedpews.build import Setup, build, build_engine
+from fedpews.callbacks import Callback
 from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost
@@ -26,7 +27,7 @@ from fedpews.ranks.share import Worker
 from fedpews.result import Result
 from fedpews.results.layout import CHECKPOINT, MEMORIES
 from fedpews.results.memories import MemoryStore
-from fedpews.running import Watcher, train
+from fedpews.running import train
 from fedpews.server import cohort_size
 
 READY, NEXT, END = "ready", "next", "end"
@@ -55,7 +56,7 @@ def lead(
     out: str | Path | None = None,
     resume: bool = False,
     data_dir: str | Path | None = None,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """`fedpews.run` on the first rank, with the clients spread over all ranks; the others run `work`.
 
@@ -81,7 +82,7 @@ def lead(
         built.setup,
         out=out,
         resume=resume or group.again,
-        watcher=watcher,
+        callbacks=callbacks,
         make_engine=make_engine,
         memories=memories,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedpews.build import load_data
+from fedpews.callbacks import Callback
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower.data import AT_SITES
@@ -22,7 +23,6 @@ from fedpews.flower.logs import Follower, raise_failure
 from fedpews.flower.roster import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.records import Record, read_rounds
-from fedpews.running import Watcher
 
 RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
 FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
@@ -149,7 +149,7 @@ def up(
     test: Path | None = None,
     resume: bool = False,
     data_dir: Path | None = None,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Run an experiment on a SuperLink and SuperNodes on loopback, with TLS and authentication.
@@ -158,10 +158,10 @@ def up(
         sites: their number; by default, and at most, the clients of the data.
         site_data: each site's own data, when ``data.name`` is ``sites``.
         test: the server's test set then, an npz file with x and y, or a table.
-        watcher: its ``begin`` and ``round`` are called as in a run in one process.
+        callbacks: their ``begin`` and ``round`` are called as in a run in one process.
         report: called with every line for the user.
     """
-    out, watcher = out.resolve(), watcher or Watcher()
+    out = out.resolve()
     if layout.is_begun(out) and not resume:
         raise ConfigError(f"{out} already holds a run; add --resume to go on with it, or give another --out")
     layout.refuse_links(out)
@@ -180,7 +180,8 @@ def up(
             report(line)
         for number, records in sorted(_rounds(out).items()):
             if number > done:
-                watcher.round(records)
+                for callback in callbacks:
+                    callback.round(records)
                 done = number
 
     shutil.rmtree(work, ignore_errors=True)
@@ -195,7 +196,8 @@ def up(
                 f"logs in {work}/logs"
             )
             net.submit(settings)
-            watcher.begin(experiment, done, "flower engine")
+            for callback in callbacks:
+                callback.begin(experiment, done, "flower engine")
             try:
                 while net.tend():
                     show_new()
