@@ -121,6 +121,22 @@ def test_every_file_that_a_page_links_to_exists() -> None:
     assert not missing
 
 
+def test_every_python_file_that_a_page_names_exists() -> None:
+    ours = [
+        path.as_posix()
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in markdown_files()
+        for name in re.findall(r"`([a-z_/-]+\.py)`", page.read_text())
+        if name not in ("mine.py", "docs/pictures/gallery.py")
+        and not any(path.endswith(f"/{name}") for path in ours)
+    ]
+    assert not missing
+
+
 def test_the_generated_parts_are_in_step_with_the_code() -> None:
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
     assert spec is not None
