@@ -15,6 +15,7 @@ from fedpews.report.compare import Comparison, columns, compare, goal_text, rema
 from fedpews.report.runs import Run, settings
 from fedpews.report.style import colors
 from fedpews.results import layout
+from fedpews.results.columns import COLUMNS
 from fedpews.results.masks import EACH_CLIENT_UP_TO, Ownership
 from fedpews.results.records import client_values, evaluated, value_of
 from fedpews.results.schema import GIVEN
@@ -33,16 +34,7 @@ MASK_CHARACTERS = 500_000
 SHOWN_COUNTS = 4000
 """At most so many counts (clients × classes) of the data's split are drawn."""
 
-CURVES = (
-    "accuracy",
-    "loss",
-    "train_loss",
-    "update_cosine",
-    "personal_accuracy",
-    "density",
-    "coverage",
-    "overlap",
-)
+CURVES = ("accuracy", "personal_accuracy", *COLUMNS)
 
 
 def collect(runs: Sequence[Run]) -> dict[str, Any]:
@@ -58,6 +50,7 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "title": ", ".join(run.label for run in runs),
         "headline": headline(runs, compared),
+        "charts": {name: vars(column) for name, column in COLUMNS.items()},
         "notes": notes,
         "rule": f"A difference is called one with {ENOUGH_SEEDS} seeds or more, a bar that does not touch zero and "
         f"a corrected p (Holm) below {SIGNIFICANT}.",
@@ -169,7 +162,7 @@ def _column(run: Run, key: str) -> list[list[float]] | None:
     ]
     known = {value for values in found for value in values if isfinite(value)}
     # where every client trains the whole model, ownership is 1 throughout: no curve to show
-    everything = key in ("density", "coverage", "overlap") and known == {1.0}
+    everything = key in COLUMNS and COLUMNS[key].unit == "share" and known == {1.0}
     return None if not known or everything else found
 
 

@@ -11,8 +11,9 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from fedpews.report.style import Color, colors, new_figure
+from fedpews.results.columns import COLUMNS
 from fedpews.results.records import Record, Rounds, value_of
-from fedpews.tasks.names import METRICS, is_share
+from fedpews.tasks.names import is_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,9 +124,8 @@ def _axis(key: str) -> str:
 
 
 def _factor(key: str) -> int:
-    """Metrics that are a part of a whole are shown in percent; what is no metric (density, seconds) as it is."""
-    known = key in METRICS or key == "client_accuracy"
-    return 100 if known and is_share(key) else 1
+    """Metrics between 0 and 1 are shown in percent; other columns (density, seconds) as they are."""
+    return 100 if key not in COLUMNS and key != "seconds" and is_share(key) else 1
 
 
 def _smooth(values: list[float], window: int) -> list[float]:

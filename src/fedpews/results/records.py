@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError, need_extra
+from fedpews.outside import shaped
 from fedpews.results import layout
+from fedpews.results.columns import COLUMNS
 from fedpews.results.files import is_expected
-from fedpews.results.schema import RecordShape, check_clients, read_lines
+from fedpews.results.schema import RecordShape, Values, check_clients, read_lines
 from fedpews.tasks.names import Goal, higher_is_better
 
 if TYPE_CHECKING:
@@ -226,5 +228,8 @@ def read_rounds(path: Path) -> list[Record]:
     if not is_expected(file):
         raise ConfigError(f"{path} holds no run: there is no {layout.ROUNDS} in it")
     records: list[Record] = read_lines(file, RecordShape)
+    for record in records:
+        drawn = {name: record[name] for name in COLUMNS if name in record}
+        shaped(Values, drawn, f"{file}, round {record['round']}")
     check_clients(records, str(file))
     return records

@@ -40,13 +40,7 @@ class RecordShape(TypedDict, total=False):
     bytes_down: Required[Whole]
     seconds: Required[Number]
     accuracy: Number | None
-    loss: Number | None
-    train_loss: Number | None
-    update_cosine: Number | None
     personal_accuracy: Number | None
-    density: Number
-    coverage: Number
-    overlap: Number
     dead: Whole
     metrics: Values
     validation: Values

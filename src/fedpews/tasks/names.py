@@ -22,12 +22,6 @@ FIRST = {
 }
 """The main metric of each task by default."""
 
-METRICS = {
-    "accuracy", "auprc", "auroc", "balanced_accuracy", "calibration_error", "dice", "exact_match", "iou", "macro_f1",
-    "mae", "mse", "perplexity", "r2", "rmse", "sensitivity", "specificity",
-}  # fmt: skip
-"""The metrics of these tasks."""
-
 LOWER_IS_BETTER = {"calibration_error", "loss", "mae", "mse", "perplexity", "rmse", "train_loss"}
 
 UNBOUNDED = {"loss", "mae", "mse", "perplexity", "r2", "rmse", "train_loss"}

@@ -45,12 +45,10 @@ function curves() {
   const made = [lineChart({ title: doc.now.metric[0].toUpperCase() + doc.now.metric.slice(1), wide: true, percent: doc.now.percent, target: doc.now.target === null ? undefined : doc.now.target, lines: curveLines(doc.now.key), say: "The global model on the test data. Hover or use the arrow keys for values; drag to zoom, double-click to show all." })];
   const personal = `personal_${doc.now.key}`;
   if (has(personal)) made.push(lineChart({ title: `The clients' own models: ${doc.now.metric}`, percent: doc.now.percent, lines: curveLines(personal), say: "Each client's personal model on its own test samples, or on the classes it holds; mean over clients." }));
-  made.push(lineChart({ title: "Test loss", lines: curveLines("loss"), say: "The global model on the common test set." }));
-  made.push(lineChart({ title: "Training loss", lines: curveLines("train_loss"), say: "Mean over the clients of the round, on their own data." }));
-  if (has("update_cosine")) made.push(lineChart({ title: "Do the clients' updates agree?", zero: true, lines: curveLines("update_cosine"), say: "Mean cosine between two clients' updates, on what both own. Below 0 they undo each other." }));
-  byId("curve-charts").replaceChildren(...made);
-  const words = { density: ["What a client trains", "Part of the neurons, mean over clients."], coverage: ["What somebody trains", "Part of the neurons that at least one client owns."], overlap: ["What two clients share", "Neurons both own, of those either owns; mean over pairs."] };
-  byId("mask-charts").replaceChildren(...Object.entries(words).filter(([key]) => has(key)).map(([key, [title, text]]) => lineChart({ title, fixed: [-3, 103], percent: true, lines: curveLines(key), say: text })));
+  const columns = Object.entries(doc.now.charts).filter(([key]) => has(key));
+  const chart = ([key, { title, text, unit }]) => lineChart({ title, lines: curveLines(key), say: text, ...(unit === "share" ? { fixed: [-3, 103], percent: true } : { zero: unit === "cosine" }) });
+  byId("curve-charts").replaceChildren(...made, ...columns.filter(([, column]) => column.unit !== "share").map(chart));
+  byId("mask-charts").replaceChildren(...columns.filter(([, column]) => column.unit === "share").map(chart));
 }
 
 // Where values lie, with a little room, also when they are all the same.
