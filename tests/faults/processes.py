@@ -94,7 +94,7 @@ def run(out: Path, method: str, engine: str = "eager", resume: bool = False, **m
     """A run of few rounds whose every byte is decided by its experiment."""
     torch.set_num_threads(1)
     # seconds are nobody's contract, and would be the only difference
-    fedpews.server.time = _NoTime  # type: ignore[attr-defined]
+    fedpews.server.time = fedpews.measure.time = _NoTime  # type: ignore[attr-defined]
     x, y = samples()
     settings: dict[str, Any] = {
         "rounds": ROUNDS,
@@ -122,7 +122,7 @@ def warm_up() -> None:
             fedpews.load(Path(folder) / "ditto")
     finally:
         # other tests may follow in this process
-        fedpews.server.time = before  # type: ignore[attr-defined]
+        fedpews.server.time = fedpews.measure.time = before  # type: ignore[attr-defined]
         torch.set_num_threads(threads)
 
 
