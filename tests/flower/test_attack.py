@@ -221,6 +221,40 @@ def test_senders_that_never_finish_take_no_more_connections_than_an_address_may_
 
 
 @needs_nginx
+def test_nothing_is_answered_without_tls(tmp_path: Path) -> None:
+    with nginx_alone(tmp_path):
+        port = int((tmp_path / "port").read_text())
+        with contextlib.closing(http.client.HTTPConnection(LOOPBACK, port, timeout=60)) as connection:
+            connection.request("POST", "/v1/fleet/pull-messages", b"")
+            with connection.getresponse() as answer:
+                assert (answer.status, b"HTTPS port" in answer.read()) == (400, True)
+
+
+@needs_nginx
+def test_the_folders_of_a_coordinator_and_a_site_are_closed_to_other_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Processes, "start", lambda *_: None)
+    monkeypatch.setattr(Coordinator, "_start", lambda *_: None)
+    private, _ = make_site_key(tmp_path / "keys", 0)
+    keys = make_server_keys(tmp_path / "certificates", LOOPBACK)
+    make_site_authority(tmp_path / "coordinator")
+    Coordinator(tmp_path / "coordinator", Proxy("localhost", "8443", keys.certificate, keys.key)).start()
+    new_app(tmp_path / "app", starter())
+    settings = {"site": 0, "state-dir": str(tmp_path / "state")}
+    options = SiteOptions(
+        Pin.of(tmp_path / "app"), "localhost:8443", keys.authority, private, tmp_path / "site", settings
+    )
+    SiteProcess(options).start()
+    closed = {
+        path: (tmp_path / path).stat().st_mode & 0o777
+        for path in ("coordinator", "coordinator/sites/ca.key", "site", "site/secret", "keys/site-0")
+    }
+    assert set(closed.values()) == {0o700, 0o600}, closed
+    assert len((tmp_path / "site" / "secret").read_bytes()) == 32
+
+
+@needs_nginx
 def test_with_site_certificates_nothing_of_a_stranger_is_passed_on(tmp_path: Path) -> None:
     private, public = make_site_key(tmp_path / "keys", 0)
     write_private(tmp_path / "site.key", pem_key(private))

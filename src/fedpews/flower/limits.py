@@ -19,8 +19,13 @@ MOST_BYTES = {
     "best": FRAME,
     "refused": FRAME,
 }
-"""By kind of the request. To a reply to ``train`` an honest upload of the phase is added for each seed, and to one with
-scores the sums that the metrics need, for each seed and part of the data."""
+"""By kind of the request."""
+
+MORE = {
+    "train": " and, for each seed, the largest upload of the method and phase, and the metrics' sums if it has scores",
+    "evaluate": " and, for each seed and part of the data, the metrics' sums",
+}
+"""What is added to these bytes, in words: it depends on the model and the task."""
 
 SAMPLES_MULTIPLE = 10
 """A site's samples count at most as so many times the median of the other sites', unless the roster says how many it
