@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.build import Model, build_network, load_data
+from fedpews.config import flatten
 from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.neurons.network import Network
@@ -125,14 +126,15 @@ class Run:
     """The best global model by seed, of a run that keeps it."""
     neurons: dict[int, dict[int, Tensor]]
     """By seed and client: who owned what in the last warmup round."""
+    _model: Model | None = None
+    _trust: bool = False
 
-    def model(self, seed: int | None = None, *, best: bool = False, model: Model | None = None) -> nn.Module:
+    def model(self, seed: int | None = None, *, best: bool = False) -> nn.Module:
         """The last or the best global model of a seed (by default the first), ready for use.
 
-        Args:
-            model: your own module or a function that makes one, if that is what was trained; else the experiment's
-                model is built again, which needs its data.
+        It is the module that `load` was given, or else the experiment's model, built again, which needs its data.
         """
+        model = self._model
         seed = self.experiment.seeds[0] if seed is None else seed
         trees = self.best if best else self.params
         if seed not in trees:
@@ -141,9 +143,10 @@ class Run:
         if model is None and GIVEN in (self.experiment.model.name, self.experiment.data.name):
             raise ConfigError(
                 f"{self.folder}: its model or its data was given in Python, so the model cannot be built here; "
-                f"pass your module, or a function that makes it: model({seed}, model=…)"
+                "pass your module, or a function that makes it: load(folder, model=...)"
             )
         if model is None:
+            self._check_trust()
             net = build_network(self.experiment, load_data(self.experiment))[0]
             try:
                 return net.module(params)
@@ -156,13 +159,29 @@ class Run:
         module.load_state_dict(params, strict=False)
         return module.eval()
 
+    def _check_trust(self) -> None:
+        """Refuse to build what the folder names by a path or as code, unless the caller trusts it."""
+        tables = {
+            key: value for key, value in self.experiment.to_dict().items() if key in ("model", "data", "task")
+        }
+        named = [f"{key} = {value!r:.80}" for key, value in flatten(tables).items() if ":" in str(value)]
+        if named and not self._trust:
+            raise ConfigError(
+                f"{self.folder} names code or files that building its model would open: {', '.join(named)}. Pass your "
+                "own module, load(folder, model=Net), or say that you trust the folder: load(folder, trust=True)"
+            )
+
     def __repr__(self) -> str:
         so_far = "" if self.summary else " so far"
         return f"<Run in {self.folder}: {self.experiment.method_label}, {len(self.rounds)} records{so_far}>"
 
 
-def load(folder: str | Path) -> Run:
-    """Read a run's folder: its configuration, records, summary, models and masks.
+def load(folder: str | Path, *, model: Model | None = None, trust: bool = False) -> Run:
+    """Read a run's folder: its configuration, records, summary, models and masks. None of its code is run.
+
+    Args:
+        model: your own module or a function that makes one, if that is what was trained, for `Run.model`.
+        trust: let `Run.model` import the code and open the files that the folder's configuration names.
 
     >>> load("nowhere")
     Traceback (most recent call last):
@@ -183,6 +202,8 @@ def load(folder: str | Path) -> Run:
         _models({seed: path / layout.model_file(seed) for seed in experiment.seeds}),
         _models({seed: path / layout.best_file(seed) for seed in experiment.seeds}),
         {seed: _masks(file) for seed, file in layout.masks_files(path).items()},
+        model,
+        trust,
     )
 
 

@@ -94,9 +94,9 @@ def test_a_run_without_a_checkpoint_is_held_to_its_configuration(
 def test_a_loaded_run_asks_for_the_module_that_it_cannot_build(folder: Path) -> None:
     loaded = fedpews.load(folder)
 
-    with pytest.raises(ConfigError, match=r"pass your module, .* model\(0, model=…\)"):
+    with pytest.raises(ConfigError, match=r"pass your module, .* load\(folder, model=\.\.\.\)"):
         loaded.model(0)
-    assert loaded.model(0, model=small)(X).shape == (40, 2)
+    assert fedpews.load(folder, model=small).model(0)(X).shape == (40, 2)
 
 
 def test_runs_of_different_models_are_told_apart(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import re
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +25,14 @@ from fedpews.flower.deploy.coordinator import (
     find_nginx,
     register,
 )
-from fedpews.flower.deploy.keys import make_server_keys, make_site_key
+from fedpews.flower.deploy.keys import (
+    issue_site_certificate,
+    make_server_keys,
+    make_site_authority,
+    make_site_key,
+    pem_key,
+    write_private,
+)
 from fedpews.flower.deploy.processes import LOOPBACK, Processes, environment, free_ports
 from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
 from waiting import when
@@ -138,3 +150,145 @@ def test_the_proxy_passes_an_exact_list_of_paths_and_nothing_else(tmp_path: Path
     assert "location / { return 403; }" in text
     assert "control" not in text
     assert CONNECTION == "here"
+
+
+@contextlib.contextmanager
+def nginx_alone(folder: Path, site_authority: Path | None = None, connections: int = 64) -> Iterator[Path]:
+    """The proxy without a SuperLink behind it, so that 502 is the answer to whatever it passes on; its authority."""
+    keys, ports = make_server_keys(folder / "certificates", LOOPBACK), free_ports(2)
+    listen = f"{LOOPBACK}:{ports[0]}"
+    proxy = Proxy("localhost", listen, keys.certificate, keys.key, site_authority, connections)
+    (folder / "nginx.conf").write_text(proxy.nginx_config(folder, ports[1], keys.authority))
+    (folder / "port").write_text(str(ports[0]))
+    processes = Processes()
+    command = [find_nginx() or "nginx", "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+    try:
+        processes.start("proxy", command, environment(folder), folder / "log")
+        when(lambda: listens(ports[0]))
+        yield keys.authority
+    finally:
+        processes.stop_all()
+
+
+@contextlib.contextmanager
+def sending(
+    folder: Path, trusted: ssl.SSLContext, path: str, size: int, sent: int
+) -> Iterator[http.client.HTTPSConnection]:
+    """A request whose body has so many bytes, of which some are sent."""
+    port = int((folder / "port").read_text())
+    with contextlib.closing(
+        http.client.HTTPSConnection(LOOPBACK, port, context=trusted, timeout=60)
+    ) as connection:
+        connection.putrequest("POST", f"/v1/fleet/{path}")
+        connection.putheader("Content-Length", str(size))
+        connection.endheaders()
+        with contextlib.suppress(OSError):  # the proxy answers and closes before it has read it
+            connection.send(b"0" * sent)
+        yield connection
+
+
+def send(folder: Path, trusted: ssl.SSLContext, path: str, size: int) -> int:
+    """The status of the answer."""
+    with sending(folder, trusted, path, size, size) as connection, connection.getresponse() as answer:
+        return answer.status
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+@needs_nginx
+def test_a_body_larger_than_its_path_allows_is_not_passed_on(tmp_path: Path) -> None:
+    """flwr unpacks a body before it checks the key: 40 MB once cost 1.5 GB."""
+    with nginx_alone(tmp_path) as authority:
+        trusted = ssl.create_default_context(cafile=authority)
+        for path, most in FLEET_PATHS.items():
+            size = int(most[:-1]) * {"k": 2**10, "m": 2**20}[most[-1]]
+            assert send(tmp_path, trusted, path, size + 1) == 413, path
+            assert send(tmp_path, trusted, path, size) == 502, path
+
+
+@needs_nginx
+def test_senders_that_never_finish_take_no_more_connections_than_an_address_may_have(tmp_path: Path) -> None:
+    with nginx_alone(tmp_path, connections=4) as authority, contextlib.ExitStack() as open_ones:
+        trusted = ssl.create_default_context(cafile=authority)
+        for _ in range(4):
+            open_ones.enter_context(sending(tmp_path, trusted, "push-object", 1000, 10))
+        # nothing of the four is passed on before it is whole, and a fifth is refused
+        when(lambda: send(tmp_path, trusted, "push-object", 10) == 503)
+        assert "connect() failed" not in (tmp_path / "error.log").read_text()
+
+
+@needs_nginx
+def test_nothing_is_answered_without_tls(tmp_path: Path) -> None:
+    with nginx_alone(tmp_path):
+        port = int((tmp_path / "port").read_text())
+        with contextlib.closing(http.client.HTTPConnection(LOOPBACK, port, timeout=60)) as connection:
+            connection.request("POST", "/v1/fleet/pull-messages", b"")
+            with connection.getresponse() as answer:
+                assert (answer.status, b"HTTPS port" in answer.read()) == (400, True)
+
+
+@needs_nginx
+def test_the_folders_of_a_coordinator_and_a_site_are_closed_to_other_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Processes, "start", lambda *_: None)
+    monkeypatch.setattr(Coordinator, "_start", lambda *_: None)
+    private, _ = make_site_key(tmp_path / "keys", 0)
+    keys = make_server_keys(tmp_path / "certificates", LOOPBACK)
+    make_site_authority(tmp_path / "coordinator")
+    Coordinator(tmp_path / "coordinator", Proxy("localhost", "8443", keys.certificate, keys.key)).start()
+    new_app(tmp_path / "app", starter())
+    settings = {"site": 0, "state-dir": str(tmp_path / "state")}
+    options = SiteOptions(
+        Pin.of(tmp_path / "app"), "localhost:8443", keys.authority, private, tmp_path / "site", settings
+    )
+    SiteProcess(options).start()
+    closed = {
+        path: (tmp_path / path).stat().st_mode & 0o777
+        for path in ("coordinator", "coordinator/sites/ca.key", "site", "site/secret", "keys/site-0")
+    }
+    assert set(closed.values()) == {0o700, 0o600}, closed
+    assert len((tmp_path / "site" / "secret").read_bytes()) == 32
+
+
+@needs_nginx
+def test_with_site_certificates_nothing_of_a_stranger_is_passed_on(tmp_path: Path) -> None:
+    private, public = make_site_key(tmp_path / "keys", 0)
+    write_private(tmp_path / "site.key", pem_key(private))
+    authority = make_site_authority(tmp_path / "ours").certificate
+    with nginx_alone(tmp_path, site_authority=authority) as server:
+        stranger, forger, site = (ssl.create_default_context(cafile=server) for _ in range(3))
+        forger.load_cert_chain(issue_site_certificate(tmp_path / "other", public, 0), tmp_path / "site.key")
+        site.load_cert_chain(issue_site_certificate(tmp_path / "ours", public, 0), tmp_path / "site.key")
+        assert send(tmp_path, stranger, "push-object", 10) == 400
+        assert send(tmp_path, forger, "push-object", 10) == 400
+        assert send(tmp_path, site, "push-object", 10) == 502
+
+
+@needs_nginx
+@pytest.mark.slow
+def test_a_site_shows_its_certificate_to_a_coordinator_that_asks_for_it(tmp_path: Path) -> None:
+    folder, (port,) = tmp_path / "coordinator", free_ports(1)
+    keys = make_server_keys(tmp_path / "certificates", LOOPBACK)
+    authority, address = make_site_authority(folder).certificate, f"{LOOPBACK}:{port}"
+    coordinator = Coordinator(folder, Proxy("localhost", address, keys.certificate, keys.key, authority))
+    private, public = make_site_key(tmp_path / "keys", 0)
+    new_app(tmp_path / "app", starter())
+    settings = {"site": 0, "state-dir": str(tmp_path / "state")}
+    certificate = issue_site_certificate(folder, public, 0)
+    options = SiteOptions(
+        Pin.of(tmp_path / "app"), address, keys.authority, private, tmp_path / "site", settings, certificate
+    )
+    site = SiteProcess(options)
+    try:
+        coordinator.start()
+        register(folder, public)
+        site.start()
+        log = folder / "proxy" / "access.log"
+        when(lambda: re.search(r'activate-node HTTP/1.1" 200', log.read_text()) is not None)
+    finally:
+        site.processes.stop_all()
+        coordinator.processes.stop_all()

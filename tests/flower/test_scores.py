@@ -63,6 +63,7 @@ def changed(**changes: Any) -> Sums:
         (changed(weight=19.0), "declared 20"),
         (changed(loss=1e30), "makes no sense"),
         (changed(loss=float("nan")), "not finite"),
+        (changed(loss=-832.0), "makes no sense"),
         (changed(seen=[10**18, 5, 5, 5], correct=[10**18, 0, 0, 0]), "declared 20 samples"),
         (changed(seen=[2**62, 5, 5, 5]), "declared 20 samples"),
         (changed(seen=[4, 5, 5, 5]), "declared 20 samples"),

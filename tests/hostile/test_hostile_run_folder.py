@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import resource
 import shutil
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 import fedpews as package
 from command_line import fedpews
@@ -284,3 +289,73 @@ def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
         assert fedpews(command, str(tmp_path / "nowhere")).code == 2
     with pytest.raises(ConfigError):
         package.load(tmp_path / "nowhere")
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Two gigabytes more than there is now."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+CODE = """from pathlib import Path
+from torch import nn
+Path({mark!r}).touch()
+class Net(nn.Linear):
+    pass
+"""
+
+
+@pytest.mark.parametrize("key", ["model.name", "data.name", "task.name", "task.metrics"])
+def test_no_command_that_opens_a_folder_runs_code_that_it_names(key: str, run: Path, tmp_path: Path) -> None:
+    mark, code = tmp_path / "it-ran", tmp_path / "code.py"
+    code.write_text(CODE.format(mark=str(mark)))
+    config, (table, name) = run / layout.CONFIG, key.split(".")
+    values = tomllib.loads(config.read_text())
+    values.setdefault(table, {})[name] = f"{code}:Net" if name == "name" else [f"{code}:Net"]
+    config.write_text(tomli_w.dumps(values))
+    without_digests(run)
+    with pytest.raises(ConfigError, match=f"names code or files .*{re.escape(key)}"):
+        package.load(run).model()
+    assert not mark.exists()
+    for command in (
+        ["report", str(run)],
+        ["compare", str(run)],
+        ["plot", str(run), "--format", "svg"],
+        [*RUN, "--out", str(run), "--resume"],
+    ):
+        fedpews(*command)
+        assert not mark.exists(), command
+    # with the caller's word, it is opened
+    with pytest.raises(ConfigError):
+        package.load(run, trust=True).model()
+    assert mark.exists()
+
+
+def test_a_folder_on_the_disk_is_not_opened_for_a_strangers_configuration(run: Path) -> None:
+    config = run / layout.CONFIG
+    values = tomllib.loads(config.read_text())
+    values["data"] = {"name": "folder:/etc"}
+    config.write_text(tomli_w.dumps(values))
+    without_digests(run)
+    with pytest.raises(ConfigError, match=r"data\.name = 'folder:/etc'"):
+        package.load(run).model()
+
+
+@pytest.mark.parametrize("name", [layout.ROUNDS, layout.NEURONS, layout.SUMMARY, layout.FEDERATION])
+def test_a_sparse_file_of_3_gb_is_refused_before_it_is_read(name: str, run: Path) -> None:
+    """By every way to it: also by the digests that a folder lists, and by a resume."""
+    os.truncate(run / name, 3 * 2**30)
+    with little_memory():
+        with pytest.raises(
+            FedpewsError, match=f"{name} has 3,221,225,472 bytes, more than the 1,073,741,824"
+        ):
+            package.load(run)
+        for command in (["report", str(run)], ["compare", str(run)], [*RUN, "--out", str(run), "--resume"]):
+            done = fedpews(*command)
+            assert "Traceback" not in done.stderr, command

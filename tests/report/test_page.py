@@ -135,6 +135,17 @@ def test_names_cannot_leave_the_document(hostile_folder: Path, tmp_path: Path) -
     assert document(page)["runs"][0]["clients"]["names"][0] == HOSTILE
 
 
+def test_names_of_sites_cannot_leave_the_document(hostile_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(hostile_folder, tmp_path / "run"))
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        record["sites"] = {HOSTILE: {"accuracy": 0.5, "loss": 1.0, "samples": 10}}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = write_report([folder], tmp_path / "report.html")
+    assert HOSTILE not in page.read_text()
+    assert page.read_text().count("</script>") == 2
+
+
 def test_json_in_a_script_holds_no_markup() -> None:
     text = as_script({"a": "</script><!--&", "b": "\u2028"})
 

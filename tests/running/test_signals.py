@@ -148,7 +148,8 @@ def test_the_folder_of_a_killed_build_is_removed_and_that_of_a_living_one_is_not
         other.mkdir()
         remove_abandoned(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine.name, other.name])
-        # of another machine, long ago
+        # of another machine, long ago; the clock of this one may have jumped
         os.utime(other, (0, 0))
+        os.utime(mine, (0, 0))
         remove_abandoned(tmp_path)
         assert list(tmp_path.iterdir()) == [mine]

@@ -117,6 +117,10 @@ def serve(
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's private key.")] = None,
     listen: Annotated[str, typer.Option(help="Port, or address:port, where sites connect.")] = "8443",
+    site_certificates: Annotated[
+        bool,
+        typer.Option("--site-certificates", help="Admit only sites that show the certificate of approve."),
+    ] = False,
     unit: Unit = False,
 ) -> None:
     """Start a coordinator, closed by default: a SuperLink on 127.0.0.1 and a proxy that passes only what sites need.
@@ -126,13 +130,13 @@ def serve(
     check_flwr("fedpews flower serve")
     from fedpews.flower.deploy.coordinator import Coordinator, Proxy, coordinator_unit
     from fedpews.flower.deploy.coordinator import serve as run_coordinator
-    from fedpews.flower.deploy.keys import ServerKeys, make_server_keys
+    from fedpews.flower.deploy.keys import ServerKeys, make_server_keys, make_site_authority
 
     folder = folder.resolve()
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key belong together")
     if unit:
-        _print(coordinator_unit(folder, name, listen, certificate, key))
+        _print(coordinator_unit(folder, name, listen, certificate, key, site_certificates))
         return
     if certificate is None or key is None:
         keys = ServerKeys.in_folder(folder / "certificates")
@@ -140,7 +144,8 @@ def serve(
             make_server_keys(folder / "certificates", name)
         certificate, key = keys.certificate, keys.key
         _report(f"a trial authority of 30 days; give sites {keys.authority}")
-    proxy = Proxy(name, listen, certificate.resolve(), key.resolve())
+    authority = make_site_authority(folder).certificate if site_certificates else None
+    proxy = Proxy(name, listen, certificate.resolve(), key.resolve(), authority)
     _until_stopped(lambda: run_coordinator(Coordinator(folder, proxy), _report))
 
 
@@ -153,11 +158,13 @@ def approve(
     fingerprint: Annotated[
         str | None, typer.Option(help="What the site read out (ssh-keygen -lf); else you are asked.")
     ] = None,
+    samples: Annotated[int | None, typer.Option(help="The most samples that it may declare.")] = None,
 ) -> None:
     """Admit a site: its key and its number belong together from now on (DIR/roster.toml)."""
     check_flwr("fedpews flower approve")
     from fedpews.flower.deploy.coordinator import register
     from fedpews.flower.deploy.keys import fingerprint as fingerprint_of
+    from fedpews.flower.deploy.keys import issue_site_certificate
     from fedpews.flower.roster import KnownSite, KnownSites
     from fedpews.results.layout import ROSTER
 
@@ -168,10 +175,11 @@ def approve(
         raise ConfigError(f"{name} is not approved")
     path = folder.resolve() / ROSTER
     known = KnownSites.read(path) if path.exists() else KnownSites()
-    known = known.adding(KnownSite(site, name, own))
+    known = known.adding(KnownSite(site, name, own, samples))
     register(folder.resolve(), public_key)
     known.write(path)
     _print(f"site {site}, {name}: {own}")
+    _print(f"its certificate: {issue_site_certificate(folder.resolve(), public_key, site)}")
 
 
 @flower.command()
@@ -184,6 +192,12 @@ def start(
     ] = None,
     data_dir: DataDir = None,
     resume: Resume = False,
+    before: Annotated[
+        int, typer.Option(help="With --resume: as if this round and those after it had not been.")
+    ] = 0,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Exclude a site, by name or number; once each.")
+    ] = None,
 ) -> None:
     """Run an app with the approved sites, from the coordinator's machine, and follow it."""
     check_flwr("fedpews flower start")
@@ -199,7 +213,7 @@ def start(
     # here and not only in the run, where it would be one line of a long log
     KnownSites.read(folder / ROSTER)
     folder, settings = folder.resolve(), {"out": str(run_folder.resolve()), "resume": resume}
-    settings["roster"] = str(folder / ROSTER)
+    settings |= {"roster": str(folder / ROSTER), "before": before, "without": ",".join(without or ())}
     settings |= {} if test is None else {"test": str(test.resolve())}
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
     _report(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
@@ -236,6 +250,12 @@ def run_site(
     threads: Annotated[
         int, typer.Option(help="Cores for each; with 1 the numbers are those of one process.")
     ] = 1,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Of this site, for a coordinator with --site-certificates.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="With privacy.place = 'client': the ε that this site spends at most.")
+    ] = None,
     unit: Unit = False,
 ) -> None:
     """Take part as a site: a SuperNode and a warm executor that run one app only, restarted when they end."""
@@ -248,9 +268,11 @@ def run_site(
     settings = {"site": number, "state-dir": str(state), "device": device}
     settings |= {"workers": workers, "threads": threads}
     settings |= {} if data is None else {"data": data}
+    settings |= {} if epsilon is None else {"epsilon": epsilon}
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
     files = state / f"flower-{number}" if folder is None else folder.resolve()
-    options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), files, settings)
+    shown = None if certificate is None else certificate.resolve()
+    options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), files, settings, shown)
     if unit:
         _print(site_unit(options))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,19 @@ from fedpews.flower.data import server_data
 from fedpews.flower.deploy.app_folder import CONFIG
 from fedpews.flower.deploy.processes import leave_with_parent
 from fedpews.flower.engine import FlowerEngine
-from fedpews.flower.logs import clear_failure, log_line, log_scores, save_failure, site_folder
+from fedpews.flower.logs import (
+    clear_failure,
+    log_line,
+    log_scores,
+    save_failure,
+    site_folder,
+    without_traceback,
+)
 from fedpews.flower.messages import Request, read_request, reply_content
 from fedpews.flower.roster import REFUSED, hello_content, unfit_content
 from fedpews.flower.scores import score_records
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
+from fedpews.results.folder import go_back
 from fedpews.results.records import Record
 from fedpews.running import train
 
@@ -35,6 +44,7 @@ def server_app(beside: str | Path) -> ServerApp:
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         leave_with_parent()  # else a server whose SuperLink is gone would lock the run's folder for ever
+        logging.getLogger("flwr").addFilter(without_traceback)
         serve(config, grid, context.run_config)
 
     return app
@@ -109,7 +119,7 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
     """Run the experiment with its clients at the sites; the run's folder is as in one process.
 
     Args:
-        settings: the run's own (``flwr run -c``): out, resume, roster, test, data-dir.
+        settings: the run's own (``flwr run -c``): out, resume, before, without, roster, test, data-dir.
     """
     experiment = Experiment.load(config)
     # a round among sites takes seconds at least, so saving each one costs nothing
@@ -122,7 +132,9 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
     engines: list[FlowerEngine] = []
 
     def make_engine(setup: Setup) -> tuple[Engine, str]:
-        engines.append(FlowerEngine(setup, grid, out, accepted, str(settings.get("roster") or "")))
+        without = [name for name in str(settings.get("without") or "").split(",") if name]
+        roster = str(settings.get("roster") or "")
+        engines.append(FlowerEngine(setup, grid, out, accepted, roster, without))
         return engines[-1], ""
 
     def log_round(records: Sequence[Record]) -> None:
@@ -130,6 +142,8 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
             log_scores(experiment.goal, record)
 
     try:
+        if settings.get("before"):
+            go_back(out, int(settings["before"]))
         data = server_data(experiment, settings)
         result = train(
             build(experiment, clients=data, data_dir=settings.get("data-dir") or None),

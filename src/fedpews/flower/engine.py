@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType
@@ -21,6 +23,7 @@ from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part, Score
 from fedpews.errors import ConfigError, RunFailed
 from fedpews.flower.data import AT_SITES
+from fedpews.flower.limits import MOST_BYTES, SAMPLES_MULTIPLE, is_metric
 from fedpews.flower.logs import Answer, Attempt, SiteLog
 from fedpews.flower.messages import (
     Request,
@@ -31,9 +34,10 @@ from fedpews.flower.messages import (
     size_on_wire,
 )
 from fedpews.flower.roster import Expected, KnownSites, Roster, Seen
-from fedpews.flower.scores import ScoreCheck
+from fedpews.flower.scores import ScoreCheck, least
 from fedpews.flower.site import AcceptedRounds
-from fedpews.flower.uploads import FLOWER_SLACK, NormRule, UploadCheck, norms
+from fedpews.flower.uploads import NormRule, UploadCheck, norms, sample_sums
+from fedpews.measure import personal_metric
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
 from fedpews.results import layout
@@ -61,18 +65,27 @@ class FlowerEngine(Engine):
         out: the run's folder.
         accepted: which rounds of each site count.
         roster: the path of the operator's roster; empty if there is none.
+        without: sites that the operator excludes, by name or number.
     """
 
     name = "flower"
 
-    def __init__(self, setup: Setup, grid: Grid, out: Path, accepted: AcceptedRounds, roster: str) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        grid: Grid,
+        out: Path,
+        accepted: AcceptedRounds,
+        roster: str,
+        without: Collection[str] = (),
+    ) -> None:
         experiment, data = setup.experiment, setup.data
         self.grid, self.net, self.accepted, self.limits = grid, setup.net, accepted, experiment.flower
         self.run, self.site_log = _run_id(out), SiteLog(out)
         known = KnownSites.read(Path(roster).expanduser()) if roster else None
         expected = Expected.of(experiment.fingerprint(), data, named=experiment.data.name != AT_SITES)
         seen = Seen(out / layout.SITES_SEEN)
-        self.roster = Roster(grid, expected, known, seen, self.site_log.report)
+        self.roster = Roster(grid, expected, known, seen, self.site_log.report, without)
         self.check = UploadCheck(setup.net, experiment.flower, schedule(experiment))
         # evaluates on the server's test set; without one the sites evaluate on theirs
         self.local: Engine | None = None
@@ -81,7 +94,9 @@ class FlowerEngine(Engine):
         sample = tree_leaves(take(data.x, torch.zeros(1, dtype=torch.int64)))
         # if the server has a test set no site is asked for a score, so any task will do
         task = Classification() if self.local else data.task
-        self.score_check = ScoreCheck(task, labels=sum(leaf[0].numel() for leaf in sample))
+        sums = {} if self.local else least(task, sample_sums(setup.net, task))
+        self.personal_metric = personal_metric(data.task)
+        self.score_check = ScoreCheck(task, sum(leaf[0].numel() for leaf in sample), sums)
         self.validates = bool(data.validation)
         self.has_validation = any(len(rows) for rows in data.validation)
         self._rules: dict[int, NormRule] = {}  # by seed
@@ -90,8 +105,11 @@ class FlowerEngine(Engine):
         self._scored: dict[int, Tree] = {}  # by seed: the model that the test sums are of
         self._started = False
         self._round = 0
+        self._capped: set[int] = set()  # sites reported to declare too many samples
+        self._largest = (0.0, 0, 0)  # of the last round: size by the others' median, round and site
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
+        jobs = [job for job in jobs if job.client not in self.roster.excluded]
         self._round = jobs[0].download.round
         self._sums = {"test": {job.seed: {} for job in jobs}}
         self.evaluates_in_training = self._can_evaluate(jobs)
@@ -103,6 +121,9 @@ class FlowerEngine(Engine):
             done |= self._ask(missing, attempt)
             self._refuse_large(jobs, done, attempt)
             self.site_log.add(attempt)
+            suspect = self._suspect(attempt)
+            if suspect:
+                self.site_log.report(suspect)
             if self._enough(jobs, done):
                 break
         else:
@@ -110,14 +131,32 @@ class FlowerEngine(Engine):
                 f"round {self._round} got {len(done)} good uploads of {len(jobs)} asked for in "
                 f"{self.limits.attempts} attempts (flower.min_sites = {self.limits.min_sites}, "
                 f"flower.max_failures = {self.limits.max_failures}); {attempt.describe()}. "
-                "The rounds before are saved: go on with --resume."
+                + (suspect or "The rounds before are saved: go on with --resume.")
             )
         good = [job for job in jobs if (job.seed, job.client) in done]
+        sizes: dict[int, float] = {}  # of the last seed
         for job in good:
             upload = done[job.seed, job.client].upload
-            self._rules[job.seed].accept(norms(self.net, upload, job.download), upload.steps)
+            moved = norms(self.net, upload, job.download)
+            self._rules[job.seed].accept(moved, upload.steps)
             self.accepted.accept(job.seed, job.client, self._round)
+            sizes[job.client] = moved.get("params", 0.0)
+        site = max(sizes, key=lambda client: sizes[client])
+        others = [size for client, size in sizes.items() if client != site]
+        self._largest = sizes[site] / (statistics.median_low(others or [math.inf]) or 1.0), self._round, site
         return [done[job.seed, job.client] for job in good]
+
+    def _suspect(self, attempt: Attempt) -> str:
+        """Where sites diverge: the round that made the model they were sent, and its largest upload."""
+        ratio, round, site = self._largest
+        if not round or not any("diverges in round" in answer.why for answer in attempt.sites.values()):
+            return ""
+        name = self.roster.name(site)
+        return (
+            f"The model that diverges was made in round {round}, where the upload of {name} was {ratio:.3g} times as "
+            f"large as the median of the others. If it is the cause, go on before that round and without that "
+            f"site: fedpews flower start ... --resume --before {round} --without {name}"
+        )
 
     def evaluate(
         self,
@@ -156,14 +195,14 @@ class FlowerEngine(Engine):
                 data = encoded[id(download)]
                 requests[site] = self._request([SeedDownload(seed, data, self.accepted.accepted(seed, site))])
         messages = self._messages(nodes, requests, f"{MessageType.EVALUATE}.personal")
-        values = {}
-        for site, reply in sorted(dict(deliver(self.grid, messages, self.limits.round_seconds)).items()):
+        values: dict[int, float] = {}
+        for site, reply in sorted(self._deliver(messages, "personal")):
             record = None if isinstance(reply, str) else reply.content.get("personal")
-            value = record.get("value") if isinstance(record, ConfigRecord) else None
-            if isinstance(value, float) and math.isfinite(value):
+            value: Any = record.get("value") if isinstance(record, ConfigRecord) else None
+            if is_metric(self.personal_metric, value):
                 values[site] = value
             else:
-                why = reply if isinstance(reply, str) else f"{value!r:.40} is no metric"
+                why = reply if isinstance(reply, str) else f"{value!r:.40} is no {self.personal_metric}"
                 self.site_log.report(
                     f"round {self._round}: site {site} did not evaluate its own model: {why}"
                 )
@@ -174,14 +213,17 @@ class FlowerEngine(Engine):
         nodes = self.roster.online()
         request = Request(self.run, 0, 0.0, self._models(0, kind, models))
         messages = self._messages(nodes, dict.fromkeys(nodes, request), f"{MessageType.QUERY}.{kind}")
-        replies = dict(deliver(self.grid, messages, self.limits.round_seconds))
-        return [
-            self.roster.name(site) for site, reply in sorted(replies.items()) if not isinstance(reply, str)
-        ]
+        replies = self._deliver(messages, kind)
+        return [self.roster.name(site) for site, reply in sorted(replies) if not isinstance(reply, str)]
 
     def close(self) -> None:
         if self.local is not None:
             self.local.close()
+
+    def _deliver(
+        self, messages: Mapping[int, Message], kind: str, more: int = 0
+    ) -> Iterator[tuple[int, Message | str]]:
+        return deliver(self.grid, messages, self.limits.round_seconds, MOST_BYTES[kind] + more)
 
     def _encode(self, downloads: Iterable[Download]) -> dict[int, bytes]:
         """The bytes of each download by its id: most methods send the same one to every client."""
@@ -238,19 +280,16 @@ class FlowerEngine(Engine):
             attempt.sites[site] = Answer("no answer", f"none within {self.limits.round_seconds:g} s")
             attempt.sites[site].bytes_down = size_on_wire(message)
         began = time.monotonic()
-        most = self.check.most_bytes(by_site[min(by_site)])
+        asked = by_site[min(by_site)]
+        most = self.check.most_bytes(asked) + (len(asked) * self.score_check.most_bytes if evaluates else 0)
         done: dict[Key, Done] = {}
-        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, most):
+        for site, reply in self._deliver(messages, "train", most):
             answer = attempt.sites[site]
             answer.seconds = round(time.monotonic() - began, 3)
             if isinstance(reply, str):
                 answer.outcome, answer.why = "failed", reply
                 continue
             answer.bytes_up = size_on_wire(reply)
-            if answer.bytes_up > most:
-                answer.outcome = "refused"
-                answer.why = f"it has {answer.bytes_up} bytes, at most {most} are possible"
-                continue
             done |= self._read(by_site[site], reply, answer)
             if evaluates:
                 self._read_scores(site, reply, "test")
@@ -270,7 +309,15 @@ class FlowerEngine(Engine):
             try:
                 if isinstance(data, BadMessage):
                     raise data
-                upload = self.check.read(job, data, self.roster.facts[job.client].samples)
+                declared, most = self.roster.facts[job.client].samples, self.roster.most_samples(job.client)
+                upload = self.check.read(job, data, declared, most)
+                if declared > most and job.client not in self._capped:
+                    self._capped.add(job.client)
+                    self.site_log.report(
+                        f"{self.roster.name(job.client)} declares {declared} samples and counts as {most:g}, "
+                        f"{SAMPLES_MULTIPLE} times the median of the others; if it has them, add samples = "
+                        f"{declared} to its entry in the roster"
+                    )
                 done[seed, job.client] = Done(seed, job.client, {}, upload)
             except BadMessage as error:
                 answer.outcome, answer.why = "refused", f"seed {seed}: {error}"
@@ -320,7 +367,8 @@ class FlowerEngine(Engine):
         parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
         self._sums = {part: {seed: {} for seed in seeds} for part in parts}
         self._scored = {}
-        for site, reply in deliver(self.grid, messages, self.limits.round_seconds, FLOWER_SLACK):
+        more = len(parts) * len(seeds) * self.score_check.most_bytes
+        for site, reply in self._deliver(messages, "evaluate", more):
             if isinstance(reply, str):
                 self.site_log.report(
                     f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}"
@@ -331,11 +379,13 @@ class FlowerEngine(Engine):
 
     def _read_scores(self, site: int, reply: Message, part: Part) -> None:
         facts, sums = self.roster.facts[site], self._sums[part]
-        declared = facts.test_samples if part == "test" else facts.validation_samples
+        kind = "test_samples" if part == "test" else "validation_samples"
+        declared = getattr(facts, kind)
+        share = min(1.0, self.roster.most_samples(site, kind) / max(declared, 1))
         try:
             for seed, scores in self.score_check.read(reply.content, part, sums, declared).items():
                 if scores:
-                    sums[seed][site] = scores
+                    sums[seed][site] = {name: value * share for name, value in scores.items()}
         except BadMessage as error:
             self.site_log.report(
                 f"round {self._round}: the score of {self.roster.name(site)} is refused: {error}"

@@ -32,6 +32,13 @@ def log_line(text: str) -> None:
     logging.getLogger("flwr").info(one_line(text))
 
 
+def without_traceback(record: logging.LogRecord) -> bool:
+    """A filter of Flower's log: an error that says all in one line needs no traceback."""
+    if record.exc_info and isinstance(record.exc_info[1], FedpewsError):
+        record.exc_info = None
+    return True
+
+
 def append_line(path: Path, text: str) -> None:
     """Append one line to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -116,12 +116,12 @@ def size_on_wire(message: Message) -> int:
 
 
 def deliver(
-    grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int | None = None
+    grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int
 ) -> Iterator[tuple[Key, Message | str]]:
     """Each message's reply, or why there is none, as they come in. A key that is missing did not answer in time.
 
     Args:
-        most_bytes: of one reply; a larger one is not fetched any further.
+        most_bytes: of one reply (see ``limits.MOST_BYTES``); a larger one is not fetched any further.
     """
     if not messages:
         return
@@ -141,7 +141,7 @@ def deliver(
             time.sleep(POLL_SECONDS)
 
 
-def _collect(grid: Grid, message_id: str, most_bytes: int | None) -> Message | str | None:
+def _collect(grid: Grid, message_id: str, most_bytes: int) -> Message | str | None:
     """One reply: fetched alone, so that a reply that cannot be unpacked does not harm the others."""
     try:
         with _metered(grid, most_bytes):
@@ -156,12 +156,14 @@ def _collect(grid: Grid, message_id: str, most_bytes: int | None) -> Message | s
         return None
     reply = replies[0]
     if reply.has_error():
-        return f"{reply.error.reason or 'unknown error'} (code {reply.error.code})"
+        return f"{reply.error.reason or 'unknown error'!s:.2000} (code {reply.error.code})"
+    if (size := size_on_wire(reply)) > most_bytes:
+        return f"its answer has {size} bytes, at most {most_bytes} are possible"
     return reply if reply.has_content() else "its answer is empty"
 
 
 @contextmanager
-def _metered(grid: Grid, most_bytes: int | None) -> Iterator[None]:
+def _metered(grid: Grid, most_bytes: int) -> Iterator[None]:
     """Stop fetching the pieces of a reply when they come to more than an honest one has.
 
     Flower fetches a reply piece by piece (5 MB each) without a limit; only its client can count them.
@@ -169,7 +171,7 @@ def _metered(grid: Grid, most_bytes: int | None) -> Iterator[None]:
     from fedpews.flower.flwr_private import client_of
 
     client = client_of(grid)
-    if client is None or most_bytes is None:
+    if client is None:
         yield
         return
     pull: Callable[[Any], Any] = client.PullObject

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -28,6 +30,7 @@ from fedpews.data.digest import digest
 from fedpews.data.inputs import take
 from fedpews.errors import ConfigError, explain
 from fedpews.flower.deploy.keys import fingerprint
+from fedpews.flower.limits import MOST_BYTES, SAMPLES_MULTIPLE
 from fedpews.flower.messages import deliver
 from fedpews.methods.wire import BadMessage
 from fedpews.outside import MOST_TOML, parse_toml, read_text
@@ -56,6 +59,7 @@ class KnownSite:
     number: Annotated[int, Field(strict=True, ge=0)]
     name: str
     key: Annotated[str, Field(pattern="^SHA256:")]  # the public key's fingerprint, as ssh-keygen -lf shows it
+    samples: Annotated[int, Field(strict=True, ge=1)] | None = None  # the most that it may declare
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ class KnownSites:
     def adding(self, new: KnownSite) -> KnownSites:
         """A roster with one more site, whose number, name and key are all new."""
         for site in self.sites:
-            for key, value in asdict(new).items():
-                if getattr(site, key) == value:
+            for key in ("number", "name", "key"):
+                if getattr(site, key) == (value := getattr(new, key)):
                     raise ConfigError(
                         f"{key} {value} is already that of site {site.number}, {site.name!r} ({site.key}); "
                         "remove that site from the roster first"
@@ -89,7 +93,8 @@ class KnownSites:
         return KnownSites(tuple(sorted((*self.sites, new), key=lambda site: site.number)))
 
     def write(self, path: Path) -> None:
-        write_atomically(path, tomli_w.dumps({"site": [asdict(site) for site in self.sites]}).encode())
+        rows = [{k: v for k, v in asdict(site).items() if v is not None} for site in self.sites]
+        write_atomically(path, tomli_w.dumps({"site": rows}).encode())
 
     @classmethod
     def read(cls, path: Path) -> KnownSites:
@@ -178,6 +183,7 @@ class Expected:
     classes: int
     data: str | None
     columns: list[str] | None = None  # of the server's test set; empty if it is no table
+    samples: tuple[int, ...] | None = None  # of each site
 
     @classmethod
     def of(cls, config: str, data: Federation, named: bool) -> Expected:
@@ -185,7 +191,8 @@ class Expected:
         checked = data_digest(data) if named else None
         columns = list(data.columns) if len(data.test_y) else None
         shape = describe_shape(data)
-        return cls(len(data), version("fedpews"), config, shape, data.classes, checked, columns)
+        samples = tuple(map(len, data.clients)) if named else None
+        return cls(len(data), version("fedpews"), config, shape, data.classes, checked, columns, samples)
 
     def check(self, facts: Facts) -> None:
         """Refuse a site that differs, with both values."""
@@ -202,6 +209,10 @@ class Expected:
             mine, other = getattr(self, name), getattr(facts, name)
             if mine is not None and mine != other:
                 raise BadMessage(f"{words} is {other} at the site and {mine} at the server")
+        if self.samples is not None and facts.samples != self.samples[facts.site]:
+            raise BadMessage(
+                f"it declares {facts.samples} samples, and the server knows that it has {self.samples[facts.site]}"
+            )
 
 
 class Seen:
@@ -239,6 +250,7 @@ class Roster:
         known: the operator's roster; a node with another key is ignored. Without one, a site's key at first contact
             is its key for the run.
         report: called with every line for the operator.
+        without: sites that the operator excludes, by name or number.
     """
 
     def __init__(
@@ -248,6 +260,7 @@ class Roster:
         known: KnownSites | None,
         seen: Seen,
         report: Callable[[str], None],
+        without: Collection[str] = (),
     ) -> None:
         self._grid, self._expected, self._known, self._seen = grid, expected, known, seen
         self._report = report
@@ -259,6 +272,11 @@ class Roster:
         self._reasons: dict[int, str] = {}  # node -> the reported reason of its refusal
         # the columns that every table must have: the server's, or those of the first site
         self._columns = None if expected.columns is None else ("the server", expected.columns)
+        names = {self.name(site): site for site in range(expected.sites)}
+        names |= {str(site): site for site in range(expected.sites)}
+        if unknown := sorted(set(without) - names.keys()):
+            raise ConfigError(f"--without: there is no site {unknown[0]!r}; the sites are {', '.join(names)}")
+        self.excluded = {names[site] for site in without}
 
     @property
     def total(self) -> int:
@@ -269,6 +287,22 @@ class Roster:
         """The operator's name of a site."""
         return (self._known.names if self._known else {}).get(site, f"site-{site}")
 
+    def most_samples(self, site: int, kind: str = "samples") -> float:
+        """The most samples of a site that count: a multiple of the others' median, where nothing else bounds them.
+
+        Args:
+            kind: the field of ``Facts``.
+        """
+        entry = (
+            next((known for known in self._known.sites if known.number == site), None)
+            if self._known
+            else None
+        )
+        if self._expected.samples is not None or (entry is not None and entry.samples is not None):
+            return math.inf
+        others: list[float] = [getattr(facts, kind) for other, facts in self.facts.items() if other != site]
+        return SAMPLES_MULTIPLE * statistics.median_low(others or [math.inf])
+
     def online(self) -> dict[int, int]:
         """The node of every site that is connected now."""
         keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
@@ -277,7 +311,7 @@ class Roster:
         nodes: dict[int, int] = {}
         # in the order in which they connected: a later node does not replace an earlier one
         for node, site in self._site.items():
-            if site is None or node not in keys:
+            if site is None or site in self.excluded or node not in keys:
                 continue
             if nodes.setdefault(site, node) != node and node not in self._second:
                 self._second.add(node)
@@ -314,7 +348,7 @@ class Roster:
         content = RecordDict({HELLO: ConfigRecord({"sites": self._expected.sites})})
         questions = {node: Message(content, node, MessageType.QUERY, ttl=ASK_SECONDS) for node in asked}
         silent = dict.fromkeys(asked, f"no answer in {ASK_SECONDS:g} s")
-        for node, reply in deliver(self._grid, questions, ASK_SECONDS):
+        for node, reply in deliver(self._grid, questions, ASK_SECONDS, MOST_BYTES["hello"]):
             if isinstance(reply, str):
                 silent[node] = reply
                 continue
@@ -343,6 +377,11 @@ class Roster:
             if entry is not None and entry.number != facts.site:
                 raise BadMessage(
                     f"it says it is site {facts.site}, but its key is that of site {entry.number}, {entry.name}"
+                )
+            declared = max(facts.samples, facts.test_samples, facts.validation_samples)
+            if entry is not None and entry.samples is not None and declared > entry.samples:
+                raise BadMessage(
+                    f"it declares {declared} samples, and the roster has {entry.samples} for {entry.name}"
                 )
             who, columns = self._columns or (self.name(facts.site), facts.columns)
             difference = compare_columns(facts.columns, columns)
@@ -373,4 +412,4 @@ class Roster:
         content = RecordDict({REFUSED: ConfigRecord({"why": why})})
         refusal = Message(content, node, f"{MessageType.QUERY}.{REFUSED}", ttl=REFUSE_SECONDS)
         # the reply says nothing, but waiting for it lets the site receive the refusal
-        list(deliver(self._grid, {node: refusal}, REFUSE_SECONDS))
+        list(deliver(self._grid, {node: refusal}, REFUSE_SECONDS, MOST_BYTES[REFUSED]))

@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from fedpews.engines.evaluate import Part
 from fedpews.errors import ConfigError
+from fedpews.flower.limits import FRAME, LARGEST_LOSS
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks.metrics import Sums
 from fedpews.tasks.task import Task
 
 FORMAT = "fedpews.sums"
-
-LARGEST_LOSS = 1e6
-"""The largest loss of one sample that a site may report; honest ones are below a hundred."""
 
 MOST_NUMBERS = 2**22
 """The most numbers in one sum: a histogram of 4096 bins for each of 500 classes."""
@@ -58,11 +56,12 @@ class ScoreCheck:
 
     Args:
         labels: the most labels that one sample may have: its pixels or tokens.
+        sample: the sums of a few samples, which have the shapes of every site's; else those of the first site count.
     """
 
     task: Task
     labels: int
-    _shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    sample: Sums = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if kept := [name for name in self.task.sum_names() if name.startswith("kept_")]:
@@ -70,6 +69,11 @@ class ScoreCheck:
                 f"{' and '.join(self.task.metrics)}: one of these needs every sample's output ({', '.join(kept)}), "
                 "which does not leave a site. Give the server a test set (test=FILE.npz), or choose other metrics."
             )
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that the sums of one seed and part of the data can have."""
+        return sum(8 * value.numel() for value in self.sample.values()) + FRAME
 
     def read(self, content: RecordDict, part: Part, seeds: Iterable[int], declared: int) -> dict[int, Sums]:
         """The sums for each seed's model, over exactly as many samples as the site declared; {} for none.
@@ -95,20 +99,20 @@ class ScoreCheck:
         for name, value in sums.items():
             if not bool(torch.isfinite(value).all()):
                 raise BadMessage(f"its score has numbers in {name} that are not finite")
-            shape = self._shapes.get(name, tuple(value.shape))
+            shape = tuple(self.sample.get(name, value).shape)
             if shape != tuple(value.shape):
                 raise BadMessage(f"its score has {name} of shape {tuple(value.shape)}, others have {shape}")
         if sums["loss"].dim() or sums["weight"].dim():
             raise BadMessage("its score has a loss or a weight that is no single number")
         heaviest = declared * self.labels * max(1.0, *(getattr(self.task, "class_weights", None) or (1.0,)))
         loss, weight = float(sums["loss"]), float(sums["weight"])
-        if not 0 <= weight <= heaviest or abs(loss) > LARGEST_LOSS * max(weight, 1):
+        if not 0 <= weight <= heaviest or not 0 <= loss <= LARGEST_LOSS * max(weight, 1):
             raise BadMessage(f"its score makes no sense: loss {loss:g} over {weight:g}")
         if self._counts_samples() and weight != declared:
             raise BadMessage(f"its score is over {weight:g} samples, and it declared {declared}")
         if "seen" in sums:
             self._check_counts(sums, declared)
-        self._shapes |= {name: tuple(value.shape) for name, value in sums.items()}
+        self.sample = self.sample or sums
         return sums
 
     def _counts_samples(self) -> bool:

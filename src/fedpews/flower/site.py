@@ -24,6 +24,7 @@ from fedpews.engines.evaluate import Part, Score
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
 from fedpews.flower.data import site_data
+from fedpews.flower.ledger import Ledger
 from fedpews.flower.logs import append_line, site_folder, site_number
 from fedpews.flower.messages import Request, SeedDownload
 from fedpews.flower.roster import Facts, data_digest, describe_shape
@@ -31,7 +32,7 @@ from fedpews.flower.scores import least
 from fedpews.flower.uploads import sample_upload
 from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Cohort, Download, Upload
-from fedpews.methods.wire import decode_download, encode_upload
+from fedpews.methods.wire import BadMessage, decode_download, encode_upload
 from fedpews.results.files import write_atomically
 from fedpews.results.layout import SITE_STATUS
 from fedpews.results.memories import Version
@@ -167,6 +168,9 @@ class Site:
             )
         self.net, _ = build_network(self.experiment, self.data)
         self.method = build_method(self.experiment)
+        privacy, self.ledger = self.experiment.privacy, None
+        if privacy.clip is not None and privacy.place == "client":
+            self.ledger = Ledger(self.folder, self.experiment, settings.get("epsilon"))
 
     def facts(self) -> Facts:
         """What this site says of itself."""
@@ -187,10 +191,29 @@ class Site:
 
     def train(self, request: Request) -> dict[int, bytes]:
         """The encoded upload for each seed. The memory is on disk before any of them is sent."""
+        if not 1 <= request.round <= self.experiment.rounds:
+            raise BadMessage(f"round {request.round} is not one of the experiment's {self.experiment.rounds}")
+        if self.ledger is None:
+            return self._train(request)
+        with self.ledger.lock:
+            answers = {sent.seed: self.ledger.answer(request, sent) for sent in request.downloads}
+            left = tuple(sent for sent in request.downloads if answers[sent.seed] is None)
+            known = {seed: data for seed, data in answers.items() if data is not None}
+            if not left:
+                return known
+            self.ledger.check(len(left))
+            uploads = self._train(new := replace(request, downloads=left))
+            self.ledger.add(new, uploads)
+            self._log(f"{len(self.ledger.releases())} releases so far, ε {self.ledger.epsilon():.4g}")
+            return known | uploads
+
+    def _train(self, request: Request) -> dict[int, bytes]:
         memory = self._memory(request.run)
         jobs = []
         for sent in request.downloads:
             download = self._receive(sent)
+            if download.round != request.round:
+                raise BadMessage(f"the download is of round {download.round}, the request of {request.round}")
             try:
                 kept = memory.read(sent.seed, sent.accepted)
             except MemoryLost:
@@ -293,6 +316,8 @@ class Site:
 
     def _receive(self, sent: SeedDownload) -> Download:
         """A download, on the device where this site trains."""
+        if sent.seed not in self.experiment.seeds:
+            raise BadMessage(f"{sent.seed} is no seed of the experiment")
         download, device = decode_download(self.net, sent.data), self.net.device
         return replace(
             download,

@@ -14,21 +14,18 @@ from fedpews import trees
 from fedpews.config import FlowerTable
 from fedpews.engines.client_round import count_steps
 from fedpews.engines.engine import Job, Schedule
+from fedpews.flower.limits import LARGEST_LOSS
 from fedpews.methods.contract import Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
+from fedpews.tasks.metrics import Sums
+from fedpews.tasks.task import Task
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
 
 SLACK = 4096
 """Bytes that an upload's header may take beyond the expected: numbers have more or fewer digits."""
-
-FLOWER_SLACK = 65536
-"""Bytes that Flower's own objects around the uploads of a message may take."""
-
-LARGEST_LOSS = 1e6
-"""The largest mean training loss that an upload may report; honest ones are below a hundred."""
 
 BOUNDED = ("theta", "privacy")
 """Trees of an upload whose values lie between 0 and 1."""
@@ -53,13 +50,14 @@ class UploadCheck:
 
     def most_bytes(self, jobs: Sequence[Job]) -> int:
         """The most bytes that an honest answer to these jobs can have, as Flower sends it."""
-        return sum(self._sample(job)[1] for job in jobs) + FLOWER_SLACK
+        return sum(self._sample(job)[1] for job in jobs)
 
-    def read(self, job: Job, data: bytes, samples: int | None = None) -> Upload:
+    def read(self, job: Job, data: bytes, samples: int | None = None, most: float = math.inf) -> Upload:
         """The upload that answers a job; a BadMessage says why it is refused.
 
         Args:
             samples: the number that the site declared when it connected.
+            most: its upload counts as one of at most so many samples, and of the steps that follow from them.
         """
         try:
             sample, size = self._sample(job)
@@ -71,7 +69,14 @@ class UploadCheck:
             raise
         except Exception as error:  # bytes from outside may raise anything, and the round goes on
             raise BadMessage(f"it cannot be read: {type(error).__name__}: {error!s:.200}") from error
-        return upload
+        if upload.samples <= most:
+            return upload
+        return replace(upload, samples=int(most), steps=self._steps(int(most)) or upload.steps)
+
+    def _steps(self, samples: int) -> int | None:
+        return (
+            count_steps(samples, self.schedule, self.net.least_batch) if self.schedule is not None else None
+        )
 
     def _check(self, upload: Upload, job: Job, sample: Upload, declared: int | None) -> None:
         limits = self.limits
@@ -84,9 +89,7 @@ class UploadCheck:
         if declared is not None and upload.samples != declared:
             raise BadMessage(f"samples is {upload.samples}, and the site declared {declared}")
         # the steps follow from the samples, so no site can claim more work than it had
-        steps = None
-        if self.schedule is not None:
-            steps = count_steps(upload.samples, self.schedule, self.net.least_batch)
+        steps = self._steps(upload.samples)
         if upload.steps < 1 or (steps is not None and upload.steps != steps):
             raise BadMessage(
                 f"steps is {upload.steps}; with {upload.samples} samples it must be {steps or 'at least 1'}"
@@ -126,10 +129,7 @@ class UploadCheck:
 
 def sample_upload(net: Network, job: Job) -> Upload:
     """The upload of a job's client half after a single step on two empty samples."""
-    empty = tree_map_only(
-        torch.Tensor, lambda leaf: torch.zeros_like(leaf[:1]).expand(2, *leaf.shape[1:]), net.example
-    )
-    batch = Batch(empty, net.blank_labels(2))
+    batch = blank_batch(net)
     half, noise = job.half, torch.full((job.half.noise_size(net),), 0.5)
     with global_generator():
         wanted = half.probe(net, job.download, None)
@@ -138,6 +138,21 @@ def sample_upload(net: Network, job: Job) -> Upload:
         local, _ = half.step(net, local, batch, noise, job.lr)
     work = Work(job.client, samples=2, steps=1, lr=job.lr, loss=0.0, noise=noise)
     return half.finish(net, job.download, local, work)[1]
+
+
+def blank_batch(net: Network) -> Batch:
+    """Two empty samples."""
+    empty = tree_map_only(
+        torch.Tensor, lambda leaf: torch.zeros_like(leaf[:1]).expand(2, *leaf.shape[1:]), net.example
+    )
+    return Batch(empty, net.blank_labels(2))
+
+
+def sample_sums(net: Network, task: Task) -> Sums:
+    """The sums of an evaluation of two empty samples."""
+    batch = blank_batch(net)
+    with torch.no_grad(), global_generator():
+        return task.sums(net.predict(net.initial(), batch.x), batch.y)
 
 
 def _check_layout(what: str, tree: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -149,12 +149,14 @@ class PrivateClient(ClientWrapper):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = self.inner.finish(net, download, local, work)
         _check_public(download, upload)
-        clip = float(download.extra[PRIVACY]["clip"])
+        # a client that adds its own noise trusts no server, nor the server's C
+        own = self.privacy.place == "client"
+        clip = self.privacy.clip if own else float(download.extra[PRIVACY]["clip"])
         owned = upload.ownership(net) or {}
         change = upload.change(net, download.params)
         length = math.sqrt(sum(float(value.double().pow(2).sum()) for value in change.values()))
         scale = min(1.0, clip / length) if length > 0 else 1.0
-        if self.privacy.place == "client":
+        if own:
             seed = self.privacy._seed(download.round, f"client {work.client}")
             drawn = _noises(change, self.privacy.noise * clip, seed)
             change = {n: scale * v + drawn[n] for n, v in change.items()}

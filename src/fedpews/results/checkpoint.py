@@ -98,7 +98,7 @@ def remove_others(run: Path, kept: Collection[int]) -> None:
 def newest(run: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None if the run has none; logs which ones are damaged."""
     damaged: list[str] = []
-    for round in _rounds(run):
+    for round in rounds(run):
         try:
             checkpoint = _read(run, read_contents(run, round))
         except CheckpointError as error:
@@ -118,14 +118,14 @@ def newest(run: Path) -> Checkpoint | None:
 
 def before(run: Path, round: int) -> list[Contents]:
     """The contents of the checkpoint before a round's, if there is one and it can be read."""
-    earlier = [other for other in _rounds(run) if other < round]
+    earlier = [other for other in rounds(run) if other < round]
     try:
         return [read_contents(run, other) for other in earlier[:1]]
     except CheckpointError:
         return []
 
 
-def _rounds(run: Path) -> list[int]:
+def rounds(run: Path) -> list[int]:
     """The rounds that have a checkpoint, the newest first."""
     folder = run / layout.CHECKPOINT
     if not folder.is_dir():

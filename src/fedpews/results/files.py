@@ -25,6 +25,11 @@ ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 """How a file is opened for writing: never through a link, and on Windows without changing line ends."""
 
+MOST_TEXT = 1024 * outside.MEGABYTE
+"""Bytes of one text file of a run; 2,000 rounds of five seeds with 100 clients have 60 million."""
+
+TENSORS = ".safetensors"
+
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.+-]+)")
 
 
@@ -87,10 +92,10 @@ def _sync(path: Path, flags: int) -> None:
         os.close(file)
 
 
-def read_bytes(path: Path, most: int = sys.maxsize) -> bytes:
-    """The content of a plain file of at most ``most`` bytes; anything else is a CheckpointError."""
+def read_bytes(path: Path, most: int = MOST_TEXT) -> bytes:
+    """The content of a plain file; anything else, and text of more than ``most`` bytes, is a CheckpointError."""
     try:
-        return outside.read_bytes(path, most, follow=False)
+        return outside.read_bytes(path, sys.maxsize if path.suffix == TENSORS else most, follow=False)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
 
@@ -141,7 +146,7 @@ def is_expected(path: Path) -> bool:
     return path.exists() or path.is_symlink() or path.name in read_sums(path.parent)
 
 
-def read_verified(path: Path, most: int = sys.maxsize) -> bytes:
+def read_verified(path: Path, most: int = MOST_TEXT) -> bytes:
     """A file's content, if it is what SHA256SUMS beside it says; a file that is not listed there is not verified."""
     for _ in range(2):
         expected = read_sums(path.parent).get(path.name)

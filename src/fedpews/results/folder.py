@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from fedpews.errors import CheckpointError, FolderInUse
+from fedpews.errors import CheckpointError, ConfigError, FolderInUse
 from fedpews.results import checkpoint, layout
 from fedpews.results.checkpoint import Checkpoint, Contents
 from fedpews.results.files import (
@@ -179,6 +180,18 @@ class RunFolder:
         write_atomically(self.path / name, data)
         self._sums[name] = digest(data)
         write_sums(self.path, self._sums)
+
+
+def go_back(path: Path, before: int) -> None:
+    """Delete the checkpoints of a round and all later ones, so that a resume starts earlier."""
+    with closing(RunFolder(path)):
+        rounds = checkpoint.rounds(path)
+        kept = [round for round in rounds if round < before]
+        if before > 1 and not kept:
+            raise ConfigError(
+                f"{path} has no checkpoint from before round {before}; it has those of rounds {rounds or 'none'}"
+            )
+        checkpoint.remove_others(path, kept)
 
 
 def _tensors(tensors: Mapping[str, Tensor]) -> bytes:

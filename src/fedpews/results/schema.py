@@ -14,11 +14,8 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from fedpews.errors import ConfigError
-from fedpews.outside import MEGABYTE, MOST_TOML, json_lines, parse_json, parse_toml, shaped
-from fedpews.results.files import read_verified
-
-MOST_TEXT = 1024 * MEGABYTE
-"""Bytes of one text file of a run; 2,000 rounds of five seeds with 100 clients have 60 million."""
+from fedpews.outside import MOST_TOML, json_lines, parse_json, parse_toml, shaped
+from fedpews.results.files import MOST_TEXT, read_verified
 
 GIVEN = "given in Python"
 """The name, in a configuration, of a model and of data that ``fedpews.run`` was given."""

@@ -117,7 +117,8 @@ def remove_abandoned(cache: Path) -> None:
         host, number = (match[1], int(match[2])) if match else ("", 0)
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > ABANDONED
-            if is_old or (host == _host() and not _is_running(number)):
+            # a clock that jumps makes every folder old, so of this machine only the process counts
+            if not _is_running(number) if host == _host() else is_old:
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -31,19 +31,23 @@ from fedpews.flower.deploy.processes import (
 )
 from fedpews.flower.logs import Follower
 
-FLEET_PATHS = (
-    "activate-node",
-    "confirm-message-received",
-    "deactivate-node",
-    "get-fab",
-    "get-run",
-    "pull-messages",
-    "pull-object",
-    "push-messages",
-    "push-object",
-    "send-node-heartbeat",
-)
-"""The paths that a registered site calls (flwr 1.41 and 1.42). The operator registers keys on this machine."""
+FLEET_PATHS = {
+    "activate-node": "16k",
+    "confirm-message-received": "16k",
+    "deactivate-node": "16k",
+    "get-fab": "16k",
+    "get-run": "16k",
+    "pull-messages": "16k",
+    "pull-object": "16k",
+    "push-messages": "64k",
+    "push-object": "8m",
+    "send-node-heartbeat": "16k",
+}
+"""The paths that a registered site calls (flwr 1.41 and 1.42), with the largest body of each.
+
+flwr unpacks a body before it checks the key, and nested messages take many times their bytes. Only push-object, which
+has none, may be large: Flower cuts arrays into pieces of 5 MB.
+"""
 
 NGINX = """# written by fedpews; the SuperLink itself listens on 127.0.0.1 only
 daemon off;
@@ -53,8 +57,11 @@ error_log {folder}/error.log warn;
 events {{ worker_connections 1024; }}
 http {{
     access_log {folder}/access.log combined;
-    # messages are passed on as they come and never written to this disk
-    proxy_request_buffering off;
+    # a body is passed on only when it is whole, so a slow sender keeps no thread of the SuperLink; it waits in memory
+    # and is never written to this disk
+    proxy_request_buffering on;
+    client_body_timeout 30s;
+    client_header_timeout 10s;
     proxy_max_temp_file_size 0;
     client_body_temp_path {folder}/body;
     proxy_temp_path {folder}/proxy;
@@ -62,15 +69,19 @@ http {{
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
     server_tokens off;
-    client_max_body_size {megabytes}m;
+    client_max_body_size 16k;
     limit_req_zone $binary_remote_addr zone=sites:1m rate=100r/s;
+    limit_req_zone $binary_remote_addr zone=bodies:1m rate=20r/s;
+    limit_conn_zone $binary_remote_addr zone=connections:1m;
     server {{
         listen {listen} ssl;
         server_name {name};
         ssl_certificate {certificate};
         ssl_certificate_key {key};
         ssl_protocols TLSv1.2 TLSv1.3;
+        {verify_client}
         limit_req zone=sites burst=400 nodelay;
+        limit_conn connections {connections};
         proxy_http_version 1.1;
         proxy_read_timeout 600s;
         proxy_send_timeout 600s;
@@ -97,23 +108,34 @@ class Proxy:
     Args:
         name: the host's name, as in the certificate.
         listen: the port or address and port to listen on, such as ``8443`` or ``127.0.0.1:8443``.
-        megabytes: the largest piece of a message; Flower cuts arrays into pieces of at most 20 MB.
+        site_authority: signs the certificates that sites must show; None asks for none.
+        connections: the most at once from one address.
     """
 
     name: str
     listen: str
     certificate: Path
     key: Path
-    megabytes: int = 64
+    site_authority: Path | None = None
+    connections: int = 64
 
     def nginx_config(self, folder: Path, superlink_port: int, inner_authority: Path) -> str:
         """nginx's configuration. Each path is matched exactly and written out anew, so no ``..`` gets past it."""
         to = f"https://{LOOPBACK}:{superlink_port}/v1/fleet"
         locations = "\n".join(
-            f"        location = /v1/fleet/{path} {{ limit_except POST {{ deny all; }} proxy_pass {to}/{path}; }}"
-            for path in FLEET_PATHS
+            f"        location = /v1/fleet/{path} {{ limit_except POST {{ deny all; }} client_max_body_size {most}; "
+            f"client_body_buffer_size {most}; "
+            f"{'' if most == '16k' else 'limit_req zone=bodies burst=200; '}proxy_pass {to}/{path}; }}"
+            for path, most in FLEET_PATHS.items()
         )
-        return NGINX.format(folder=folder, inner_authority=inner_authority, locations=locations, **vars(self))
+        verify = f"ssl_verify_client on; ssl_client_certificate {self.site_authority};"
+        return NGINX.format(
+            folder=folder,
+            inner_authority=inner_authority,
+            locations=locations,
+            verify_client=verify if self.site_authority else "",
+            **vars(self),
+        )
 
 
 def find_nginx() -> str | None:
@@ -250,9 +272,12 @@ def serve(coordinator: Coordinator, report: Callable[[str], None]) -> None:
         coordinator.processes.stop_all()
 
 
-def coordinator_unit(folder: Path, name: str, listen: str, certificate: Path | None, key: Path | None) -> str:
+def coordinator_unit(
+    folder: Path, name: str, listen: str, certificate: Path | None, key: Path | None, site_certificates: bool
+) -> str:
     """A systemd unit that runs the coordinator of a folder."""
     arguments = ["flower", "serve", str(folder), "--name", name, "--listen", listen]
     if certificate is not None and key is not None:
         arguments += ["--certificate", str(certificate.resolve()), "--key", str(key.resolve())]
+    arguments += ["--site-certificates"] if site_certificates else []
     return systemd_unit(f"fedpews coordinator {name}", arguments, [str(folder)])

@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedpews.errors import ConfigError
+
 DAYS = 30
 YEARS = 3650
 """Days for a certificate that never leaves this machine, whose authority's key is not kept."""
@@ -58,6 +60,49 @@ def make_server_keys(folder: Path, host: str = "127.0.0.1", days: int = DAYS) ->
     keys.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
     _write_key(keys.key, key, serialization.PrivateFormat.TraditionalOpenSSL)
     return keys
+
+
+def make_site_authority(folder: Path) -> ServerKeys:
+    """The authority that signs sites' certificates, in a coordinator's folder; made at first use."""
+    path = folder / "sites"
+    keys = ServerKeys(path / "ca.crt", path / "ca.crt", path / "ca.key")
+    if not keys.key.exists():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key, name = ec.generate_private_key(ec.SECP384R1()), _name("fedpews sites")
+        root = (
+            _certificate(name, name, key.public_key(), YEARS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA384())
+        )
+        keys.certificate.write_bytes(root.public_bytes(serialization.Encoding.PEM))
+        _write_key(keys.key, key, serialization.PrivateFormat.PKCS8)
+    return keys
+
+
+def issue_site_certificate(folder: Path, public_key: Path, site: int, days: int = 365) -> Path:
+    """A certificate for a site's public key (OpenSSH's layout), with which the proxy lets it in."""
+    authority = make_site_authority(folder)
+    root = x509.load_pem_x509_certificate(authority.certificate.read_bytes())
+    signer = serialization.load_pem_private_key(authority.key.read_bytes(), None)
+    own = serialization.load_ssh_public_key(public_key.read_bytes())
+    if not isinstance(own, ec.EllipticCurvePublicKey) or not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{public_key} is no ECDSA key: ssh-keygen -t ecdsa -b 384")
+    signed = (
+        _certificate(_name(f"site-{site}"), root.subject, own, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(signer, hashes.SHA384())
+    )
+    path = authority.certificate.with_name(f"site-{site}.crt")
+    path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def pem_key(private: Path) -> bytes:
+    """A site's private key in the layout that TLS libraries read."""
+    key = serialization.load_ssh_private_key(private.read_bytes(), None)
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def make_site_key(folder: Path, site: int) -> tuple[Path, Path]:

@@ -53,7 +53,8 @@ class Loopback:
         self.keys, proxy = ServerKeys.in_folder(folder / "certificates"), None
         if find_nginx() is not None:
             (port,) = free_ports(1)
-            proxy = Proxy("localhost", f"{LOOPBACK}:{port}", self.keys.certificate, self.keys.key)
+            keys, most = self.keys, 64 + 8 * self.sites
+            proxy = Proxy("localhost", f"{LOOPBACK}:{port}", keys.certificate, keys.key, connections=most)
         self.coordinator = Coordinator(folder / "coordinator", proxy, keep=False)
         self.processes = self.coordinator.processes
         self.address = proxy.listen if proxy else f"{LOOPBACK}:{self.coordinator.port}"

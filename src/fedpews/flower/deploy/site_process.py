@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import secrets
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.flower.deploy.app_folder import Pin
-from fedpews.flower.deploy.keys import write_private
+from fedpews.flower.deploy.keys import YEARS, make_server_keys, pem_key, write_private
 from fedpews.flower.deploy.processes import (
     LOOPBACK,
     Processes,
@@ -50,6 +53,7 @@ class SiteOptions:
         key: the site's private key.
         folder: Flower's home and logs of this site.
         settings: ``--node-config``: site, data, state-dir, device, workers.
+        certificate: the site's, for a coordinator that asks for one.
     """
 
     pin: Pin
@@ -58,6 +62,7 @@ class SiteOptions:
     key: Path
     folder: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
+    certificate: Path | None = None
 
 
 class SiteProcess:
@@ -71,6 +76,7 @@ class SiteProcess:
         self._status = Follower(self._state / SITE_STATUS)
         self._log = Follower(self.log(SUPERNODE))
         self._contact_at, self._contact, self._reason = 0.0, "not tried", ""
+        self._superlink, self._authority = options.superlink, options.authority
 
     def start(self) -> None:
         for name in ("home", "logs"):
@@ -78,6 +84,8 @@ class SiteProcess:
         self.options.folder.chmod(0o700)
         write_private(self.options.folder / "secret", secrets.token_bytes(32))
         clear_failure(self._state)
+        if self.options.certificate is not None:
+            self._superlink, self._authority = open_tunnel(self.options, self.options.certificate)
         self._start_pair()
 
     def tend(self) -> None:
@@ -138,8 +146,8 @@ class SiteProcess:
     def _start_pair(self) -> None:
         options, (port,) = self.options, free_ports(1)
         secret, env = options.folder / "secret", environment(options.folder / "home")
-        command = [program("flower-supernode"), "--superlink", options.superlink]
-        command += ["--root-certificates", str(options.authority)]
+        command = [program("flower-supernode"), "--superlink", self._superlink]
+        command += ["--root-certificates", str(self._authority)]
         command += ["--auth-supernode-private-key", str(options.key)]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
         command += ["--host", LOOPBACK, "--port", str(port), "--node-config", key_values(options.settings)]
@@ -149,9 +157,48 @@ class SiteProcess:
         self.processes.start(EXECUTOR, executor, env, self.log(EXECUTOR))
 
 
+def open_tunnel(options: SiteOptions, certificate: Path) -> tuple[str, Path]:
+    """Pass connections of this machine on to the coordinator with the site's certificate, which flwr cannot show.
+
+    Returns:
+        the address to connect to instead, and the authority that vouches for it.
+    """
+    folder = options.folder / "tunnel"
+    keys = make_server_keys(folder, LOOPBACK, YEARS)
+    write_private(folder / "site.key", pem_key(options.key))
+    inner = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    inner.load_cert_chain(keys.certificate, keys.key)
+    outer = ssl.create_default_context(cafile=options.authority)
+    outer.load_cert_chain(certificate, folder / "site.key")
+    host, _, number = options.superlink.rpartition(":")
+    (port,) = free_ports(1)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            above, below = await asyncio.open_connection(host.strip("[]"), int(number), ssl=outer)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(pump(reader, below), pump(above, writer))
+
+    async def listen() -> None:
+        server = await asyncio.start_server(connect, LOOPBACK, port, ssl=inner)
+        await server.serve_forever()
+
+    threading.Thread(target=lambda: asyncio.run(listen()), daemon=True).start()
+    return f"{LOOPBACK}:{port}", keys.authority
+
+
 def run_site(options: SiteOptions, report: Callable[[str], None]) -> None:
     """Run a site until it is stopped or cannot take part; leaves no process behind."""
-    for path in (options.authority, options.key):
+    for path in (options.authority, options.key, *([options.certificate] if options.certificate else [])):
         check_plain(path)
     site = SiteProcess(options, report)
     try:
@@ -171,6 +218,7 @@ def site_unit(options: SiteOptions) -> str:
     arguments = ["site", str(options.pin.folder), "--superlink", options.superlink]
     arguments += ["--ca", str(options.authority), "--key", str(options.key)]
     arguments += ["--folder", str(options.folder), "--state-dir", state]
+    arguments += ["--certificate", str(options.certificate)] if options.certificate else []
     for key, value in settings.items():
         arguments += [f"--{key}", str(value)]
     return systemd_unit(f"fedpews site {settings['site']}", arguments, [state, str(options.folder)])
