@@ -91,11 +91,13 @@ COMMANDS = {
     "data status": WORKS,
     "data get nothing": WORKS,
     "data show trial.toml": WORKS,
+    "stats trial.toml": WORKS,
     "flower new app": WORKS,
     "flower up trial.toml": "flower",
     "flower serve coordinator --name localhost": "flower",
     "flower approve coordinator key.pub --site 0 --name north": "flower",
     "flower start coordinator app --out b": "flower",
+    "flower stats coordinator app --out c": "flower",
     "flower hash app": "flower",
     "site app --site 0 --superlink localhost:1 --ca ca.crt --key key": "flower",
 }

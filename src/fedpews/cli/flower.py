@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -187,6 +187,18 @@ def start(
 ) -> None:
     """Run an app with the approved sites, from the coordinator's machine, and follow it."""
     check_flwr("fedpews flower start")
+    follow(folder, app, run_folder, {"resume": resume}, test, data_dir)
+
+
+def follow(
+    folder: Path,
+    app: Path,
+    run_folder: Path,
+    settings: dict[str, Any],
+    test: Path | None,
+    data_dir: Path | None,
+) -> None:
+    """Run an app with the approved sites and show its log, until it ends."""
     import subprocess
 
     from fedpews.flower.deploy.app_folder import app_hash
@@ -198,8 +210,8 @@ def start(
 
     # here and not only in the run, where it would be one line of a long log
     KnownSites.read(folder / ROSTER)
-    folder, settings = folder.resolve(), {"out": str(run_folder.resolve()), "resume": resume}
-    settings["roster"] = str(folder / ROSTER)
+    folder = folder.resolve()
+    settings |= {"out": str(run_folder.resolve()), "roster": str(folder / ROSTER)}
     settings |= {} if test is None else {"test": str(test.resolve())}
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
     _report(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")

@@ -43,6 +43,7 @@ out = ""                # the run's folder on the server's machine
 resume = false          # go on where the run in it stopped
 roster = ""             # the coordinator's roster.toml: which key is which site's
 data-dir = ""           # where the server looks for data sets
+stats = false           # only ask the sites for statistics of their data
 test = ""               # an .npz file with x and y, or a table: the server's test set, when the data is at the sites
 """
 
