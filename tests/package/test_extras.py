@@ -92,6 +92,8 @@ COMMANDS = {
     "data get nothing": WORKS,
     "data show trial.toml": WORKS,
     "stats trial.toml": WORKS,
+    "export plain --out exported": WORKS,
+    "export plain --out exported-onnx --format onnx": "onnx",
     "flower new app": WORKS,
     "flower up trial.toml": "flower",
     "flower serve coordinator --name localhost": "flower",
