@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_model, save_model
 from torch import nn
 
 import fedpews
@@ -81,6 +82,34 @@ def test_an_operator_that_onnx_lacks_is_one_line_and_leaves_nothing(folder: Path
         export(chosen, "onnx", tmp_path / "out")
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+class Pretrained(nn.Module):
+    """What is used of transformers' models: they write themselves, and are read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        return out
+
+    def save_pretrained(self, folder: Path) -> None:
+        save_model(self, str(folder / "model.safetensors"))
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> Pretrained:
+        made = cls()
+        load_model(made, str(folder / "model.safetensors"))
+        return made
+
+
+def test_a_model_of_transformers_writes_its_own_folder(tmp_path: Path) -> None:
+    wrapped = nn.Sequential(Pretrained())
+    chosen = Chosen(Experiment(**SETTINGS), wrapped, torch.randn(3, 5), "a model", "three samples")
+    assert export(chosen, "hf", tmp_path / "out") == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "model.safetensors"]
 
 
 def test_a_file_with_other_outputs_is_never_left_behind(

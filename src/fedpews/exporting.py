@@ -15,13 +15,13 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedpews import __version__
 from fedpews.build import build_network, build_task, load_data
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
@@ -182,14 +182,14 @@ def model_card(chosen: Chosen, format: str, difference: float) -> str:
     lines = [
         f"# {experiment.method_label} on {experiment.data.name}",
         "",
-        f"This is {chosen.about}, written by fedpews {version('fedpews')} as {format}. On {chosen.compared_on} its "
+        f"This is {chosen.about}, written by fedpews {__version__} as {format}. On {chosen.compared_on} its "
         f"outputs differ from the PyTorch module's by at most {difference:.1g} of the largest.",
         "",
         f"- method: {experiment.method_label}, {experiment.rounds} rounds, seeds {experiment.seeds}",
         f"- model: {experiment.model.name}, {sum(p.numel() for p in chosen.module.parameters()):,} parameters",
         f"- task: {experiment.task.name}",
         f"- inputs: {_inputs(chosen)}",
-        f"- versions: Python {platform.python_version()}, torch {torch.__version__}, fedpews {version('fedpews')}",
+        f"- versions: Python {platform.python_version()}, torch {torch.__version__}, fedpews {__version__}",
         "",
     ]
     if run is not None:
@@ -369,7 +369,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _write_hf(module: nn.Module, samples: Any, folder: Path) -> Reader:
-    inner = next((part for part in module.modules() if hasattr(part, "save_pretrained")), None)
+    inner: Any = next((part for part in module.modules() if hasattr(part, "save_pretrained")), None)
     if inner is None:
         raise ConfigError(
             f"{type(module).__name__} is no model of transformers, so there is no hf folder of it; "
