@@ -29,7 +29,7 @@ from fedpews.data.statistics import suppress
 from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError, RunFailed, first_line, need_extra
 from fedpews.experiment import Experiment
-from fedpews.neurons.example import arguments, main_output
+from fedpews.neurons.modules import arguments, main_output
 from fedpews.result import Run, load
 from fedpews.results import layout
 from fedpews.results.files import write_atomically

@@ -17,7 +17,7 @@ from fedpews.build import Model, build_network, build_task, load_data
 from fedpews.data.inputs import check, prepare
 from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
-from fedpews.neurons.example import arguments, main_output
+from fedpews.neurons.modules import arguments, main_output
 from fedpews.neurons.network import Network
 from fedpews.results import layout
 from fedpews.results.files import is_expected, read_sums, read_verified

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from fedpews.cli.console import out
-from fedpews.cli.options import DataDir
+from fedpews.cli.options import DataDir, say
 from fedpews.errors import ConfigError
 
 
@@ -48,10 +46,7 @@ def export(
         chosen, beside = choose_from_run(run, seed, best, client, data_dir), run
     path = folder or beside / f"export-{format}"
     difference = write(chosen, format, path)
-    out.print(
-        escape(
-            f"{chosen.about}: on {chosen.compared_on} its outputs differ by at most {difference:.1g} of the largest"
-        ),
-        soft_wrap=True,
+    say(
+        f"{chosen.about}: on {chosen.compared_on} its outputs differ by at most {difference:.1g} of the largest"
     )
-    out.print(escape(f"written to {path}"), soft_wrap=True)
+    say(f"written to {path}")

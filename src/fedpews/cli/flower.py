@@ -34,6 +34,10 @@ flower = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(help="Also answer GET /metrics for Prometheus here: a port on 127.0.0.1, or address:port."),
+]
 Unit = Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")]
 
 
@@ -117,6 +121,7 @@ def serve(
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's private key.")] = None,
     listen: Annotated[str, typer.Option(help="Port, or address:port, where sites connect.")] = "8443",
+    metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
     """Start a coordinator, closed by default: a SuperLink on 127.0.0.1 and a proxy that passes only what sites need.
@@ -140,6 +145,10 @@ def serve(
             make_server_keys(folder / "certificates", name)
         certificate, key = keys.certificate, keys.key
         _report(f"a trial authority of 30 days; give sites {keys.authority}")
+    if metrics is not None:
+        from fedpews.flower.deploy.metrics import coordinator_metrics, serve_metrics
+
+        _report(f"metrics on port {serve_metrics(metrics, lambda: coordinator_metrics(folder))}")
     proxy = Proxy(name, listen, certificate.resolve(), key.resolve())
     _until_stopped(lambda: run_coordinator(Coordinator(folder, proxy), _report))
 
@@ -203,6 +212,7 @@ def follow(
 
     from fedpews.flower.deploy.app_folder import app_hash
     from fedpews.flower.deploy.coordinator import run_command
+    from fedpews.flower.deploy.metrics import CURRENT
     from fedpews.flower.deploy.processes import environment
     from fedpews.flower.logs import clear_failure, raise_failure
     from fedpews.flower.roster import KnownSites
@@ -216,6 +226,7 @@ def follow(
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
     _report(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
     clear_failure(run_folder)
+    (folder / CURRENT).write_text(str(run_folder.resolve()))
     done = subprocess.run(run_command(app.resolve(), settings), env=environment(folder / "home"), check=False)
     raise_failure(run_folder)
     if done.returncode:
@@ -248,6 +259,7 @@ def run_site(
     threads: Annotated[
         int, typer.Option(help="Cores for each; with 1 the numbers are those of one process.")
     ] = 1,
+    metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
     """Take part as a site: a SuperNode and a warm executor that run one app only, restarted when they end."""
@@ -266,6 +278,11 @@ def run_site(
     if unit:
         _print(site_unit(options))
         return
+    if metrics is not None:
+        from fedpews.flower.deploy.metrics import serve_metrics, site_metrics
+
+        own = state / f"site-{number}"
+        _report(f"metrics on port {serve_metrics(metrics, lambda: site_metrics(own))}")
     _until_stopped(lambda: run(options, _report))
 
 

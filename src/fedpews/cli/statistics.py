@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedpews.cli.console import out
 from fedpews.cli.flower import Folder, flower, follow
-from fedpews.cli.options import Config, DataDir, Set
+from fedpews.cli.options import Config, DataDir, Set, parse_settings, say
 from fedpews.flower import check_flwr
 
 if TYPE_CHECKING:
@@ -33,12 +33,11 @@ def stats(
     Only what sites would send is used: data.min_count and data.count_noise say what is suppressed.
     """
     from fedpews.build import load_data
-    from fedpews.configs import parse_setting
     from fedpews.data.statistics import Privacy, gather
     from fedpews.data.table import FEDERATED
     from fedpews.experiment import Experiment
 
-    experiment = Experiment.load(config, dict(parse_setting(text) for text in set_ or []))
+    experiment = Experiment.load(config, parse_settings(set_))
     if experiment.data.scaling == FEDERATED:  # scaled values would hide how the clients differ
         plain = experiment.data.model_copy(update={"scaling": None})
         experiment = experiment.model_copy(update={"data": plain})
@@ -86,8 +85,8 @@ def show(found: Statistics, page: Path) -> None:
                 f"Distances of {title} (0 the same, 1 nothing in common)",
                 distance_rows(matrix, [*found.sites]),
             )
-    out.print(escape(" ".join(advise(found))), soft_wrap=True)
-    out.print(escape(f"look at {write_page(found, page)}"), soft_wrap=True)
+    say(" ".join(advise(found)))
+    say(f"look at {write_page(found, page)}")
 
 
 def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:

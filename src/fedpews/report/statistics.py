@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.data.statistics import Statistics
-from fedpews.report.colors import PALETTE
 from fedpews.report.html import render
+from fedpews.report.style import PALETTE
 from fedpews.results.files import write_atomically
 
 SCRIPTS = ("base.js", "statistics.js")
