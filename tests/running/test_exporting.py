@@ -26,7 +26,7 @@ from fedpews.exporting import Chosen, choose_from_run, export
 from fedpews.running import run
 from fedpews.tasks import Classification
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ONNX = pytest.mark.skipif(
     not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))),
     reason="onnx is not installed: pip install 'fedpews[onnx]'",

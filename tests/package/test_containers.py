@@ -14,7 +14,7 @@ import typer
 
 from fedpews.cli import app
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 yaml = pytest.importorskip("yaml")
 
 
