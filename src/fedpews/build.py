@@ -20,6 +20,8 @@ from fedpews.data.federation import Federation, hold_out, number_classes
 from fedpews.data.inputs import take
 from fedpews.data.loading import load_table
 from fedpews.data.samples import Samples, from_clients
+from fedpews.data.statistics import federated_scaling
+from fedpews.data.table import FEDERATED
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
 from fedpews.engines.engine import Engine, Schedule
@@ -156,6 +158,8 @@ def load_data(
             federation = number_classes(federation, table.classes)
         if isinstance(table.validation, float):
             federation = hold_out(federation, table.validation, table.seed)
+        if table.scaling == FEDERATED and len(federation.y):  # without samples they are at the sites
+            federation = federated_scaling(federation, table.min_count)
     device = find_device(experiment.runtime.device)
     return federation if device.type == "cpu" else federation.to(device)
 
@@ -167,6 +171,8 @@ def load_public(
     table = experiment.pretrain
     if table.data is None:
         return None
+    if experiment.data.scaling == FEDERATED:
+        raise ConfigError("pretrain.data cannot be scaled by the clients' statistics: leave data.scaling out")
     found = data.load(
         table.data,
         data_dir=data_dir,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedpews.build import Model, build_network, load_data
+from fedpews.build import Model, build_network, build_task, load_data
 from fedpews.config import flatten
+from fedpews.data.inputs import check, prepare
 from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
+from fedpews.neurons.modules import arguments, main_output
 from fedpews.neurons.network import Network
 from fedpews.results import layout
 from fedpews.results.files import is_expected, read_sums, read_verified
@@ -126,8 +129,27 @@ class Run:
     """The best global model by seed, of a run that keeps it."""
     neurons: dict[int, dict[int, Tensor]]
     """By seed and client: who owned what in the last warmup round."""
+    finetuned: dict[int, dict[int, Tree]] = field(default_factory=dict)
+    """By seed and client: the global model after ``finetune.epochs`` at the client."""
     _model: Model | None = None
     _trust: bool = False
+
+    @cached_property
+    def _served(self) -> nn.Module:
+        return self.model()
+
+    def predict(self, x: Any, model: nn.Module | None = None) -> Tensor:
+        """What the final model predicts for inputs as it was trained on: probabilities of classes or labels, or values.
+
+        Args:
+            x: a batch, as tensors or arrays; bytes are pixels and become [-1, 1].
+            model: another of the run's models, such as ``model(best=True)``; by default that of the first seed.
+        """
+        module = self._served if model is None else model
+        args, kwargs = arguments(prepare(check(x, "x")))
+        with torch.no_grad():
+            outputs = main_output(module(*args, **kwargs))
+        return build_task(self.experiment).scores(outputs)
 
     def model(self, seed: int | None = None, *, best: bool = False) -> nn.Module:
         """The last or the best global model of a seed (by default the first), ready for use.
@@ -194,6 +216,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust: bool = False)
     for name in read_sums(path):
         read_verified(path / name)
     experiment = Experiment.load(path / layout.CONFIG)
+    finetuned = {seed: path / layout.finetuned_file(seed) for seed in experiment.seeds}
     return Run(
         path,
         experiment,
@@ -202,6 +225,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust: bool = False)
         _models({seed: path / layout.model_file(seed) for seed in experiment.seeds}),
         _models({seed: path / layout.best_file(seed) for seed in experiment.seeds}),
         {seed: _masks(file) for seed, file in layout.masks_files(path).items()},
+        {seed: _by_client(file) for seed, file in finetuned.items() if file.exists()},
         model,
         trust,
     )
@@ -209,6 +233,17 @@ def load(folder: str | Path, *, model: Model | None = None, trust: bool = False)
 
 def _models(files: Mapping[int, Path]) -> dict[int, Tree]:
     return {seed: read_tensors(file) for seed, file in files.items() if file.exists()}
+
+
+def _by_client(file: Path) -> dict[int, Tree]:
+    """Tensors named client-0/…, by client."""
+    clients: dict[int, Tree] = {}
+    for name, value in read_tensors(file).items():
+        client, _, rest = name.removeprefix("client-").partition("/")
+        if not (client.isascii() and client.isdigit() and rest):
+            raise ConfigError(f"{file} is damaged: {name!r:.60} is of no client")
+        clients.setdefault(int(client), {})[rest] = value
+    return clients
 
 
 def _masks(file: Path) -> dict[int, Tensor]:

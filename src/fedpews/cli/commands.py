@@ -9,9 +9,11 @@ import typer
 
 from fedpews.cli.console import explained, out
 from fedpews.cli.data import data
+from fedpews.cli.exporting import export
 from fedpews.cli.flower import flower, run_site
 from fedpews.cli.lists import list_, new, show
 from fedpews.cli.runs import compare, plot, report, run, watch
+from fedpews.cli.statistics import stats
 from fedpews.cli.studies import plan, reproduce
 from fedpews.cli.sweeps import sweep
 from fedpews.errors import ConfigError
@@ -30,7 +32,7 @@ app.add_typer(flower)
 app.command("site")(run_site)
 app.command()(run)
 app.command("list")(list_)
-for command in (compare, new, show, report, watch, plot, reproduce, plan, sweep):
+for command in (compare, new, show, report, watch, plot, reproduce, plan, sweep, stats, export):
     app.command()(command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +34,10 @@ flower = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(help="Also answer GET /metrics for Prometheus here: a port on 127.0.0.1, or address:port."),
+]
 Unit = Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")]
 
 
@@ -121,6 +125,7 @@ def serve(
         bool,
         typer.Option("--site-certificates", help="Admit only sites that show the certificate of approve."),
     ] = False,
+    metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
     """Start a coordinator, closed by default: a SuperLink on 127.0.0.1 and a proxy that passes only what sites need.
@@ -145,6 +150,10 @@ def serve(
         certificate, key = keys.certificate, keys.key
         _report(f"a trial authority of 30 days; give sites {keys.authority}")
     authority = make_site_authority(folder).certificate if site_certificates else None
+    if metrics is not None:
+        from fedpews.flower.deploy.metrics import coordinator_metrics, serve_metrics
+
+        _report(f"metrics on port {serve_metrics(metrics, lambda: coordinator_metrics(folder))}")
     proxy = Proxy(name, listen, certificate.resolve(), key.resolve(), authority)
     _until_stopped(lambda: run_coordinator(Coordinator(folder, proxy), _report))
 
@@ -201,10 +210,24 @@ def start(
 ) -> None:
     """Run an app with the approved sites, from the coordinator's machine, and follow it."""
     check_flwr("fedpews flower start")
+    settings = {"resume": resume, "before": before, "without": ",".join(without or ())}
+    follow(folder, app, run_folder, settings, test, data_dir)
+
+
+def follow(
+    folder: Path,
+    app: Path,
+    run_folder: Path,
+    settings: dict[str, Any],
+    test: Path | None,
+    data_dir: Path | None,
+) -> None:
+    """Run an app with the approved sites and show its log, until it ends."""
     import subprocess
 
     from fedpews.flower.deploy.app_folder import app_hash
     from fedpews.flower.deploy.coordinator import run_command
+    from fedpews.flower.deploy.metrics import CURRENT
     from fedpews.flower.deploy.processes import environment
     from fedpews.flower.logs import clear_failure, raise_failure
     from fedpews.flower.roster import KnownSites
@@ -212,12 +235,13 @@ def start(
 
     # here and not only in the run, where it would be one line of a long log
     KnownSites.read(folder / ROSTER)
-    folder, settings = folder.resolve(), {"out": str(run_folder.resolve()), "resume": resume}
-    settings |= {"roster": str(folder / ROSTER), "before": before, "without": ",".join(without or ())}
+    folder = folder.resolve()
+    settings |= {"out": str(run_folder.resolve()), "roster": str(folder / ROSTER)}
     settings |= {} if test is None else {"test": str(test.resolve())}
     settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
     _report(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
     clear_failure(run_folder)
+    (folder / CURRENT).write_text(str(run_folder.resolve()))
     done = subprocess.run(run_command(app.resolve(), settings), env=environment(folder / "home"), check=False)
     raise_failure(run_folder)
     if done.returncode:
@@ -256,6 +280,7 @@ def run_site(
     epsilon: Annotated[
         float | None, typer.Option(help="With privacy.place = 'client': the ε that this site spends at most.")
     ] = None,
+    metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
     """Take part as a site: a SuperNode and a warm executor that run one app only, restarted when they end."""
@@ -276,6 +301,11 @@ def run_site(
     if unit:
         _print(site_unit(options))
         return
+    if metrics is not None:
+        from fedpews.flower.deploy.metrics import serve_metrics, site_metrics
+
+        own = state / f"site-{number}"
+        _report(f"metrics on port {serve_metrics(metrics, lambda: site_metrics(own))}")
     _until_stopped(lambda: run(options, _report))
 
 

@@ -78,12 +78,13 @@ def read_folder(table: DataTable, task: Task) -> Federation:
             f"{folder}: {allowed if kind == 'tables' else f'{kind} of your own have no data.scaling'}."
         )
     columns: tuple[str, ...] = ()
+    missing: tuple[tuple[int, ...], ...] = ()
     if kind == "images":
         arrays = _read_images(owners, table.image_size)
     elif kind == "npz files":
         arrays = {path: read_client_npz(path) for path in owners}
     else:
-        arrays, columns = read_tables([*clients.values()], test, table)
+        arrays, columns, missing = read_tables([*clients.values()], test, table)
     names = _class_names(arrays, owners, kind, task)
     class_names = _listed_classes(folder)
     if names:
@@ -104,7 +105,7 @@ def read_folder(table: DataTable, task: Task) -> Federation:
         )
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
-    return replace(data, columns=columns)
+    return replace(data, columns=columns, missing=missing)
 
 
 def _entries(folder: Path) -> dict[str, Path]:

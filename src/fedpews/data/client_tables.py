@@ -32,8 +32,10 @@ class ClientTable:
 
 def read_tables(
     clients: Sequence[Mapping[str, Path]], test: Path | None, options: DataTable
-) -> tuple[dict[Path, tuple[NDArray[Any], NDArray[Any]]], tuple[str, ...]]:
+) -> tuple[dict[Path, tuple[NDArray[Any], NDArray[Any]]], tuple[str, ...], tuple[tuple[int, ...], ...]]:
     """The inputs and labels of all tables by path, missing values filled and numbers scaled; and their columns.
+
+    Last, for each client how many values of each column were missing in its training rows.
 
     The means and deviations are those of a client's training rows, and of all clients' for a common test set.
     """
@@ -47,6 +49,7 @@ def read_tables(
     groups = [([splits["train"]], list(splits.values())) for splits in clients]
     if test is not None:
         groups.append(([splits["train"] for splits in clients], [test]))
+    missing = tuple(tuple(np.isnan(tables[splits["train"]].x).sum(0).tolist()) for splits in clients)
     for change in (_fill, _standardize) if options.scaling else (_fill,):
         # all statistics are of the tables before the change
         tables = {
@@ -54,7 +57,7 @@ def read_tables(
             for sources, targets in groups
             for path in targets
         }
-    return {path: (table.x, table.y) for path, table in tables.items()}, first.columns
+    return {path: (table.x, table.y) for path, table in tables.items()}, first.columns, missing
 
 
 def read_table(path: Path, label: str | None = None, missing: str = "refuse") -> ClientTable:

@@ -44,6 +44,8 @@ class Federation:
     """Per client: rows of x held out for validation; () when there are none."""
     columns: tuple[str, ...] = ()
     """Of tables: the name and type of each column of x, then the label's."""
+    missing: tuple[tuple[int, ...], ...] = ()
+    """Of tables: per client, how many values of each column were missing in its training rows."""
 
     def __len__(self) -> int:
         """The number of clients."""

@@ -22,7 +22,8 @@ from fedpews.data.federation import Federation, build, compact, hold_out, number
 from fedpews.data.inputs import Lazy, select
 from fedpews.data.partition import partition
 from fedpews.data.samples import from_clients
-from fedpews.data.table import DataTable
+from fedpews.data.statistics import federated_scaling
+from fedpews.data.table import FEDERATED, DataTable
 from fedpews.errors import ConfigError, FedpewsError, explain
 from fedpews.tasks.classification import Classification
 from fedpews.tasks.task import Task
@@ -69,6 +70,9 @@ def data_table(**options: Any) -> DataTable:
 def load_table(table: DataTable, data_dir: Path | str | None = None, task: Task | None = None) -> Federation:
     """The data that a table describes."""
     task = task or Classification()
+    if table.scaling == FEDERATED:
+        plain = table.model_copy(update={"scaling": None})
+        return federated_scaling(load_table(plain, data_dir, task), table.min_count)
     if ":" in table.name:
         data, default = _load_own(table, task), "given"
         _check_partition(table, data.names)
@@ -106,7 +110,7 @@ def assign(data: Federation, table: DataTable, default: str) -> Federation:
     if name in AS_GIVEN:
         return with_clients(data, clients, data.validation)
     data = with_clients(data, clients, _split_validation(data, clients))
-    data = replace(data, client_names=(), test_owner=None)
+    data = replace(data, client_names=(), test_owner=None, missing=())
     if sum(map(len, (*data.clients, *data.validation))) < len(data.y):
         data = compact(data)
         if labels is not None:
@@ -213,7 +217,7 @@ def _call(table: DataTable, task: Task) -> Federation:
                 f"{task.name}."
             )
         given = {**vars(made), "name": name, "task": task}
-        del given["columns"]
+        del given["columns"], given["missing"]
         return build(**given)
     made = (made, None) if isinstance(made, list) else made
     if not isinstance(made, tuple) or len(made) != 2:

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedpews.options import Count, Positive, Table
+from fedpews.options import Count, NotNegative, Positive, Table
+
+FEDERATED = "federated"
 
 Scaling = Literal["symmetric", "unit", "standard", "first"]
 
@@ -32,10 +34,17 @@ class DataTable(Table):
     )
     train_per_class: Count | None = Field(None, description="take so many training samples of each class")
     test_per_class: Count | None = Field(None, description="take so many test samples of each class")
-    scaling: Scaling | list[Scaling] | None = Field(
+    scaling: Scaling | Literal["federated"] | list[Scaling] | None = Field(
         None,
         description="values of named images: in [-1, 1] (by default), in [0, 1], of mean 0 and deviation 1, or (first) "
-        "by the first source's mean and deviation; a list has one for each source; standard also for tables",
+        "by the first source's mean and deviation; a list has one for each source; standard also for tables; "
+        "federated, for any data: by the mean and deviation of all clients together",
+    )
+    min_count: Count = Field(
+        5, description="of statistics that clients share: counts of fewer samples are suppressed"
+    )
+    count_noise: NotNegative = Field(
+        0.0, description="of statistics that clients share: the scale of Laplace noise on their counts"
     )
     seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
     validation: Annotated[float, Field(gt=0, lt=1)] | Literal["given"] | None = Field(

@@ -11,8 +11,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedpews.build import Setup, build
+from fedpews.build import Setup, build, load_data
 from fedpews.callbacks import Callback
+from fedpews.data.statistics import scale
 from fedpews.engines.engine import Engine
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
@@ -32,7 +33,9 @@ from fedpews.flower.messages import Request, read_request, reply_content
 from fedpews.flower.roster import REFUSED, hello_content, unfit_content
 from fedpews.flower.scores import score_records
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
+from fedpews.flower.statistics import KIND, collect, is_scaled, read_statistics
 from fedpews.results.folder import go_back
+from fedpews.results.layout import STATISTICS
 from fedpews.results.records import Record
 from fedpews.running import train
 
@@ -70,7 +73,8 @@ def make_client_app(
 
         def handle(message: Message, context: Context) -> Message:
             site = make_site(config, context.node_config)
-            return Message(work(site, read_request(message.content)), reply_to=message)
+            request = read_request(message.content)
+            return Message(work(site.scaled(request.scaling), request), reply_to=message)
 
         register(handle)
 
@@ -79,6 +83,11 @@ def make_client_app(
     answer(app.evaluate("personal"), _evaluate_personal)
     answer(app.query("final"), lambda site, request: _keep(site, "final", request))
     answer(app.query("best"), lambda site, request: _keep(site, "best", request))
+
+    @app.query(KIND)  # type: ignore[untyped-decorator]
+    def statistics(message: Message, context: Context) -> Message:
+        site = make_site(config, context.node_config)
+        return Message(site.statistics(message.content), reply_to=message)
 
     @app.query()  # type: ignore[untyped-decorator]
     def hello(message: Message, context: Context) -> Message:
@@ -119,7 +128,8 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
     """Run the experiment with its clients at the sites; the run's folder is as in one process.
 
     Args:
-        settings: the run's own (``flwr run -c``): out, resume, before, without, roster, test, data-dir.
+        settings: the run's own (``flwr run -c``): out, resume, before, without, roster, test, data-dir; with stats
+            the sites are only asked for their statistics.
     """
     experiment = Experiment.load(config)
     # a round among sites takes seconds at least, so saving each one costs nothing
@@ -130,11 +140,11 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
     clear_failure(out)
     accepted = AcceptedRounds()
     engines: list[FlowerEngine] = []
+    roster, scaling = str(settings.get("roster") or ""), None
 
     def make_engine(setup: Setup) -> tuple[Engine, str]:
         without = [name for name in str(settings.get("without") or "").split(",") if name]
-        roster = str(settings.get("roster") or "")
-        engines.append(FlowerEngine(setup, grid, out, accepted, roster, without))
+        engines.append(FlowerEngine(setup, grid, out, accepted, roster, without, scaling))
         return engines[-1], ""
 
     def log_round(records: Sequence[Record]) -> None:
@@ -144,9 +154,18 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
     try:
         if settings.get("before"):
             go_back(out, int(settings["before"]))
-        data = server_data(experiment, settings)
+        data, data_dir = server_data(experiment, settings), settings.get("data-dir") or None
+        if settings.get("stats"):
+            known = load_data(experiment, data_dir=data_dir) if data is None else data
+            collect(experiment, known, grid, out, roster)
+            return
+        if data is not None and is_scaled(experiment):
+            kept = settings.get("resume") and (out / STATISTICS).exists()
+            found = read_statistics(out) if kept else collect(experiment, data, grid, out, roster, True)
+            scaling = found.scaling()
+            data = scale(data, scaling)
         result = train(
-            build(experiment, clients=data, data_dir=settings.get("data-dir") or None),
+            build(experiment, clients=data, data_dir=data_dir),
             out=out,
             resume=bool(settings.get("resume", False)),
             callbacks=[Callback(round=log_round)],

@@ -16,6 +16,7 @@ from fedpews.data.client_folders import TABLES, read_client_npz
 from fedpews.data.client_tables import read_table
 from fedpews.data.federation import hold_out
 from fedpews.data.samples import from_clients
+from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.tasks import Task
@@ -61,7 +62,7 @@ def server_data(experiment: Experiment, settings: Mapping[str, Any]) -> Federati
 def _read_test(experiment: Experiment, test: str) -> Federation:
     """The server's test set, as that of a federation with one client."""
     table, file = experiment.data, Path(test).expanduser()
-    if table.scaling is not None:
+    if table.scaling not in (None, FEDERATED):
         raise ConfigError(
             "data.scaling is by each site's own samples, so the server's test set has none; leave one of them out"
         )
@@ -91,7 +92,10 @@ def site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) 
     local, folder = experiment.model_copy(update={"runtime": runtime}), settings.get("data-dir")
     if named is None:
         return load_data(local, data_dir=folder)
-    own = table.model_copy(update={"name": str(named), "clients": None, "validation": None})
+    # by the statistics of all sites, which the server sends
+    scaling = None if table.scaling == FEDERATED else table.scaling
+    changes = {"name": str(named), "clients": None, "validation": None, "scaling": scaling}
+    own = table.model_copy(update=changes)
     classes = _class_count(experiment)
     data = load_data(
         local.model_copy(update={"data": own}), data_dir=folder, task=_with_classes(task, classes)
@@ -119,6 +123,7 @@ def site_data(experiment: Experiment, number: int, settings: Mapping[str, Any]) 
         test_owner=owner,
         task=task,
         columns=data.columns,
+        missing=tuple(data.missing[0] if site == number else () for site in sites) if data.missing else (),
     )
     return hold_out(alone, table.validation, table.seed) if isinstance(table.validation, float) else alone
 

@@ -49,6 +49,8 @@ from fedpews.trees import Tree
 Key = tuple[int, int]
 """Seed and client."""
 
+Scaling = tuple[Sequence[float], Sequence[float]]
+
 
 class TooFewSites(RunFailed):
     """Not enough sites are connected, or not enough of them answered."""
@@ -66,6 +68,7 @@ class FlowerEngine(Engine):
         accepted: which rounds of each site count.
         roster: the path of the operator's roster; empty if there is none.
         without: sites that the operator excludes, by name or number.
+        scaling: the centre and the spread of each feature, which sites scale their inputs by.
     """
 
     name = "flower"
@@ -78,8 +81,9 @@ class FlowerEngine(Engine):
         accepted: AcceptedRounds,
         roster: str,
         without: Collection[str] = (),
+        scaling: Scaling | None = None,
     ) -> None:
-        experiment, data = setup.experiment, setup.data
+        experiment, data, self.scaling = setup.experiment, setup.data, scaling
         self.grid, self.net, self.accepted, self.limits = grid, setup.net, accepted, experiment.flower
         self.run, self.site_log = _run_id(out), SiteLog(out)
         known = KnownSites.read(Path(roster).expanduser()) if roster else None
@@ -211,7 +215,7 @@ class FlowerEngine(Engine):
     def send_models(self, kind: str, models: Mapping[int, Tree]) -> list[str]:
         """Send every connected site the models; the names of the sites that have them now."""
         nodes = self.roster.online()
-        request = Request(self.run, 0, 0.0, self._models(0, kind, models))
+        request = Request(self.run, 0, 0.0, self._models(0, kind, models), scaling=self.scaling)
         messages = self._messages(nodes, dict.fromkeys(nodes, request), f"{MessageType.QUERY}.{kind}")
         replies = self._deliver(messages, kind)
         return [self.roster.name(site) for site, reply in sorted(replies) if not isinstance(reply, str)]
@@ -238,7 +242,7 @@ class FlowerEngine(Engine):
         )
 
     def _request(self, downloads: Iterable[SeedDownload], lr: float = 0.0, evaluate: bool = False) -> Request:
-        return Request(self.run, self._round, lr, tuple(downloads), evaluate)
+        return Request(self.run, self._round, lr, tuple(downloads), evaluate, self.scaling)
 
     def _messages(
         self, nodes: Mapping[int, int], requests: Mapping[int, Request], kind: str

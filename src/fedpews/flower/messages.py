@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedpews.methods.wire import BadMessage
 
 REQUEST, PAYLOAD, FORMAT = "request", "payload", "fedpews.wire"
+SCALING = ("centres", "spreads")
 POLL_SECONDS = 0.3
 
 Key = TypeVar("Key", bound=Hashable)
@@ -39,12 +40,16 @@ class Request:
     lr: float
     downloads: tuple[SeedDownload, ...]
     evaluate: bool = False  # also evaluate the downloaded models, before training
+    scaling: tuple[Sequence[float], Sequence[float]] | None = None
+    """With ``data.scaling = "federated"``: the centre and the spread of each feature."""
 
 
 def request_content(request: Request) -> RecordDict:
     """A request as Flower records."""
+    scaling = dict(zip(SCALING, map(list, request.scaling), strict=True)) if request.scaling else {}
     about = ConfigRecord(
         {
+            **scaling,
             "run": request.run,
             "round": request.round,
             "lr": request.lr,
@@ -74,7 +79,17 @@ def read_request(content: RecordDict) -> Request:
         SeedDownload(seed, unpack(content, _key(seed)), *rounds)
         for seed, *rounds in zip(*columns, strict=True)
     )
-    return Request(run, round, lr, downloads, evaluate)
+    return Request(run, round, lr, downloads, evaluate, _scaling(about))
+
+
+def _scaling(about: ConfigRecord) -> tuple[Sequence[float], Sequence[float]] | None:
+    centres, spreads = (about.get(name) for name in SCALING)
+    if centres is None and spreads is None:
+        return None
+    lists = isinstance(centres, list) and isinstance(spreads, list) and len(centres) == len(spreads)
+    if not lists or not all(isinstance(value, float) for value in (*centres, *spreads)) or 0.0 in spreads:
+        raise BadMessage("the message's scaling makes no sense")
+    return centres, spreads
 
 
 def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord]) -> RecordDict:

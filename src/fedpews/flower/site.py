@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import RecordDict
 from safetensors.torch import save
 
 from fedpews.build import build_method, build_network, schedule
+from fedpews.data.statistics import scale
 from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job
@@ -29,6 +32,7 @@ from fedpews.flower.logs import append_line, site_folder, site_number
 from fedpews.flower.messages import Request, SeedDownload
 from fedpews.flower.roster import Facts, data_digest, describe_shape
 from fedpews.flower.scores import least
+from fedpews.flower.statistics import answer, is_scaled, privacy_of
 from fedpews.flower.uploads import sample_upload
 from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Cohort, Download, Upload
@@ -171,6 +175,22 @@ class Site:
         privacy, self.ledger = self.experiment.privacy, None
         if privacy.clip is not None and privacy.place == "client":
             self.ledger = Ledger(self.folder, self.experiment, settings.get("epsilon"))
+
+    def scaled(self, scaling: tuple[Sequence[float], Sequence[float]] | None) -> Site:
+        """This site with its inputs scaled as the server says."""
+        if scaling is None and is_scaled(self.experiment):
+            raise ConfigError("data.scaling is 'federated', and the server sent no statistics to scale by")
+        if scaling is None:
+            return self
+        site = copy(self)
+        site.data = scale(self.data, scaling)
+        return site
+
+    def statistics(self, question: RecordDict) -> RecordDict:
+        """What this site tells of its training samples: sums only, as the experiment's data.min_count says."""
+        content = answer(self.data, self.number, privacy_of(self.experiment), question)
+        self._log(f"statistics of {len(self.data.clients[self.number])} samples are sent")
+        return content
 
     def facts(self) -> Facts:
         """What this site says of itself."""

@@ -32,13 +32,15 @@ def make_report(runs: Sequence[Run], live: bool = False) -> str:
     return render(data, live)
 
 
-def render(data: Mapping[str, Any], live: bool = False) -> str:
-    """The page of a document made by ``collect``.
+def render(
+    data: Mapping[str, Any], live: bool = False, page: str = "page.html", scripts: Sequence[str] = SCRIPTS
+) -> str:
+    """The page of a document, by default of one made by ``collect``.
 
     Names in it come from folders and configurations of others: they stay text. Everything in the document is
     escaped, scripts put it on the page as text only, and the policy lets no script run but the page's own.
     """
-    style, script = _read(STYLES), _read(SCRIPTS)
+    style, script = _read(STYLES), _read(scripts)
     policy = "; ".join(
         [
             "default-src 'none'",
@@ -59,12 +61,12 @@ def render(data: Mapping[str, Any], live: bool = False) -> str:
         "data": as_script(data),
     }
     # one pass from left to right: what was put in is never looked at again
-    page, rest = "", (files("fedpews.report") / "page" / "page.html").read_text(encoding="utf-8")
+    made, rest = "", (files("fedpews.report") / "page" / page).read_text(encoding="utf-8")
     while "{{" in rest:
         before, _, rest = rest.partition("{{")
         name, _, rest = rest.partition("}}")
-        page += before + parts[name.strip()]
-    return page + rest
+        made += before + parts[name.strip()]
+    return made + rest
 
 
 def as_script(data: Mapping[str, Any]) -> str:

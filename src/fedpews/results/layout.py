@@ -37,6 +37,8 @@ SITES_NOTICES = "sites.log"
 """Of a run across sites: which sites connected, which were refused or failed, and why."""
 SITE_STATUS = "status.log"
 """At a site: a line for each round, and where its models are."""
+STATISTICS = "statistics.json"
+"""Of a run across sites: the sums that its sites sent before they trained."""
 ROSTER = "roster.toml"
 """Of a coordinator: which key is which site's, approved by the operator."""
 SITES_MEMORY = "sites"
@@ -116,7 +118,7 @@ def refuse_links(run: Path) -> None:
     The run's folder itself may be a link, and so may files in it that are not a run's.
     """
     files = [CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, LOCK, ACTIVATIONS]
-    files += [SITES, SITES_ERROR, SITES_NOTICES, SITES_RUN, SITES_SEEN]
+    files += [SITES, SITES_ERROR, SITES_NOTICES, SITES_RUN, SITES_SEEN, STATISTICS]
     folders = [CHECKPOINT, SITES_MEMORY, SITES_WORK, "tensorboard", "wandb"]
     memories = run / CHECKPOINT / MEMORIES
     paths = [run / name for name in (*files, *folders)] + [memories]

@@ -45,6 +45,7 @@ before = 0              # with it: as if this round and all after it had not bee
 without = ""            # sites to exclude, by name or number, with commas between them
 roster = ""             # the coordinator's roster.toml: which key is which site's
 data-dir = ""           # where the server looks for data sets
+stats = false           # only ask the sites for statistics of their data
 test = ""               # an .npz file with x and y, or a table: the server's test set, when the data is at the sites
 """
 

@@ -1,0 +1,450 @@
+"""Federated statistics: what a client tells of its training samples without showing a single one.
+
+Two passes. In the first a client sends counts of its classes and, for each feature, the mean and the sum of squared
+deviations (`describe`). The federation's means and deviations give the edges of the histograms (`Statistics.edges`),
+and in the second pass the client counts its values between them (`histograms`): no client ever sends its smallest or
+largest value. A cell of fewer than ``min_count`` samples is None, and so are the mean and the deviation of a feature
+that fewer samples, or a single one, decide.
+
+A feature is a column of a table, a channel of images, the number of tokens of a sample, or a target of regression.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from random import SystemRandom
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor
+
+from fedpews.data.federation import Federation
+from fedpews.data.inputs import Lazy, take
+from fedpews.errors import ConfigError, explain
+from fedpews.tasks.regression import Regression
+from fedpews.torch_private import tree_leaves
+
+BINS = 40
+"""Of a histogram, between the federation's mean ± 3 deviations; one more on each side counts what is beyond."""
+
+MOST_FEATURES = 2_000
+"""An input with more columns is described as one feature: all its values."""
+
+CHUNK = 2**22
+"""Values that are read at once."""
+
+DOMINANT = 0.85
+"""A feature of which one sample makes up this share of the squared deviations is suppressed."""
+
+BUCKETS = 2**16
+"""Tokens are counted by their number modulo this."""
+
+Whole = Annotated[int, Field(ge=0, le=10**15)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Cells = Annotated[list[Whole | None], Field(max_length=10**6)]
+
+
+@dataclass(frozen=True)
+class FeatureSums:
+    """The sums of one feature over a client's training samples; None is suppressed."""
+
+    name: Annotated[str, Field(max_length=1000)]
+    mean: Number | None
+    squares: Annotated[float, Field(allow_inf_nan=False, ge=0)] | None  # Σ (value − mean)²
+    missing: Whole | None = 0
+    low: Number | None = None  # of all possible values, not of the client's: the limits of the type
+    high: Number | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a client sends in the first pass."""
+
+    samples: Whole
+    shape: Annotated[str, Field(max_length=1000)]  # of one sample
+    classes: Cells
+    features: Annotated[list[FeatureSums], Field(max_length=10 * MOST_FEATURES)]
+    values: Annotated[list[Whole], Field(max_length=10 * MOST_FEATURES)]  # of each feature in one sample
+    vocabulary: Annotated[list[tuple[Whole, Whole]], Field(max_length=BUCKETS)] = field(default_factory=list)
+    """Tokens that enough samples have: the token and the number of samples."""
+
+
+Histograms = list[Cells]
+"""What a client sends in the second pass: the counts of each feature; empty where it is suppressed."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What is hidden: cells of fewer samples than ``min_count``; counts get Laplace noise of the scale ``noise``."""
+
+    min_count: int = 5
+    noise: float = 0.0
+
+
+def describe(data: Federation, client: int, privacy: Privacy) -> Sums:
+    """The first pass over a client's training samples; memory does not grow with their number."""
+    rows, least = data.clients[client], privacy.min_count
+    if not len(rows):
+        raise ConfigError(f"{data.names[client]} has no samples, and so no statistics.")
+    running: list[_Moments] = []
+    tokens = torch.zeros(BUCKETS, dtype=torch.int64)
+    for chunk in _chunks(data, rows):
+        views = list(_views(data, chunk))
+        for index, view in enumerate(views):
+            if index == len(running):
+                running.append(_Moments(view.values))
+            running[index].add(view.values)
+            if view.tokens is not None:
+                tokens += _presence(view.tokens % BUCKETS, BUCKETS)
+    missing = data.missing[client] if data.missing else ()
+    features: list[FeatureSums] = []
+    for view, moments in zip(views, running, strict=True):
+        for index, name in enumerate(view.names):
+            mean, squares = moments.of(index, least)
+            gaps = missing[len(features)] if len(features) < len(missing) else 0
+            (hidden,) = suppress(torch.tensor([gaps]), torch.tensor([gaps]), least)
+            features.append(FeatureSums(name, mean, squares, hidden, view.low, view.high))
+    counts = _class_counts(data, rows)
+    kept = (tokens >= least).nonzero().flatten().tolist()
+    return Sums(
+        len(rows),
+        ", ".join("×".join(map(str, leaf.shape[1:])) for leaf in tree_leaves(take(data.x, rows[:1]))),
+        suppress(_noised(counts, privacy.noise), counts, least),
+        features,
+        [view.values.shape[2] for view in views for _ in view.names],
+        [(token, int(tokens[token])) for token in kept],
+    )
+
+
+def histograms(
+    data: Federation, client: int, edges: Sequence[Sequence[float]], privacy: Privacy
+) -> Histograms:
+    """The second pass: the values below the first edge, between two edges, and from the last edge on."""
+    rows = data.clients[client]
+    counted: list[Tensor] = []
+    seen: list[Tensor] = []  # the samples that fall into each cell: an image has many values
+    for chunk in _chunks(data, rows):
+        offset = 0
+        for view in _views(data, chunk):
+            for index in range(len(view.names)):
+                feature = offset + index
+                cuts = torch.tensor(edges[feature], dtype=torch.float64)
+                if feature == len(counted):
+                    empty = torch.zeros(len(cuts) + 1 if len(cuts) else 0, dtype=torch.int64)
+                    counted.append(empty)
+                    seen.append(empty.clone())
+                if not len(cuts):
+                    continue
+                cell = torch.bucketize(view.values[:, index].double(), cuts, right=True)  # (rows, values)
+                counted[feature] += torch.bincount(cell.flatten(), minlength=len(cuts) + 1)
+                seen[feature] += _presence(cell, len(cuts) + 1)
+            offset += len(view.names)
+    widths = [view.values.shape[2] for view in _views(data, rows[:1]) for _ in view.names]
+    return [
+        suppress(_noised(counts, privacy.noise * width), samples, privacy.min_count)
+        for counts, samples, width in zip(counted, seen, widths, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics of a federation: the sums and histograms of its clients by name."""
+
+    name: str
+    class_names: list[str]
+    privacy: Privacy
+    sites: dict[str, Sums]
+    histograms: dict[str, Histograms] = field(default_factory=dict)
+    bytes_sent: dict[str, int] = field(default_factory=dict)
+
+    def pooled(self) -> list[tuple[float, float] | None]:
+        """The mean and the deviation of each feature over all clients; None if no client shows it."""
+        pooled: list[tuple[float, float] | None] = []
+        for index in range(len(self.features)):
+            parts = [
+                (site.samples * site.values[index], site.features[index].mean, site.features[index].squares)
+                for site in self.sites.values()
+            ]
+            known = [
+                (n, mean, squares) for n, mean, squares in parts if mean is not None and squares is not None
+            ]
+            total = sum(n for n, _, _ in known)
+            if not total:
+                pooled.append(None)
+                continue
+            mean = sum(n * own for n, own, _ in known) / total
+            spread = sum(squares + n * (own - mean) ** 2 for n, own, squares in known) / total
+            pooled.append((mean, math.sqrt(spread)))
+        return pooled
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features, which are the same at every client."""
+        return [feature.name for feature in next(iter(self.sites.values())).features]
+
+    @property
+    def edges(self) -> list[list[float]]:
+        """The edges of each feature's histogram: round numbers around the federation's mean ± 3 deviations."""
+        first = next(iter(self.sites.values()))
+        edges: list[list[float]] = []
+        for feature, pooled in zip(first.features, self.pooled(), strict=True):
+            if pooled is None:
+                edges.append([])
+            elif feature.name.endswith(FLAG):
+                edges.append([-0.5, 0.5, 1.5])
+            else:
+                mean, spread = pooled
+                low, high = mean - 3 * spread, mean + 3 * spread
+                low = low if feature.low is None else max(low, feature.low)
+                high = high if feature.high is None else min(high, feature.high)
+                edges.append(_round_edges(low, high))
+        return edges
+
+    def scaling(self) -> tuple[list[float], list[float]]:
+        """The centre and the spread of each feature for ``data.scaling = "federated"``; flags stay 0 and 1."""
+        centres, spreads = [], []
+        for name, pooled in zip(self.features, self.pooled(), strict=True):
+            kept = pooled is None or name.endswith(FLAG)
+            mean, spread = (0.0, 1.0) if kept or pooled is None else pooled
+            centres.append(mean)
+            spreads.append(spread if spread > 0 else 1.0)
+        return centres, spreads
+
+
+FLAG = "(true/false)"
+"""The end of a flag's name; its values are 0 and 1."""
+
+
+def gather(data: Federation, privacy: Privacy) -> Statistics:
+    """The statistics of a federation in one process, as its clients would send them."""
+    clients = range(len(data))
+    sums = {data.names[client]: describe(data, client, privacy) for client in clients}
+    found = Statistics(data.name, list(data.class_names), privacy, sums)
+    counts = {data.names[client]: histograms(data, client, found.edges, privacy) for client in clients}
+    sent = {name: len(to_bytes(sums[name])) + len(to_bytes(counts[name])) for name in sums}
+    return replace(found, histograms=counts, bytes_sent=sent)
+
+
+def scale(data: Federation, scaling: tuple[Sequence[float], Sequence[float]]) -> Federation:
+    """The federation with every feature of its inputs moved by a centre and divided by a spread."""
+    if isinstance(data.x, Lazy):
+        raise ConfigError("data.scaling = 'federated' needs the inputs in memory; set data.lazy to false.")
+    numbers = iter(zip(*scaling, strict=True))
+
+    def scaled(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: scaled(value) for key, value in x.items()}
+        if isinstance(x, tuple):
+            return tuple(map(scaled, x))
+        values, names = _values_of(x[:1], data)
+        pairs = [next(numbers) for _ in names]
+        if not (x.is_floating_point() or x.dtype == torch.uint8):
+            return x
+        wide = [1, -1, *(1 for _ in x.shape[2:])] if values.shape[1] > 1 or x.shape[1] == 1 else [1]
+        centre, spread = (
+            torch.tensor(part, dtype=torch.float32).view(wide) for part in zip(*pairs, strict=True)
+        )
+        return (take(x, slice(None)) - centre.to(x.device)) / spread.to(x.device)
+
+    x = scaled(data.x)
+    numbers = iter(zip(*scaling, strict=True))
+    return replace(data, x=x, test_x=scaled(data.test_x) if len(data.test_y) else data.test_x)
+
+
+def federated_scaling(data: Federation, least: int) -> Federation:
+    """Every client's inputs standardised by the training samples of all clients together."""
+    if isinstance(data.x, Lazy):
+        return scale(data, ([], []))
+    sums = {str(client): describe(data, client, Privacy(least)) for client in range(len(data))}
+    return scale(data, Statistics(data.name, [], Privacy(least), sums).scaling())
+
+
+def to_bytes(value: Sums | Histograms) -> bytes:
+    """What travels: JSON."""
+    content = asdict(value) if isinstance(value, Sums) else value
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+
+
+def sums_from_bytes(data: bytes, like: Sums | None = None) -> Sums:
+    """The sums that a client sent, checked: they must have the features and classes of another client's."""
+    sums: Sums = _read(Sums, data)
+    if len(sums.values) != len(sums.features):
+        raise ConfigError("its statistics have another number of features than of values")
+    if like is not None:
+        mine, other = ([feature.name for feature in each.features] for each in (sums, like))
+        if mine != other:
+            raise ConfigError(
+                f"its features are {', '.join(mine):.500}; the first client has {', '.join(other):.500}"
+            )
+        if len(sums.classes) != len(like.classes):
+            raise ConfigError(
+                f"it counts {len(sums.classes)} classes; the first client has {len(like.classes)}"
+            )
+    return sums
+
+
+def histograms_from_bytes(data: bytes, edges: Sequence[Sequence[float]]) -> Histograms:
+    """The histograms that a client sent, checked against the edges."""
+    counts: Histograms = _read(Annotated[list[Cells], Field(max_length=10 * MOST_FEATURES)], data)
+    if [len(row) for row in counts] != [len(cuts) + 1 if cuts else 0 for cuts in edges]:
+        raise ConfigError("its histograms do not have the cells that were asked for")
+    return counts
+
+
+def _read(kind: Any, data: bytes) -> Any:
+    try:
+        return TypeAdapter(kind).validate_json(data)
+    except ValidationError as error:
+        raise ConfigError(f"its statistics have {explain(error)}") from None
+
+
+@dataclass(frozen=True)
+class _View:
+    """Some features of a batch."""
+
+    names: list[str]
+    values: Tensor  # (rows, features, values of a sample)
+    tokens: Tensor | None = None  # (rows, length)
+    low: float | None = None
+    high: float | None = None
+
+
+def _chunks(data: Federation, rows: Tensor) -> Iterator[Tensor]:
+    """The rows in parts that fit in memory, whatever the size of a sample."""
+    size = sum(leaf[0].numel() for leaf in tree_leaves(take(data.x, rows[:1])))
+    yield from rows.split(max(1, CHUNK // max(1, size)))
+
+
+def _views(data: Federation, rows: Tensor) -> Iterator[_View]:
+    """The features of some samples: those of the inputs, then the targets of regression."""
+    stored = data.x.take(rows) if isinstance(data.x, Lazy) else None
+    leaves = tree_leaves(stored) if stored is not None else [leaf[rows] for leaf in tree_leaves(data.x)]
+    for number, leaf in enumerate(leaves):
+        values, names = _values_of(leaf, data)
+        names = [f"input {number}: {name}" for name in names] if len(leaves) > 1 else names
+        bounds = (-1.0, 1.0) if leaf.dtype == torch.uint8 else (None, None)
+        tokens = leaf.flatten(1) if leaf.dtype == torch.int64 and leaf.ndim > 1 else None
+        yield _View(names, values, tokens, *((0.0, None) if tokens is not None else bounds))
+    if isinstance(data.task, Regression):
+        targets = data.y[rows].flatten(1) if data.y.ndim > 1 else data.y[rows, None]
+        names = ["target"] if targets.shape[1] == 1 else [f"target {i}" for i in range(targets.shape[1])]
+        yield _View(names, targets[:, :, None])
+
+
+def _values_of(leaf: Tensor, data: Federation) -> tuple[Tensor, list[str]]:
+    """Inputs as (rows, features, values) and the features' names."""
+    if leaf.dtype == torch.int64 and leaf.ndim > 1:
+        return (leaf.flatten(1) != 0).sum(1)[:, None, None], ["tokens"]
+    leaf = take(leaf, slice(None))
+    values = leaf.reshape(len(leaf), leaf.shape[1] if leaf.ndim > 1 else 1, -1)
+    if values.shape[1] > MOST_FEATURES:
+        return values.reshape(len(leaf), 1, -1), [f"all {values[0].numel():,} values"]
+    word = "channel" if leaf.ndim > 2 else "column"
+    names = list(data.columns[:-1]) or [f"{word} {index}" for index in range(values.shape[1])]
+    return values, names if len(names) == values.shape[1] else [f"{word} {i}" for i in range(values.shape[1])]
+
+
+class _Moments:
+    """Mean and squared deviations of features, chunk by chunk, and whether a few samples decide them."""
+
+    def __init__(self, first: Tensor) -> None:
+        # a value that nearly all samples have is the median of any part of them
+        self.usual = first.movedim(1, 0).flatten(1).double().median(1).values
+        self.count = 0
+        self.mean = torch.zeros_like(self.usual)
+        self.squares, self.others, self.largest, self.total = (torch.zeros_like(self.mean) for _ in range(4))
+
+    def add(self, values: Tensor) -> None:
+        values = values.double()
+        new = values.shape[0] * values.shape[2]
+        variance, mean = torch.var_mean(values, dim=(0, 2), correction=0)
+        before, self.count = self.count, self.count + new
+        step = mean - self.mean
+        self.mean += step * new / self.count
+        self.squares += variance * new + step**2 * before * new / self.count
+        away = values - self.usual[:, None]
+        self.others += (away != 0).any(2).sum(0)
+        by_sample = (away**2).sum(2)  # (rows, features)
+        self.largest = torch.maximum(self.largest, by_sample.max(0).values)
+        self.total += by_sample.sum(0)
+
+    def of(self, index: int, least: int) -> tuple[float | None, float | None]:
+        """Mean and squares of a feature; None if fewer than ``least`` samples differ, or one makes the difference."""
+        others = int(self.others[index])
+        samples_are_few = 0 < others < least
+        dominated = bool(self.largest[index] > DOMINANT * self.total[index])
+        if samples_are_few or dominated:
+            return None, None
+        return float(self.mean[index]), float(self.squares[index])
+
+
+def _class_counts(data: Federation, rows: Tensor) -> Tensor:
+    """The training samples that have each class."""
+    labels = data.y[rows]
+    known = data.task.classes_of(labels)
+    if known is not None:
+        return torch.bincount(known.cpu(), minlength=data.classes)
+    if isinstance(data.task, Regression):
+        return torch.zeros(0, dtype=torch.int64)
+    if labels.is_floating_point():  # several labels of a sample
+        return labels.sum(0).long()
+    counts = torch.zeros(data.classes, dtype=torch.int64)
+    for chunk in labels.flatten(1).split(max(1, CHUNK // max(1, labels[0].numel()))):
+        counts += _presence(chunk.clamp_min(-1) + 1, data.classes + 1)[
+            1:
+        ]  # negative labels are ignored positions
+    return counts
+
+
+def _presence(cells: Tensor, size: int) -> Tensor:
+    """In how many rows of (rows, values) each number below ``size`` occurs."""
+    counts = torch.zeros(size, dtype=torch.int64)
+    for part in cells.split(max(1, CHUNK // size)):
+        there = torch.zeros(len(part), size, dtype=torch.bool, device=part.device)
+        counts += there.scatter_(1, part, True).sum(0).cpu()
+    return counts
+
+
+def suppress(counts: Tensor, samples: Tensor, least: int) -> list[int | None]:
+    """The counts without those of 1 to least − 1 samples.
+
+    The total is known, so a single hidden cell could be computed: the next smallest is hidden too, until the hidden
+    ones together have enough samples.
+
+    >>> suppress(torch.tensor([2, 0, 40, 7]), torch.tensor([2, 0, 40, 7]), 5)
+    [None, 0, 40, None]
+    """
+    hidden = (samples > 0) & (samples < least)
+    while bool(hidden.any()) and (int(hidden.sum()) == 1 or int(samples[hidden].sum()) < least):
+        left = torch.where(hidden | (samples == 0), torch.iinfo(torch.int64).max, samples)
+        if bool((hidden | (samples == 0)).all()):
+            break
+        hidden[int(left.argmin())] = True
+    return [None if secret else int(count) for count, secret in zip(counts, hidden, strict=True)]
+
+
+def _noised(counts: Tensor, scale: float) -> Tensor:
+    """Counts with Laplace noise, as whole numbers from 0 on."""
+    if scale == 0:
+        return counts
+    draw = SystemRandom().expovariate
+    noise = torch.tensor([scale * (draw(1.0) - draw(1.0)) for _ in counts], dtype=torch.float64)
+    return (counts + noise).round().clamp_min(0).long()
+
+
+def _round_edges(low: float, high: float) -> list[float]:
+    """At most BINS + 1 edges at multiples of a round step.
+
+    >>> _round_edges(0.1, 11.7)[:3]
+    [0.0, 0.5, 1.0]
+    """
+    width = high - low if high > low else max(abs(low), 1.0)
+    raw = width / (BINS - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * (1 - 1e-9))
+    first = math.floor(low / step)
+    return [float(f"{(first + index) * step:.12g}") for index in range(math.ceil(high / step) - first + 1)]

@@ -1,0 +1,401 @@
+"""A trained model as files that other systems load, with a model card; compared with the module before it is done.
+
+The formats: ``onnx``, ``torch-export`` (a .pt2 program), ``hf`` (a transformers folder) and ``safetensors`` (weights).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpews import __version__
+from fedpews.build import build_network, build_task, load_data
+from fedpews.data.federation import Federation
+from fedpews.data.inputs import take
+from fedpews.data.statistics import suppress
+from fedpews.data.table import FEDERATED
+from fedpews.errors import ConfigError, RunFailed, first_line, need_extra
+from fedpews.experiment import Experiment
+from fedpews.neurons.modules import arguments, main_output
+from fedpews.result import Run, load
+from fedpews.results import layout
+from fedpews.results.files import write_atomically
+from fedpews.results.schema import GIVEN, FederationShape, read_object
+from fedpews.results.statistics import interval
+from fedpews.results.tensors import read_tensors
+from fedpews.tasks.names import show
+from fedpews.torch_private import tree_map_only
+from fedpews.trees import Tree
+
+SAMPLES = 32
+"""Held-out samples on which a file is compared with the module."""
+
+TOLERANCE = 1e-4
+"""The largest difference of an output, in parts of the largest output."""
+
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is exported, and what its card says of it."""
+
+    experiment: Experiment
+    module: nn.Module
+    samples: Any  # inputs to compare on
+    about: str  # which model, in words
+    compared_on: str
+    run: Run | None = None
+
+
+def export(chosen: Chosen, format: str, out: Path) -> float:
+    """Write the model and its card into a new folder; the largest difference on the samples.
+
+    The folder appears only when the files in it give the module's outputs.
+    """
+    writer = WRITERS.get(format)
+    if writer is None:
+        raise ConfigError(f"there is no format {format!r}; choose from {', '.join(WRITERS)}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists already; give another --out, or remove it first")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        module = chosen.module.eval()
+        with torch.no_grad():
+            expected = _call(module, chosen.samples)
+            read = writer(module, chosen.samples, aside)
+            difference = _difference(read(chosen.samples), expected)
+        if not difference <= TOLERANCE:
+            raise RunFailed(
+                f"the {format} file gives other outputs than the module: they differ by {difference:.2g}"
+            )
+        write_atomically(aside / CARD, model_card(chosen, format, difference).encode())
+        aside.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        os.replace(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return difference
+
+
+def choose_from_run(
+    folder: Path,
+    seed: int | None = None,
+    best: bool = False,
+    client: str | None = None,
+    data_dir: Path | None = None,
+) -> Chosen:
+    """The global model of a finished run, the best one, or a client's own after fine-tuning."""
+    run = load(folder)
+    experiment = run.experiment
+    if not run.summary:
+        done = max((record["round"] for record in run.rounds), default=0)
+        raise ConfigError(
+            f"{folder} is not finished: {done} of {experiment.rounds} rounds; finish it with --resume, then export"
+        )
+    if GIVEN in (experiment.model.name, experiment.data.name):
+        raise ConfigError(
+            f"{folder}: its model or its data was given in Python, so export it there: "
+            "fedpews.exporting.export(Chosen(...), format, folder)"
+        )
+    seed = experiment.seeds[0] if seed is None else seed
+    if seed not in experiment.seeds:
+        raise ConfigError(f"{folder} has no seed {seed}; it has {', '.join(map(str, experiment.seeds))}")
+    about, trees = f"the {'best' if best else 'final'} global model", run.best if best else run.params
+    if client is not None:
+        number = _client_number(run, client)
+        about, trees = (
+            f"the fine-tuned model of {client}",
+            {seed: run.finetuned.get(seed, {}).get(number, {})},
+        )
+    if not trees.get(seed):
+        key = "finetune.epochs" if client is not None else "stop.best"
+        raise ConfigError(
+            f"{folder} has no {about.removeprefix('the ')} of seed {seed}; a run keeps it if {key} is set"
+        )
+    module, samples, compared_on = build_module(experiment, trees[seed], seed, data_dir)
+    return Chosen(experiment, module, samples, f"{about}, seed {seed}", compared_on, run)
+
+
+def choose_weights(
+    config: Path, weights: Path, data: str | None = None, data_dir: Path | None = None
+) -> Chosen:
+    """A model that a site keeps: its weights, and the experiment that they were trained in.
+
+    Args:
+        data: the site's own, ``folder:PATH`` or ``FILE.py:function``.
+    """
+    experiment = Experiment.load(config)
+    if data is not None:
+        changes = {"name": data, "clients": None, "partition": None, "scaling": None}
+        table = experiment.data.model_copy(update=changes)
+        experiment = experiment.model_copy(update={"data": table})
+    params = read_tensors(weights, follow=True)
+    module, samples, compared_on = build_module(experiment, params, experiment.seeds[0], data_dir)
+    return Chosen(experiment, module, samples, f"the weights {weights.name}", compared_on)
+
+
+def build_module(
+    experiment: Experiment, params: Tree, seed: int, data_dir: Path | None
+) -> tuple[nn.Module, Any, str]:
+    """The experiment's model with these values, inputs to try it on, and what those are."""
+    shape, classes = experiment.flower.input_shape, experiment.data.classes or experiment.flower.classes
+    if experiment.data.name != "sites":
+        data = load_data(experiment, data_dir=data_dir)
+        compared_on = f"{min(SAMPLES, len(data.test_y))} held-out samples"
+    elif shape and classes:
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(SAMPLES, *shape, generator=generator), torch.zeros(0, dtype=torch.int64)
+        count = classes if isinstance(classes, int) else len(classes)
+        data = Federation(x, y, (), x, y, count, task=build_task(experiment))
+        compared_on = f"{SAMPLES} random inputs, as the data is at the sites"
+    else:
+        raise ConfigError(
+            "data.name is 'sites': flower.input_shape and data.classes must say what the model is for"
+        )
+    net = build_network(experiment, data)[0].at(seed)
+    try:
+        module = net.module(params)
+    except (KeyError, RuntimeError) as error:
+        raise ConfigError(f"these are not this model's weights: {first_line(error)}") from error
+    return module, take(data.test_x, slice(0, SAMPLES)), compared_on
+
+
+def model_card(chosen: Chosen, format: str, difference: float) -> str:
+    """What a person needs to know about the files: method, data, metrics, versions, and how to make them again."""
+    experiment, run = chosen.experiment, chosen.run
+    lines = [
+        f"# {experiment.method_label} on {experiment.data.name}",
+        "",
+        f"This is {chosen.about}, written by fedpews {__version__} as {format}. On {chosen.compared_on} its "
+        f"outputs differ from the PyTorch module's by at most {difference:.1g} of the largest.",
+        "",
+        f"- method: {experiment.method_label}, {experiment.rounds} rounds, seeds {experiment.seeds}",
+        f"- model: {experiment.model.name}, {sum(p.numel() for p in chosen.module.parameters()):,} parameters",
+        f"- task: {experiment.task.name}",
+        f"- inputs: {_inputs(chosen)}",
+        f"- versions: Python {platform.python_version()}, torch {torch.__version__}, fedpews {__version__}",
+        "",
+    ]
+    if run is not None:
+        lines += _data_section(run) + _metrics_section(run)
+        lines += ["## Make it again", "", f"    fedpews run config.toml --out {run.folder.name}", ""]
+    return "\n".join([*lines, "## config.toml", "", "```toml", experiment.to_toml().rstrip(), "```", ""])
+
+
+def _inputs(chosen: Chosen) -> str:
+    shapes = tree_map_only(
+        Tensor, lambda leaf: f"{'×'.join(map(str, leaf.shape[1:]))} {leaf.dtype}", chosen.samples
+    )
+    scaling, run = chosen.experiment.data.scaling, chosen.run
+    text = f"{shapes}".replace("torch.", "").replace("'", "")
+    if scaling == FEDERATED and run is not None and (run.folder / layout.STATISTICS).exists():
+        found = json.loads((run.folder / layout.STATISTICS).read_text())
+        return (
+            f"{text}, standardised by the statistics of all sites ({len(found['sites'])} in statistics.json)"
+        )
+    words = "as given" if scaling is None and ":" in chosen.experiment.data.name else scaling or "symmetric"
+    return f"{text}; data.scaling: {words}. Bytes become value / 127.5 − 1."
+
+
+def _data_section(run: Run) -> list[str]:
+    path = run.folder / layout.FEDERATION
+    facts: FederationShape = read_object(path, FederationShape) if path.exists() else {}
+    counts, least = facts.get("counts"), run.experiment.data.min_count
+    if not counts:
+        return ["## Data", "", "The data is at the sites, and its counts are not known here.", ""]
+    names = facts.get("client_names") or [str(number) for number in range(len(counts))]
+    classes = facts.get("class_names") or [str(label) for label in range(len(counts[0]))]
+    lines = ["## Data", "", "Training samples of each class at each client; cells of fewer than "]
+    lines[-1] += f"{least} samples are suppressed."
+    lines += ["", f"| client | {' | '.join(classes)} |", f"|---|{'---|' * len(classes)}"]
+    for name, row in zip(names, counts, strict=False):
+        cells = suppress(torch.tensor(row), torch.tensor(row), least)
+        lines.append(
+            f"| {name} | {' | '.join(f'<{least}' if cell is None else str(cell) for cell in cells)} |"
+        )
+    return [*lines, ""]
+
+
+def _metrics_section(run: Run) -> list[str]:
+    """The final metric: the mean over seeds and its 95 % interval, over all and at each client."""
+    metric, last = run.experiment.goal.metric, max(record["round"] for record in run.rounds)
+    final = [record for record in run.rounds if record["round"] == last]
+    over_all = [value for value in run.summary["final"][metric]["by_seed"] if value is not None]
+    rows = [("all", over_all)]
+    sites = final[0].get("sites")
+    if sites:
+        rows += [
+            (name, [r["sites"][name].get(metric) for r in final if name in r.get("sites", {})])
+            for name in sites
+        ]
+    else:
+        by_client = [_by_client(record, metric) for record in final]
+        names = _client_names(run, max(map(len, by_client), default=0))
+        rows += [(name, [row[i] for row in by_client if i < len(row)]) for i, name in enumerate(names)]
+    lines = ["## Metrics", "", f"Of the global model after round {last}, {len(over_all)} seed(s).", ""]
+    lines += [f"| where | {metric} | 95 % interval |", "|---|---|---|"]
+    for name, values in rows:
+        known = [value for value in values if value is not None]
+        if known:
+            low, high = interval(known)
+            span = f"{show(metric, low)} to {show(metric, high)}" if len(known) > 1 else "one seed"
+            lines.append(f"| {name} | {show(metric, sum(known) / len(known))} | {span} |")
+    return [*lines, ""]
+
+
+def _by_client(record: Mapping[str, Any], metric: str) -> Sequence[float | None]:
+    found = record.get("client_metrics", {}).get(metric)
+    return found or (record.get("client_accuracy") or [] if metric == "accuracy" else [])
+
+
+def _client_names(run: Run, count: int) -> list[str]:
+    path = run.folder / layout.FEDERATION
+    facts: FederationShape = read_object(path, FederationShape) if path.exists() else {}
+    names = facts.get("client_names") or []
+    return names if len(names) >= count else [str(number) for number in range(count)]
+
+
+def _client_number(run: Run, client: str) -> int:
+    names = _client_names(run, 0)
+    if client in names:
+        return names.index(client)
+    if client.isascii() and client.isdigit():
+        return int(client)
+    raise ConfigError(
+        f"there is no client {client!r}; there is {', '.join(names) or 'none with a name: give a number'}"
+    )
+
+
+def _call(module: nn.Module, x: Any) -> Tensor:
+    args, kwargs = arguments(x)
+    return main_output(module(*args, **kwargs))
+
+
+def _difference(mine: Tensor, expected: Tensor) -> float:
+    if mine.shape != expected.shape:
+        return float("inf")
+    largest = max(1e-6, float(expected.abs().max()))
+    return float((mine.double() - expected.double()).abs().max()) / largest
+
+
+Reader = Callable[[Any], Tensor]
+"""From inputs to outputs, by the file that was written."""
+
+
+def _write_safetensors(module: nn.Module, samples: Any, folder: Path) -> Reader:
+    from safetensors.torch import load_model, save_model
+
+    save_model(module, str(folder / "model.safetensors"))
+    again = copy.deepcopy(module)
+    with torch.no_grad():
+        for value in again.parameters():  # nothing of the module may be left
+            value.zero_()
+    load_model(again, str(folder / "model.safetensors"))
+    return lambda x: _call(again, x)
+
+
+def _write_program(module: nn.Module, samples: Any, folder: Path) -> Reader:
+    args, kwargs = arguments(samples)
+    path = folder / "model.pt2"
+    try:
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=_any_batch(args, kwargs))
+        torch.export.save(program, path)
+    except Exception as error:  # the tracer raises errors of many kinds
+        raise ConfigError(
+            f"the model cannot be written as a torch.export program: {first_line(error)}; try --format safetensors"
+        ) from error
+    again = torch.export.load(path).module()
+    return lambda x: _call(again, x)
+
+
+def _write_onnx(module: nn.Module, samples: Any, folder: Path) -> Reader:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        need_extra("onnx", name, "--format onnx")
+    import onnxruntime
+
+    args, kwargs = arguments(samples)
+    path = folder / "model.onnx"
+    # what torch says of its own parts and of packages that are not installed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=_any_batch(args, kwargs),
+            )
+        assert program is not None
+        program.save(str(path))
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # the converter raises errors of many kinds
+        raise ConfigError(
+            f"the model cannot be written as ONNX: {_cause(error)}; try --format torch-export"
+        ) from error
+    names = [entry.name for entry in session.get_inputs()]
+
+    def read(x: Any) -> Tensor:
+        args, kwargs = arguments(x)
+        values = [value.numpy() for value in (*args, *kwargs.values())]
+        return torch.from_numpy(session.run(None, dict(zip(names, values, strict=True)))[0])
+
+    return read
+
+
+def _cause(error: BaseException) -> str:
+    """The first error of a chain: the converter wraps what it found in reports of many lines."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)
+
+
+def _write_hf(module: nn.Module, samples: Any, folder: Path) -> Reader:
+    inner: Any = next((part for part in module.modules() if hasattr(part, "save_pretrained")), None)
+    if inner is None:
+        raise ConfigError(
+            f"{type(module).__name__} is no model of transformers, so there is no hf folder of it; "
+            "try --format safetensors"
+        )
+    inner.save_pretrained(folder)
+    kept = type(inner).from_pretrained(folder)
+    again = copy.deepcopy(module)
+    found = next(part for part in again.modules() if hasattr(part, "save_pretrained"))
+    found.load_state_dict(kept.state_dict())
+    return lambda x: _call(again.eval(), x)
+
+
+def _any_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Dynamic shapes of which only the first size, the batch's, may differ."""
+    batch = torch.export.Dim("batch", min=1)
+
+    def sizes(value: Any) -> Any:
+        return tree_map_only(Tensor, lambda leaf: {0: batch}, value)
+
+    return {key: sizes(value) for key, value in kwargs.items()} if kwargs else tuple(map(sizes, args))
+
+
+WRITERS: dict[str, Callable[[nn.Module, Any, Path], Reader]] = {
+    "onnx": _write_onnx,
+    "torch-export": _write_program,
+    "hf": _write_hf,
+    "safetensors": _write_safetensors,
+}

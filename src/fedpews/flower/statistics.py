@@ -1,0 +1,131 @@
+"""Statistics across sites: the server asks twice, first for sums and then for histograms on common edges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from pydantic import TypeAdapter, ValidationError
+
+from fedpews.data import Federation
+from fedpews.data.statistics import (
+    Privacy,
+    Statistics,
+    Sums,
+    describe,
+    histograms,
+    histograms_from_bytes,
+    sums_from_bytes,
+    to_bytes,
+)
+from fedpews.data.table import FEDERATED
+from fedpews.errors import ConfigError, RunFailed, explain
+from fedpews.experiment import Experiment
+from fedpews.flower.data import AT_SITES
+from fedpews.flower.logs import SiteLog
+from fedpews.flower.messages import deliver, pack, size_on_wire, unpack
+from fedpews.flower.roster import Expected, KnownSites, Roster, Seen
+from fedpews.methods.wire import BadMessage
+from fedpews.outside import MEGABYTE, read_bytes
+from fedpews.results.files import write_atomically
+from fedpews.results.layout import STATISTICS
+
+KIND = "statistics"
+"""Of the message, and of its record."""
+
+MOST_BYTES = 16 * MEGABYTE
+"""Of one site's answer."""
+
+
+def is_scaled(experiment: Experiment) -> bool:
+    """Whether the server must learn the sites' statistics before they train."""
+    return experiment.data.scaling == FEDERATED and experiment.data.name == AT_SITES
+
+
+def privacy_of(experiment: Experiment) -> Privacy:
+    return Privacy(experiment.data.min_count, experiment.data.count_noise)
+
+
+def answer(data: Federation, site: int, privacy: Privacy, question: RecordDict) -> RecordDict:
+    """A site's answer: its sums, or its histograms if the question has edges."""
+    try:
+        edges = TypeAdapter(list[list[float]]).validate_json(unpack(question, KIND))
+    except ValidationError as error:
+        raise BadMessage(f"the edges have {explain(error)}") from None
+    if not edges:
+        return RecordDict({KIND: pack(to_bytes(describe(data, site, privacy)))})
+    return RecordDict({KIND: pack(to_bytes(histograms(data, site, edges, privacy)))})
+
+
+def collect(
+    experiment: Experiment, data: Federation, grid: Grid, out: Path, roster: str, only_sums: bool = False
+) -> Statistics:
+    """Ask every site that is connected; stop with one line if a site does not fit, or fewer than min_sites answer.
+
+    Args:
+        data: what the server has.
+        only_sums: without the second question.
+    """
+    log, limits = SiteLog(out), experiment.flower
+    known = KnownSites.read(Path(roster).expanduser()) if roster else None
+    expected = Expected.of(experiment.fingerprint(), data, named=experiment.data.name != AT_SITES)
+    sites = Roster(grid, expected, known, Seen(None), log.report)
+    nodes = sites.wait_for(range(sites.total), limits.join_seconds)
+    if sites.refused:
+        each = "; ".join(
+            f"{sites.name(site)} is refused: {why}" for site, why in sorted(sites.refused.items())
+        )
+        raise ConfigError(f"the sites' statistics cannot be compared. {each}.")
+    sent: dict[str, int] = {}
+
+    def ask(edges: list[list[float]], read: Callable[[bytes], Any]) -> dict[str, Any]:
+        content = RecordDict({KIND: pack(json.dumps(edges).encode())})
+        kind, seconds = f"{MessageType.QUERY}.{KIND}", limits.round_seconds
+        messages = {site: Message(content, node, kind, ttl=seconds) for site, node in sorted(nodes.items())}
+        replies: Mapping[int, Message | str] = dict(deliver(grid, messages, seconds, MOST_BYTES))
+        answers = {}
+        for site in messages:
+            name, reply = sites.name(site), replies.get(site, "no answer")
+            try:
+                if isinstance(reply, str):
+                    raise BadMessage(reply)
+                answers[name] = read(unpack(reply.content, KIND))
+                sent[name] = sent.get(name, 0) + size_on_wire(reply)
+            except (BadMessage, ConfigError) as error:
+                raise RunFailed(f"{name} sent no statistics: {error}") from None
+        return answers
+
+    if len(nodes) < min(limits.min_sites, sites.total):
+        raise RunFailed(
+            f"{len(nodes)} of {sites.total} sites are connected after {limits.join_seconds:g} s "
+            f"(flower.join_seconds), and statistics need {limits.min_sites} (flower.min_sites)"
+        )
+    first: list[Sums] = []
+
+    def read_sums(content: bytes) -> Sums:
+        first.append(sums_from_bytes(content, first[0] if first else None))
+        return first[-1]
+
+    sums = ask([], read_sums)
+    names = list(experiment.data.classes or data.class_names)
+    found = Statistics(experiment.data.name, names, privacy_of(experiment), sums)
+    if not only_sums:
+        edges = found.edges
+        found = replace(found, histograms=ask(edges, lambda content: histograms_from_bytes(content, edges)))
+    found = replace(found, bytes_sent=sent)
+    write_atomically(out / STATISTICS, json.dumps(asdict(found), allow_nan=False).encode())
+    return found
+
+
+def read_statistics(folder: Path) -> Statistics:
+    """The statistics that a folder holds."""
+    path = folder / STATISTICS
+    try:
+        return TypeAdapter(Statistics).validate_json(read_bytes(path, 64 * MOST_BYTES))
+    except ValidationError as error:
+        raise ConfigError(f"{path} is damaged: {explain(error)}") from None
