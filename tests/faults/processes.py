@@ -29,6 +29,8 @@ from fedpews.errors import FedpewsError
 
 METHODS = (
     *("fedavg", "fedprox", "scaffold", "fednova", "moon", "feddyn", "ist", "fedpm", "lotteryfl", "fedweit"),
+    *("fedavg-m", "scaffold-m", "feddecorr", "feduv", "fedswa", "fedmoswa", "fedselect", "fedala", "spafl"),
+    *("fedavg+fedexp", "fedavg-m+pews", "scaffold-m+pews", "fedmoswa+pews"),
     *("fjord", "heterofl", "fedrolex", "fedavg+fedadam", "fedavg+pews", "scaffold+pews", "fedavg+pews-fixed"),
     *("fedavg+pews-auto", "fedavg+pews-random", "fedper", "fedrep", "ditto", "local", "ditto+pews"),
 )
