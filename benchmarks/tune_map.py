@@ -2,7 +2,7 @@
 
     python benchmarks/tune_map.py trials                 # writes the study map-tuning
     fedpews reproduce map-tuning --out build/lab         # about 4 of the 12 core-hours; see queue.txt
-    python benchmarks/tune_map.py settings --out build/lab   # writes the study map with the best trial of each
+    python benchmarks/tune_map.py settings --out build/lab   # writes results/map-tuning.json and the study map
 
 A trial's score is its accuracy on validation data, the mean over the last tenth of the rounds. The draw and its
 validation data are used for nothing else. A cell without finished trials gets the second one. What is chosen becomes
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from fedpews.paper.reproduce import load_study
 from fedpews.paper.study import cells
 
 STUDIES = Path(__file__).parent.parent / "src/fedpews/paper/studies"
-PUBLISHED = Path(__file__).parent.parent / "docs/results/runs"
+SCORES = Path(__file__).parent / "results/map-tuning.json"
+"""Of all trials that have run."""
 DRAW = 100
 """Of the data, for the trials."""
 HOURS = {"map-tuning": 4, "map": 8}
@@ -156,41 +156,53 @@ def trials() -> dict[str, Any]:
     }
 
 
-def scores(out: Path) -> dict[tuple[str, str], list[float]]:
-    """(method, problem) → the measure of each trial, −∞ for one that diverged or has not run."""
-    runner, measure, found = Runner(out, PUBLISHED), MEASURES[CHOICE], {}
+Scores = dict[str, dict[str, list[float | None]]]
+
+
+def scores(out: Path, file: Path | None = None) -> Scores:
+    """Method → problem → the measure of each trial, None for one that diverged; finished problems only.
+
+    What is known from earlier is in a file, which gets what is new.
+    """
+    file = file or SCORES
+    known: Scores = json.loads(file.read_text())["scores"] if file.exists() else {}
+    runner, measure = Runner(out), MEASURES[CHOICE]
     results = {(c.row, c.column): runner.read(c) for c in cells(load_study("map-tuning"))}
     for row, (_, _, some) in methods().items():
         for column in PROBLEMS:
-            runs = [results[f"{row}-{number}", column].runs.get(0) for number in range(1, len(some) + 1)]
-            goal = results[f"{row}-1", column].cell.experiment.goal
-            found[row, column] = [measure.read(run, goal) if run else -math.inf for run in runs]
-    return found
+            tried = [results[f"{row}-{number}", column] for number in range(1, len(some) + 1)]
+            # a run that diverged has a folder without an end
+            if any(result.runs for result in tried):
+                values = [measure.read(r.runs[0], r.cell.experiment.goal) if r.runs else None for r in tried]
+                known.setdefault(row, {})[column] = values
+    if known:
+        text = json.dumps({"draw": DRAW, "measure": CHOICE, "scores": known}, indent=None)
+        file.write_text(text.replace('}, "', '},\n"') + "\n")
+    return known
 
 
-def settings(known: dict[tuple[str, str], list[float]]) -> dict[str, Any]:
+def settings(known: Scores) -> dict[str, Any]:
     """The study map, with the best trial of each method in each problem."""
     rows, than = {}, {}
+    best = {
+        (row, column): max((score, number) for number, score in enumerate(tried) if score is not None)
+        for row, problems in known.items()
+        for column, tried in problems.items()
+    }
     for row, (label, common, some) in methods().items():
-        at = {}
-        for column in PROBLEMS:
-            tried = known.get((row, column), [])
-            if any(map(math.isfinite, tried)):
-                at[column] = some[tried.index(max(tried))]
+        at = {column: some[best[row, column][1]] for column in PROBLEMS if (row, column) in best}
         rows[row] = {"label": label, "set": common | some[1], "at": at}
         base, _, kind = row.rpartition("-")
         if kind in WARMUPS:
             than[row] = base
     claims = []
     for column, (name, _) in PROBLEMS.items():
-        best = {row: max(known.get((row, column), [-math.inf])) for row in rows}
-        base = max(BASES, key=lambda row: best[row])
-        warm = max((f"{base}-{kind}" for kind in WARMUPS), key=lambda row: best[row])
-        if math.isfinite(best[base]) and math.isfinite(best[warm]):
-            text = f"{name}: a warmup adds to the method that is best without one"
-            claims.append(
-                {"text": text, "rows": [warm], "than": base, "measure": "late", "columns": [column]}
-            )
+        if any((row, column) not in best for row in rows):
+            continue
+        base = max(BASES, key=lambda row: best[row, column])
+        warm = max((f"{base}-{kind}" for kind in WARMUPS), key=lambda row: best[row, column])
+        text = f"{name}: a warmup adds to the method that is best without one"
+        claims.append({"text": text, "rows": [warm], "than": base, "measure": "late", "columns": [column]})
     options = {"measure": "late", "than": than, "title": "what a warmup adds to each method"}
     return {
         "order": 31,

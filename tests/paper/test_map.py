@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import math
+import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from toy import study
 
 from fedpews.data import load
 from fedpews.experiment import Experiment
-from fedpews.paper.reproduce import load_study
-from fedpews.paper.study import cells
+from fedpews.paper.cells import Runner
+from fedpews.paper.reproduce import load_study, run_study
+from fedpews.paper.study import Line, cells
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,20 +56,42 @@ def test_every_method_has_as_many_trials_on_validation_data_of_a_draw_that_the_m
 def test_the_best_trial_becomes_the_setting_and_the_best_method_the_one_to_beat(
     tune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {(row, "n4"): [10.0, 20.0, -math.inf, 5.0] for row in tune.methods()}
-    known["scaffold", "n4"] = [10.0, 20.0, 30.0, 70.0]
-    known["scaffold-random", "n4"] = [60.0, 1.0, 1.0, 1.0]
+    known = {row: {"n4": [10.0, 20.0, None, 5.0]} for row in tune.methods()}
+    known["scaffold"]["n4"] = [10.0, 20.0, 30.0, 70.0]
+    known["scaffold-random"]["n4"] = [60.0, 1.0, 1.0, 1.0]
     monkeypatch.setattr(tune, "STUDIES", tmp_path)
     tune.write("map", tune.settings(known))
-    study = load_study(str(tmp_path / "map.toml"))
-    rates = {(cell.row, cell.column): cell.experiment.train.lr for cell in cells(study)}
+    made = load_study(str(tmp_path / "map.toml"))
+    rates = {(cell.row, cell.column): cell.experiment.train.lr for cell in cells(made)}
     assert rates["scaffold", "n4"] == 0.3
     assert rates["scaffold-random", "n4"] == 0.01
     assert rates["fedprox", "n4"] == 0.03
     assert rates["scaffold", "n8"] == 0.03  # not tuned: the second trial
-    (claim,) = study.claims
+    (claim,) = made.claims
     assert (claim.rows, claim.than, claim.columns) == (["scaffold-random"], "scaffold", ["n4"])
-    assert "1 of 10 problems are tuned" in study.notes
+    assert "1 of 10 problems are tuned" in made.notes
+
+
+def test_scores_are_those_of_the_runs_and_stay_when_the_runs_are_gone(
+    tune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedpews.report.html.write_report", lambda folders, path: path)
+    small = {"rounds": 2, "train": {"steps": 1}, "model": {"hidden": [4, 4]}, "runtime": {"engine": "eager"}}
+    columns = {"n4": Line(set={"data": {"name": "synthetic-3.2k", "validation": 0.2}, **small})}
+    rows = {f"fedavg-{number}": Line(set={"train.lr": 0.1 * number}) for number in range(1, 4)}
+    rows["fedavg-4"] = Line(set={"train.lr": 1e30, "train.steps": 20})
+    toy = study(rows=rows, columns=columns, paper={}, claims=[], seeds=[0])
+    monkeypatch.setattr(tune, "load_study", lambda name: toy)
+    monkeypatch.setattr(tune, "PROBLEMS", {"n4": tune.PROBLEMS["n4"]})
+    monkeypatch.setattr(tune, "methods", lambda: {"fedavg": tune.BASES["fedavg"]})
+    outcome = run_study(toy, Runner(tmp_path / "runs"))
+
+    known = tune.scores(tmp_path / "runs", tmp_path / "scores.json")
+
+    last = [outcome.table[f"fedavg-{number}", "n4"].runs[0][-1] for number in range(1, 4)]
+    assert known["fedavg"]["n4"] == [*(pytest.approx(100 * r["validation"]["accuracy"]) for r in last), None]
+    assert json.loads((tmp_path / "scores.json").read_text())["draw"] == 100
+    assert tune.scores(tmp_path / "nothing", tmp_path / "scores.json") == known
 
 
 def test_each_client_of_the_shifted_digits_sees_all_classes_changed_in_its_own_way(
