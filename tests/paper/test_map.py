@@ -9,13 +9,14 @@ from types import ModuleType
 
 import pytest
 import torch
-from toy import study
 
 from fedpews.data import load
 from fedpews.experiment import Experiment
 from fedpews.paper.cells import Runner
 from fedpews.paper.reproduce import load_study, run_study
 from fedpews.paper.study import Line, cells
+from tiny_files import write_mnist
+from toy import study
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,7 +98,7 @@ def test_scores_are_those_of_the_runs_and_stay_when_the_runs_are_gone(
 def test_each_client_of_the_shifted_digits_sees_all_classes_changed_in_its_own_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module(ROOT / "tests/data/tiny_files.py").write_mnist(tmp_path, per_class=100)
+    write_mnist(tmp_path, per_class=100)
     monkeypatch.setenv("FEDPEWS_DATA", str(tmp_path))
     monkeypatch.setenv("FEDPEWS_OFFLINE", "1")
     data = load("fedpews.paper.domains:digits", seed=3)
