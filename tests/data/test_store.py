@@ -171,7 +171,7 @@ def test_a_name_that_cannot_be_loaded_is_refused(name: str, message: str) -> Non
 
 def test_the_catalogue_is_whole() -> None:
     for source in SOURCES.values():
-        assert source.partition in ("iid", "parity", "source")
+        assert source.partition in ("class", "iid", "parity", "source")
         assert bool(source.files) == (source.kind in ("idx", "cifar", "medmnist"))
         assert (
             not source.class_names
