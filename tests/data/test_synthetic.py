@@ -86,6 +86,20 @@ def test_with_one_shape_the_clusters_are_tilted_everywhere_and_nothing_else_diff
     assert torch.equal(data.test_x, sample(1600, 1, "test", TILTED)[0])
 
 
+@pytest.mark.parametrize("classes", [8, 16])
+def test_with_more_classes_each_corner_has_its_own_and_the_clusters_stay(classes: int) -> None:
+    (centres, shapes, labels), usual = clusters(classes=classes), clusters()
+    assert torch.equal(centres, usual[0])
+    assert torch.equal(shapes, usual[1])
+    # 16 clusters, in the order of the corners; neighbours along a corner are of different classes
+    assert labels.bincount().tolist() == [16 // classes] * classes
+    assert [len(set(corner)) for corner in labels.view(4, 4).tolist()] == [classes // 4] * 4
+    assert bool((labels.view(4, 4).diff() != 0).all())
+    data = load(f"synthetic-{classes}", train_per_class=4, test_per_class=2)
+    assert data.counts().tolist() == (4 * torch.eye(classes, dtype=torch.int64)).tolist()
+    assert data.test_y.bincount().tolist() == [2] * classes
+
+
 def test_load_takes_the_keys_of_the_data_table_and_refuses_others() -> None:
     data = load("synthetic-3.2k", train_per_class=10, validation=0.2)
     # 20 samples for each of two clients, a fifth of them held out

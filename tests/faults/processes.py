@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+import fedpews.measure
 import fedpews.report.compare
 import fedpews.report.html
 import fedpews.running
@@ -29,11 +30,15 @@ from fedpews.errors import FedpewsError
 
 METHODS = (
     *("fedavg", "fedprox", "scaffold", "fednova", "moon", "feddyn", "ist", "fedpm", "lotteryfl", "fedweit"),
+    *("fedavg-m", "scaffold-m", "feddecorr", "feduv", "fedswa", "fedmoswa", "fedselect", "fedala", "spafl"),
+    *("fedavg+fedexp", "fedavg-m+pews", "scaffold-m+pews", "fedmoswa+pews"),
     *("fjord", "heterofl", "fedrolex", "fedavg+fedadam", "fedavg+pews", "scaffold+pews", "fedavg+pews-fixed"),
     *("fedavg+pews-auto", "fedavg+pews-random", "fedper", "fedrep", "ditto", "local", "ditto+pews"),
 )
 
 ROUNDS = 6
+TIMED = (fedpews.server, fedpews.measure)
+"""Where a round's seconds are measured."""
 TRACEBACK = 99
 """The exit code of a child that ended with an exception that is not one of ours."""
 
@@ -94,7 +99,8 @@ def run(out: Path, method: str, engine: str = "eager", resume: bool = False, **m
     """A run of few rounds whose every byte is decided by its experiment."""
     torch.set_num_threads(1)
     # seconds are nobody's contract, and would be the only difference
-    fedpews.server.time = fedpews.measure.time = _NoTime  # type: ignore[attr-defined]
+    for module in TIMED:
+        module.time = _NoTime  # type: ignore[attr-defined]
     x, y = samples()
     settings: dict[str, Any] = {
         "rounds": ROUNDS,
@@ -114,7 +120,7 @@ def warm_up() -> None:
     """Import in this process what a run imports on its way, so that no child has to; no thread is left."""
     for module in ("torch._inductor.cpp_builder", "fedpews.engines.compiled.engine", "fedpews.methods.fedbn"):
         importlib.import_module(module)
-    before, threads = fedpews.server.time, torch.get_num_threads()  # type: ignore[attr-defined]
+    before, threads = [timed.time for timed in TIMED], torch.get_num_threads()  # type: ignore[attr-defined]
     try:
         with tempfile.TemporaryDirectory() as folder:
             for method in ("scaffold+pews", "ditto"):
@@ -122,7 +128,8 @@ def warm_up() -> None:
             fedpews.load(Path(folder) / "ditto")
     finally:
         # other tests may follow in this process
-        fedpews.server.time = fedpews.measure.time = before  # type: ignore[attr-defined]
+        for timed, time in zip(TIMED, before, strict=True):
+            timed.time = time  # type: ignore[attr-defined]
         torch.set_num_threads(threads)
 
 

@@ -10,6 +10,8 @@ import processes
 import pytest
 import torture
 
+from fedpews.compose import METHODS, PERSONAL, WARMUPS
+
 
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
@@ -45,3 +47,9 @@ def test_no_damaged_file_gives_another_result_or_a_traceback(capsys: pytest.Capt
     assert not wrong, capsys.readouterr().out
     assert sum(row["healed"] for row in rows.values())
     assert sum(row["refused"] for row in rows.values())
+
+
+def test_every_method_is_in_the_list_of_those_killed_and_resumed() -> None:
+    listed = {part for name in processes.METHODS for part in name.split("+")}
+    # fedbn needs a model with norm layers, and the other optimisers of a server have the same slots as fedadam
+    assert {*METHODS, *PERSONAL, *WARMUPS, "fedexp", "fedadam"} - {"fedbn"} <= listed

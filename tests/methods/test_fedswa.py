@@ -28,9 +28,9 @@ def weights(played: Played) -> list[float]:
 def test_the_rate_falls_within_a_round_as_soon_as_the_client_knows_its_steps() -> None:
     # round 1 is FedAvg's: .81 and 1.57, mean 1.19;  round 2 has the rates .1 and .1·(1 − 1/2) = .05
     # client 0: 1.19 − .119 = 1.071, 1.071 − .05355 = 1.01745;  client 1: 1.19 + .281 = 1.471, + .12645 = 1.59745
-    assert weights(play(FedSWA())) == pytest.approx([1.19, (1.01745 + 1.59745) / 2])
+    assert weights(play(FedSWA(rho=0.0, alpha=1.0))) == pytest.approx([1.19, (1.01745 + 1.59745) / 2])
     # ρ = .5: the second rate is .1·(1 − .5·.5) = .075: 1.071 − .080325 and 1.471 + .189675
-    assert weights(play(FedSWA(rho=0.5)))[1] == pytest.approx((0.990675 + 1.660675) / 2)
+    assert weights(play(FedSWA(rho=0.5, alpha=1.0)))[1] == pytest.approx((0.990675 + 1.660675) / 2)
 
 
 def test_the_server_goes_on_past_the_mean() -> None:
@@ -48,7 +48,7 @@ def test_a_round_with_more_steps_than_the_last_ends_at_the_lowest_rate() -> None
 
 
 def test_fedmoswa_corrects_steps_and_its_common_control_has_momentum() -> None:
-    played = play(FedMoSWA(gamma=0.5))
+    played = play(FedMoSWA(rho=0.0, alpha=1.0, gamma=0.5))
     # round 1: c_0 = .95, c_1 = −2.85, m = .5·(−.95) = −.475
     # round 2, client 0: 1.19 − .95 − .475 = −.235, w = 1.2135; rate .05: 1.2135 − 1.425 = −.2115, w = 1.224075
     #          client 1: −2.81 + 2.85 − .475 = −.435, w = 1.2335; −2.7665 + 2.375 = −.3915, w = 1.253075
@@ -62,7 +62,7 @@ def test_fedmoswa_corrects_steps_and_its_common_control_has_momentum() -> None:
 
 def test_with_a_constant_rate_and_the_mean_it_is_fedavg() -> None:
     net, clients = small_network(), small_clients()
-    ours, plain = (Playground(m, net, clients).partly(3) for m in (FedSWA(rho=1.0), FedAvg()))
+    ours, plain = (Playground(m, net, clients).partly(3) for m in (FedSWA(rho=1.0, alpha=1.0), FedAvg()))
     check_same(ours, plain, "it differs", deep=False)
 
 

@@ -112,3 +112,10 @@ def test_a_measure_of_any_metric_is_made_of_its_name_and_chooses_on_validation_d
     assert not MEASURES["best:mae"].higher_is_better
     assert MEASURES["final:auroc"].higher_is_better
     assert math.isnan(MEASURES["best:mae"].read([{"metrics": {"mae": 3.0}}], Goal()))
+
+
+def test_late_validation_is_the_mean_over_the_last_tenth_of_the_rounds_that_were_evaluated() -> None:
+    run = [{"validation": {"accuracy": number / 20}} if number % 2 else {} for number in range(40)]
+    # twenty rounds have a number; the last two are 37/20 and 39/20
+    assert MEASURES["late_validation"].read(run, Goal()) == pytest.approx(190)
+    assert math.isnan(MEASURES["late_validation"].read([{"accuracy": 1.0}], Goal()))

@@ -450,6 +450,13 @@ def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None
         run_study(study(), Runner(tmp_path), only="fedavg:z")
 
 
+def test_a_column_alone_stands_for_all_its_cells(tmp_path: Path) -> None:
+    outcome = run_study(study(), Runner(tmp_path), only=":a")
+    statuses = {place: result.status for place, result in outcome.table.items()}
+    assert {row: statuses[row, "a"] for row in ("fedavg", "pews")} == {"fedavg": "done", "pews": "done"}
+    assert {statuses["fedavg", "b"], statuses["pews", "b"]} == {"not run"}
+
+
 def test_fixed_masks_that_zero_what_is_unowned_or_are_evaluated_whole_are_cells_of_their_own() -> None:
     study = load_study("calibration-images")
     names = {(cell.row, cell.column): cell.name for cell in cells(study)}

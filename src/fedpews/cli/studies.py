@@ -67,7 +67,8 @@ def reproduce(
     cells: Annotated[
         str | None,
         typer.Option(
-            metavar="ROW[:COLUMN],...", help="Run only these cells, in this order; the page shows all."
+            metavar="ROW[:COLUMN],...",
+            help="Run only these cells, in this order; :COLUMN is a whole column. The page shows all.",
         ),
     ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only show what is there.")] = True,

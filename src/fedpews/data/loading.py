@@ -167,8 +167,8 @@ def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Fe
     if known is not None and known.kind == "synthetic":
         if table.scaling is not None:
             raise ConfigError(f"scaling is for images; {known.name} has none.")
-        x, y = synthetic.sample(table.train_per_class or 1, table.seed, "train")
-        test = synthetic.sample(table.test_per_class or 1, table.seed, "test")
+        x, y = synthetic.sample(table.train_per_class or 1, table.seed, "train", classes=known.classes)
+        test = synthetic.sample(table.test_per_class or 1, table.seed, "test", classes=known.classes)
         names = tuple(map(str, range(known.classes)))
         return build(
             x, y, [torch.arange(len(y))], *test, known.classes, known.name, names, (known.name,), task=task

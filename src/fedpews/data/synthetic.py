@@ -1,4 +1,4 @@
-"""Four classes of interleaved 2-D clusters, lifted to five standardised features: the paper's synthetic data."""
+"""Interleaved 2-D clusters, lifted to five standardised features; with four classes they are the paper's data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 
-CLASSES = 4
 CORNERS = ((-4.0, 4.0), (4.0, 4.0), (-4.0, -4.0), (4.0, -4.0))
 """Top left, top right, bottom left, bottom right; from each, four clusters run down to the right."""
 
@@ -20,25 +19,33 @@ SHAPES = (((0.05, 0.0), (0.0, 0.45)), TILTED, TILTED, ((0.25, 0.0), (0.0, 0.05))
 Shape = tuple[tuple[float, float], tuple[float, float]]
 
 
-def clusters(shape: Shape | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def clusters(shape: Shape | None = None, classes: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     """The 16 clusters: their centres (16, 2), their shapes (16, 2, 2) and the class of each (16,).
 
     At each corner four clusters have offsets k·(1, −1). Two classes alternate along them: 0 and 2 at the top,
-    1 and 3 at the bottom, so the even classes are the upper half of the plane and the odd ones the lower.
+    1 and 3 at the bottom, so the even classes are the upper half of the plane and the odd ones the lower. With eight
+    classes each corner has two of its own that alternate, with sixteen every cluster is a class.
 
     Args:
         shape: of all clusters; by default each corner has its own.
+        classes: 4, 8 or 16.
     """
     k = torch.arange(4)
     steps = k[:, None] * torch.tensor([1.0, -1.0], dtype=torch.float64)
     centres = torch.tensor(CORNERS, dtype=torch.float64)[:, None] + steps  # (corners, 4, 2)
     shapes = torch.tensor(SHAPES if shape is None else [shape] * len(CORNERS), dtype=torch.float64)
-    labels = [2 * (k % 2) + bottom for bottom in (0, 0, 1, 1)]
+    if classes == 4:
+        labels = [2 * (k % 2) + bottom for bottom in (0, 0, 1, 1)]
+    else:
+        each = classes // len(CORNERS)
+        labels = [each * corner + k % each for corner in range(len(CORNERS))]
     return centres.flatten(0, 1), shapes.repeat_interleave(4, 0), torch.cat(labels)
 
 
-def sample(per_class: int, seed: int, purpose: str, shape: Shape | None = None) -> tuple[Tensor, Tensor]:
-    """``per_class`` points of each class, spread evenly over its four clusters.
+def sample(
+    per_class: int, seed: int, purpose: str, shape: Shape | None = None, classes: int = 4
+) -> tuple[Tensor, Tensor]:
+    """``per_class`` points of each class, spread evenly over its clusters.
 
     The features are [x, y, x², y², xy], each of mean 0 and deviation 1 over these points.
 
@@ -48,10 +55,10 @@ def sample(per_class: int, seed: int, purpose: str, shape: Shape | None = None) 
     """
     if per_class < 1:
         raise ConfigError(f"the number of samples per class must be above 0; got {per_class}.")
-    centres, shapes, labels = clusters(shape)
+    centres, shapes, labels = clusters(shape, classes)
     generator = torch.Generator().manual_seed(fold(seed, "synthetic", purpose))
     points = []
-    for label in range(CLASSES):
+    for label in range(classes):
         of_class = (labels == label).nonzero().flatten()
         cluster = of_class[torch.arange(per_class) % len(of_class)]
         noise = torch.randn(per_class, 1, 2, generator=generator, dtype=torch.float64)
@@ -59,7 +66,7 @@ def sample(per_class: int, seed: int, purpose: str, shape: Shape | None = None) 
     a, b = torch.cat(points).unbind(1)
     features = torch.stack([a, b, a * a, b * b, a * b], 1)  # (samples, 5)
     spread, middle = torch.std_mean(features, dim=0, correction=0)
-    return ((features - middle) / spread).float(), torch.arange(CLASSES).repeat_interleave(per_class)
+    return ((features - middle) / spread).float(), torch.arange(classes).repeat_interleave(per_class)
 
 
 def one_shape(seed: int) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:

@@ -30,7 +30,8 @@ class FedALA(LocalSGD):
     mixed.
 
     The paper moves W over a random part of the samples before the round, the first time until the loss is steady; here
-    it takes the round's own batches, as many each time.
+    it takes the round's own batches, as many each time. The authors' program evaluates a client's model after W was
+    learned and before the round's training.
 
     Args:
         names: the upper layers: ``"head"``, ``"all"``, or names of parameters or modules.

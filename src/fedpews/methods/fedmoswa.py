@@ -25,8 +25,9 @@ class FedMoSWA(FedSWA):
     """FedSWA whose steps follow g − c_i + m, with c_i the client's own control and m the server's, both zero at first.
 
     Afterwards c_i⁺ = c_i − m + (x_g − y)/Σ_k η_k, the mean of the client's gradients by their rates, and at the server
-    m ← m + γ·mean(c_i⁺ − m) over the clients of the round; SCAFFOLD's c is Σ c_i/N instead. Plain SGD only. In the
-    authors' program the local rate of this method is constant.
+    m ← m + γ·mean(c_i⁺ − m) over the clients of the round; SCAFFOLD's c is Σ c_i/N instead. Plain SGD only. The
+    defaults are the paper's; in the authors' program the local rate is constant, α = 1, γ = 0.4, and the first m is the
+    whole mean.
 
     In a warmup Σ_k η_k is over the steps in which the element took part, c_i changes only where the client uploads, and
     the mean runs over the owners of an element.
@@ -37,10 +38,10 @@ class FedMoSWA(FedSWA):
         gamma: γ, how far m goes towards the round's mean.
 
     >>> FedMoSWA().gamma
-    0.4
+    0.2
     """
 
-    gamma: Share = 0.4
+    gamma: Share = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,18 +29,19 @@ class FedSWA(LocalSGD):
     """FedAvg whose k-th local step has the rate η·(1 − (1 − ρ)·k/K), and whose server moves by α·(mean(y_i) − x_g).
 
     k counts from 0 in every round, so the rate is cyclical. K is what the client did in its last round; in its first
-    one it does not know K, and the rate stays η. The defaults are the authors' program's, which also doubles η.
+    one it does not know K, and the rate stays η. The defaults are the paper's; the authors' program has ρ = 0 and α = 1
+    instead, and doubles η.
 
     Args:
         rho: ρ, the part of the rate that is left at the end of a round; 1 with ``alpha=1`` is FedAvg.
         alpha: α, how far the server goes towards the mean of the clients, or past it.
 
-    >>> FedSWA(alpha=1.5).rho
-    0.0
+    >>> FedSWA().alpha
+    1.5
     """
 
-    rho: Annotated[float, Field(ge=0, le=1)] = 0.0
-    alpha: Positive = 1.0
+    rho: Annotated[float, Field(ge=0, le=1)] = 0.1
+    alpha: Positive = 1.5
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         unknown = torch.tensor(torch.inf, device=net.device)

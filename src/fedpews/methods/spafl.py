@@ -32,7 +32,8 @@ class SpaFL(Method, ClientHalf):
     own masked one; the global model is the initial one under the common thresholds.
 
     The authors' program lets a gradient through the mask only where |mean|w| − τ| > 1, takes a filter's width × height
-    for n, and tells each round's Δτ to every client; here a client that was absent gets the sum with its next download.
+    for n, has momentum and clips gradients, and sends each round's Δτ to every client; here a client that was absent
+    gets the sum with its next download.
 
     Args:
         sparsity: α, how strongly thresholds are pushed up; the authors use 0.0001 to 0.002.

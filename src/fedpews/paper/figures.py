@@ -21,9 +21,18 @@ from fedpews.paper.cells import CellResult
 from fedpews.paper.measures import MEASURES, printed
 from fedpews.paper.study import Study
 from fedpews.report.figures import OF_STUDY, figure_of, find_kind
-from fedpews.report.plots import curve, plot_curves, plot_heatmap, plot_over, plot_split
+from fedpews.report.plots import (
+    OUTCOMES,
+    curve,
+    plot_curves,
+    plot_differences,
+    plot_heatmap,
+    plot_over,
+    plot_split,
+)
 from fedpews.report.style import USUAL, Color, colors, new_figure
 from fedpews.results.records import Record
+from fedpews.results.statistics import Difference, corrected, paired_difference
 from fedpews.tasks.names import Goal
 
 if TYPE_CHECKING:
@@ -203,6 +212,57 @@ def heatmap(view: _View) -> Figure:
     labels = [study.row_label(row) for row in study.rows]
     plot_heatmap(right, means, labels, [study.column_label(c) for c in study.columns])
     right.set_title(measure.label, fontsize=10)
+    return figure
+
+
+@figure_of(OF_STUDY)
+def gains(view: _View) -> Figure:
+    """What each row gains over another one (``options.than``: row → the other), a cell for each column.
+
+    The p of a column's cells are corrected for each other. Framed are the rows whose other is the best in the column.
+    """
+    from matplotlib.patches import Patch
+
+    study, than = view.study, view.options["than"]
+    measure = MEASURES[view.options.get("measure", "final")]
+    rows = [row for row in than if row in study.rows and than[row] in study.rows]
+
+    def read(row: str, column: str) -> dict[int, float]:
+        result = view.results.get((row, study.column_for(row, column)))
+        if result is None:
+            return {}
+        goal = result.cell.experiment.goal
+        return {seed: measure.restricted(run, goal) for seed, run in result.runs.items()}
+
+    cells: dict[tuple[int, int], Difference] = {}
+    framed = []
+    sign = 1 if measure.higher_is_better else -1
+    for j, column in enumerate(study.columns):
+        others = {row: read(row, column) for row in dict.fromkeys(than[row] for row in rows)}
+        found = [
+            paired_difference(read(row, column), others[than[row]], measure.higher_is_better) for row in rows
+        ]
+        tested = [i for i, difference in enumerate(found) if difference.seeds]
+        cells |= {
+            (i, j): difference
+            for i, difference in zip(tested, corrected([found[i] for i in tested]), strict=True)
+        }
+        means = {row: sign * fmean(values.values()) for row, values in others.items() if values}
+        best = max(means, key=lambda row: means[row], default=None)
+        # with a part of the others the best of all is not known
+        framed += [(i, j) for i in tested if than[rows[i]] == best and len(means) == len(others)]
+    columns = [study.column_label(column).replace(", ", "\n") for column in study.columns]
+    figure = new_figure(2.4 + 0.95 * len(columns), 1.5 + 0.36 * len(rows))
+    axes = figure.subplots()
+    plot_differences(axes, cells, [study.row_label(row) for row in rows], columns, framed)
+    axes.tick_params(axis="x", labelsize=8)
+    for i in range(1, len(rows)):
+        if than[rows[i]] != than[rows[i - 1]]:
+            axes.axhline(i - 0.5, color="w", linewidth=4)
+    axes.set_title(f"{view.options.get('title', 'gain')}: {measure.label}", fontsize=10)
+    key = [Patch(color=color, label=outcome) for outcome, color in OUTCOMES.items()]
+    key.append(Patch(fill=False, edgecolor="k", label="over the best method of the column"))
+    figure.legend(handles=key, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 

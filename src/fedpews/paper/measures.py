@@ -102,6 +102,12 @@ def late(records: Sequence[Record], goal: Goal) -> float:
     return 100 * fmean(float(record["accuracy"]) for record in seen[-max(1, len(seen) // 10) :])
 
 
+@_measure("mean accuracy on validation data over the last tenth of the rounds %", unit="points")
+def late_validation(records: Sequence[Record], goal: Goal) -> float:
+    seen = [record["validation"]["accuracy"] for record in records if record.get("validation")]
+    return 100 * fmean(seen[-max(1, len(seen) // 10) :]) if seen else math.nan
+
+
 @_measure("the first client's part of the neurons owned %", unit="points")
 def first_share(records: Sequence[Record], goal: Goal) -> float:
     """At the end of the warmup."""

@@ -60,6 +60,9 @@ def _problems(study: Study) -> Iterator[str]:
     for figure in study.figures:
         if figure.kind not in KINDS[OF_STUDY]:
             yield f"there is no figure of kind {figure.kind!r}; choose from {', '.join(KINDS[OF_STUDY])}"
+        for row in itertools.chain.from_iterable(figure.options.get("than", {}).items()):
+            if row not in study.rows:
+                yield f"a figure of kind {figure.kind!r} names {row!r}, which is no row"
 
 
 def reproduce(
@@ -78,7 +81,8 @@ def reproduce(
     pages show the runs that exist, in run folders or in compact form.
 
     Args:
-        only: cells to run, ``row`` or ``row:column``, several joined by commas, in this order; all by default.
+        only: cells to run, ``row``, ``row:column`` or ``:column``, several joined by commas, in this order; all by
+            default.
     """
     folder, scale = pages or runner.root, scale or Scale()
     for each in list(studies()) if name == "all" else [name]:
@@ -133,7 +137,7 @@ def _selected(study: Study, every: Sequence[Cell], only: str | None) -> list[Cel
     selected: list[Cell] = []
     for name in only.split(","):
         row, _, column = name.strip().partition(":")
-        matches = [c for c in every if c.row == row and column in ("", c.column) and c not in selected]
+        matches = [c for c in every if row in ("", c.row) and column in ("", c.column) and c not in selected]
         if not matches:
             names = ", ".join(f"{c.row}:{c.column}" for c in every)
             raise ConfigError(f"--cells {name!r}: {study.name} has no such cell; it has {names}")

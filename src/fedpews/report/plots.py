@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from fedpews.report.style import Color, colors, new_figure
+from fedpews.report.style import PALETTE, Color, colors, new_figure
 from fedpews.results.columns import COLUMNS
 from fedpews.results.records import Record, Rounds, value_of
+from fedpews.results.statistics import Difference
 from fedpews.tasks.names import is_share
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ LABELS = {
     "loss": "global test loss",
     "train_loss": "mean training loss of the clients",
 }
+
+OUTCOMES = {"better": PALETTE[1].light, "worse": PALETTE[2].light, "undecided": "#c9ced4"}
+"""The colour of an outcome; blue and orange differ also with red-green colour blindness."""
 
 
 def plot_curves(
@@ -159,6 +163,43 @@ def plot_heatmap(
                 axes.text(j, i, text, ha="center", va="center", color="w" if dark else "k", fontsize=8)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
+
+
+def plot_differences(
+    axes: Any,
+    differences: Mapping[tuple[int, int], Difference],  # (row, column)
+    rows: Sequence[str],
+    columns: Sequence[str],
+    framed: Sequence[tuple[int, int]] = (),
+    digits: int = 1,
+) -> None:
+    """Blue is better, orange worse, the more the darker; grey is undecided, and white has not enough runs."""
+    from matplotlib.patches import Rectangle
+
+    decided = [abs(d.mean) for d in differences.values() if d.outcome in ("better", "worse")]
+    most = max(decided, default=1.0)
+    for (i, j), difference in differences.items():
+        if not difference.seeds:
+            continue
+        color = OUTCOMES.get(difference.outcome, "w")
+        is_decided = difference.outcome in ("better", "worse")
+        strength = 0.3 + 0.7 * abs(difference.mean) / most if is_decided else 0.6
+        axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color=color, alpha=strength, linewidth=0))
+        ink = "w" if is_decided and strength > 0.8 else "k"
+        axes.text(
+            j, i - 0.13, f"{difference.mean:+.{digits}f}", ha="center", va="center", color=ink, fontsize=9
+        )
+        if difference.seeds > 1:
+            ends = f"{difference.low:+.{digits}f} to {difference.high:+.{digits}f}"
+            axes.text(j, i + 0.25, ends, ha="center", va="center", color=ink, fontsize=6)
+    for i, j in framed:
+        axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor="k", linewidth=1.4))
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,268 @@
+"""The settings of `fedpews reproduce map`: every method has the same four trials on a draw of the data of its own.
+
+    python benchmarks/tune_map.py trials                 # writes the study map-tuning
+    fedpews reproduce map-tuning --out build/lab         # about 3 of the 11 core-hours
+    python benchmarks/tune_map.py settings --out build/lab   # writes results/map-tuning.json and the study map
+
+A trial's score is its accuracy on validation data, the mean over the last tenth of the rounds. The draw and its
+validation data are used for nothing else. A cell without finished trials gets the second one. What is chosen becomes
+part of the study, with a claim for each problem: does the best warmup add to the best method without one?
+
+Core-seconds on a busy machine: a cell of a synthetic problem with all ten seeds takes 32 to 42, a trial about 8; a seed
+of an image problem takes 15 to 23, a trial about 14. So 24 cells and 96 trials are 0.5 core-hours for each of four
+problems, and 240 runs and 96 trials are 1.5 core-hours for each of six.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fedpews.paper.cells import Runner
+from fedpews.paper.measures import MEASURES
+from fedpews.paper.reproduce import load_study
+from fedpews.paper.study import cells
+
+STUDIES = Path(__file__).parent.parent / "src/fedpews/paper/studies"
+SCORES = Path(__file__).parent / "results/map-tuning.json"
+"""Of all trials that have run."""
+DRAW = 100
+"""Of the data, for the trials."""
+HOURS = {"map-tuning": 3, "map": 8}
+CHOICE = "late_validation"
+"""The measure that the trials are compared by."""
+
+TUNING_NOTES = f"""
+Data draw {DRAW}, a fifth of each client's samples for validation. The best trial of each method, by the mean accuracy
+on validation data over the last tenth of the rounds, is what the map uses.""".replace("\n", " ").strip()
+
+NOTES = """
+Every method at the best of its four trials (see the tuning for the map; {} of {} problems are tuned, in the others each
+method has its second trial). A cell of the figure is the mean of the paired differences to the same method without a
+warmup, with its 95 % interval. Grey is undecided: the interval has 0 in it, or p (sign-flip test, Holm over the 18
+comparisons of a problem) is 0.05 or more; ten seeds are the fewest that can be below. Framed are the warmups around the
+method that is best without one. W is an eighth of the rounds, for images a quarter. Networks and data are small, so
+that all of it takes 11 core-hours.""".replace("\n", " ").strip()
+
+Settings = dict[str, Any]
+
+RATES = (0.01, 0.03, 0.1, 0.3)
+BASES: dict[str, tuple[str, Settings, list[Settings]]] = {
+    "fedavg": ("FedAvg", {"method.name": "fedavg"}, [{"train.lr": lr} for lr in RATES]),
+    "momentum": (
+        "FedAvg with momentum",
+        {"method.name": "fedavg", "train.momentum": 0.9},
+        [{"train.lr": lr} for lr in (0.003, 0.01, 0.03, 0.1)],
+    ),
+    "scaffold": ("SCAFFOLD", {"method.name": "scaffold"}, [{"train.lr": lr} for lr in RATES]),
+    "scaffold-m": ("SCAFFOLD-M", {"method.name": "scaffold-m"}, [{"train.lr": lr} for lr in RATES]),
+    "fedadam": (
+        "FedAdam",
+        {"method.name": "fedadam", "train.lr": 0.03},
+        [{"train.server_lr": lr} for lr in (0.003, 0.01, 0.03, 0.1)],
+    ),
+    "fedprox": ("FedProx", {"method.name": "fedprox", "method.mu": 0.01}, [{"train.lr": lr} for lr in RATES]),
+}
+"""By row: its label, its settings, and the four trials."""
+
+WARMUPS = {
+    "fixed": ("Fixed", "pews-fixed"),
+    "learned": ("learned", "pews"),
+    "random": ("random", "pews-random"),
+}
+
+SYNTHETIC: Settings = {"rounds": 200, "data.partition": "class", "runtime.evaluate_every": 2}
+SYNTHETIC |= {"runtime.engine": "compiled", "warmup.fraction": 0.125, "warmup.diversity": 0.0}
+FOUR = SYNTHETIC | {"data.name": "synthetic-3.2k", "data.train_per_class": 800, "data.test_per_class": 200}
+IMAGES: Settings = {
+    "rounds": 40,
+    "model.name": "cnn",
+    "model.hidden": [8, 16, 32],
+    "runtime.evaluate_every": 2,
+}
+IMAGES |= {"runtime.engine": "eager", "warmup.fraction": 0.25, "warmup.diversity": 1.0}
+PER_CLASS: Settings = {"data.train_per_class": 100, "data.test_per_class": 30}
+TEN = IMAGES | PER_CLASS | {"data.clients": 10, "model.hidden": [12, 16, 32]}
+DIRICHLET = TEN | {"rounds": 60, "data.name": "cifar10", "data.partition": "dirichlet"}
+PROBLEMS: dict[str, tuple[str, Settings]] = {
+    "n4": ("synthetic, N = 4", FOUR),
+    "n8": (
+        "synthetic, N = 8",
+        SYNTHETIC | {"data.name": "synthetic-8", "data.train_per_class": 400, "data.test_per_class": 100},
+    ),
+    "n16": (
+        "synthetic, N = 16",
+        SYNTHETIC | {"data.name": "synthetic-16", "data.train_per_class": 200, "data.test_per_class": 50},
+    ),
+    "cifar-mnist": (
+        "CIFAR-MNIST, N = 2",
+        IMAGES | PER_CLASS | {"data.name": "cifar-mnist", "data.partition": "source"},
+    ),
+    "cifar100": (
+        "CIFAR-100, N = 10",
+        TEN | {"data.name": "cifar100", "data.partition": "noc", "data.classes_per_client": 2},
+    ),
+    "domains": (
+        "domain shift, N = 4",
+        IMAGES | {"rounds": 60, "data.name": "fedpews.paper.domains:digits", "data.partition": "given"},
+    ),
+    "dirichlet-001": ("Dirichlet 0.01, N = 10", DIRICHLET | {"data.alpha": 0.01}),
+    "dirichlet-01": ("Dirichlet 0.1, N = 10", DIRICHLET | {"data.alpha": 0.1}),
+    "sites": (
+        "MedMNIST, N = 3",
+        IMAGES | PER_CLASS | {"data.name": "pathmnist+octmnist+bloodmnist", "data.partition": "source"},
+    ),
+    "pretrained": (
+        "pretrained, N = 4",
+        FOUR
+        | {
+            f"pretrain.{k}": v
+            for k, v in {"data": "synthetic-3.2k", "train_per_class": 10, "seed": 200}.items()
+        }
+        | {"pretrain.epochs": 100, "pretrain.lr": 0.01},
+    ),
+}
+
+
+def methods() -> dict[str, tuple[str, Settings, list[Settings]]]:
+    """Every base method, then each with its three warmups: label, settings, trials."""
+    every = {}
+    for row, (label, settings, trials) in BASES.items():
+        every[row] = label, settings, trials
+        for kind, (name, suffix) in WARMUPS.items():
+            warm = settings | {"method.name": f"{settings['method.name']}+{suffix}"}
+            every[f"{row}-{kind}"] = f"{label}, {name}", warm, trials
+    return every
+
+
+def trials() -> dict[str, Any]:
+    """The study map-tuning."""
+    rows = {
+        f"{row}-{number}": {"label": f"{label}: {_words(trial)}", "set": settings | trial}
+        for row, (label, settings, some) in methods().items()
+        for number, trial in enumerate(some, 1)
+    }
+    draw = {"data.seed": DRAW, "data.validation": 0.2}
+    return {
+        "order": 30,
+        "item": "Not in the paper: tuning for the map",
+        "title": "Four trials for every method, on a draw of its own",
+        "base": "synthetic-32k",
+        "seeds": [0],
+        "measures": [CHOICE],
+        "figures": [{"kind": "curves", "options": {"rows": [f"fedavg-{number}" for number in range(1, 5)]}}],
+        "notes": TUNING_NOTES,
+        "rows": rows,
+        "columns": {name: {"label": label, "set": some | draw} for name, (label, some) in PROBLEMS.items()},
+        "quick": {"columns": ["n4"]},
+    }
+
+
+Scores = dict[str, dict[str, list[float | None]]]
+
+
+def scores(out: Path, file: Path | None = None) -> Scores:
+    """Method → problem → the measure of each trial, None for one that diverged; finished problems only.
+
+    What is known from earlier is in a file, which gets what is new.
+    """
+    file = file or SCORES
+    known: Scores = json.loads(file.read_text())["scores"] if file.exists() else {}
+    runner, measure = Runner(out), MEASURES[CHOICE]
+    results = {(c.row, c.column): runner.read(c) for c in cells(load_study("map-tuning"))}
+    for row, (_, _, some) in methods().items():
+        for column in PROBLEMS:
+            tried = [results[f"{row}-{number}", column] for number in range(1, len(some) + 1)]
+            # a run that diverged has a folder without an end
+            if any(result.runs for result in tried):
+                values = [measure.read(r.runs[0], r.cell.experiment.goal) if r.runs else None for r in tried]
+                known.setdefault(row, {})[column] = values
+    if known:
+        text = json.dumps({"draw": DRAW, "measure": CHOICE, "scores": known}, indent=None)
+        file.write_text(text.replace('}, "', '},\n"') + "\n")
+    return known
+
+
+def settings(known: Scores) -> dict[str, Any]:
+    """The study map, with the best trial of each method in each problem."""
+    rows, than = {}, {}
+    best = {
+        (row, column): max((score, number) for number, score in enumerate(tried) if score is not None)
+        for row, problems in known.items()
+        for column, tried in problems.items()
+    }
+    for row, (label, common, some) in methods().items():
+        at = {column: some[best[row, column][1]] for column in PROBLEMS if (row, column) in best}
+        rows[row] = {"label": label, "set": common | some[1], "at": at}
+        base, _, kind = row.rpartition("-")
+        if kind in WARMUPS:
+            than[row] = base
+    claims = []
+    for column, (name, _) in PROBLEMS.items():
+        if any((row, column) not in best for row in rows):
+            continue
+        base = max(BASES, key=lambda row: best[row, column])
+        warm = max((f"{base}-{kind}" for kind in WARMUPS), key=lambda row: best[row, column])
+        text = f"{name}: a warmup adds to the method that is best without one"
+        claims.append({"text": text, "rows": [warm], "than": base, "measure": "late", "columns": [column]})
+    options = {"measure": "late", "than": than, "title": "what a warmup adds to each method"}
+    return {
+        "order": 31,
+        "item": "Not in the paper: when a warmup helps",
+        "title": "What a warmup adds to each method, problem by problem",
+        "base": "synthetic-32k",
+        "seeds": list(range(10)),
+        "draws": 2,
+        "measures": ["late"],
+        "figures": [{"kind": "gains", "options": options}],
+        "notes": NOTES.format(len(claims), len(PROBLEMS)),
+        "rows": rows,
+        "columns": {name: {"label": label, "set": some} for name, (label, some) in PROBLEMS.items()},
+        "claims": claims,
+        "quick": {"seeds": [0, 1], "columns": ["n4"], "set": {"rounds": 40}},
+    }
+
+
+def _words(trial: Settings) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in trial.items())
+
+
+def inline(value: Any) -> str:
+    """A value as TOML in one line; a dict's dotted keys stay as they are."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {inline(some)}" for key, some in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write(name: str, study: dict[str, Any]) -> None:
+    """The file of a study, with a line for each row, column and claim."""
+    lines = [f"# fedpews reproduce {name}", "# Written by benchmarks/tune_map.py: change the tables there."]
+    lines.append(f"# Expected time: {HOURS[name]} core-hours.")
+    tables = {"rows", "columns"}
+    lines += [f"{key} = {inline(value)}" for key, value in study.items() if key not in tables | {"claims"}]
+    for table in sorted(tables, reverse=True):
+        lines += ["", f"[{table}]", *(f"{key} = {inline(value)}" for key, value in study[table].items())]
+    for claim in study.get("claims", []):
+        lines += ["", "[[claims]]", *(f"{key} = {inline(value)}" for key, value in claim.items())]
+    (STUDIES / f"{name}.toml").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["trials", "settings"])
+    parser.add_argument("--out", type=Path, default=Path("build/lab"))
+    options = parser.parse_args()
+    if options.what == "trials":
+        write("map-tuning", trials())
+    else:
+        write("map", settings(scores(options.out)))
+
+
+if __name__ == "__main__":
+    main()
