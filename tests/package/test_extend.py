@@ -142,7 +142,7 @@ print(json.dumps({
     "columns": sorted(result.rounds[0]),
     "metrics": result.rounds[0]["metrics"],
     "patience": result.experiment.train.patience,
-    "keys": [key.name for key in known_keys() if key.name == "train.patience"],
+    "keys": [key for key in known_keys() if key == "train.patience"],
     "studies": "new-study" in studies(),
     "drawn": "Clients that answered" in page,
 }))
