@@ -20,7 +20,7 @@ from fedpews.results.checkpoint import Checkpoint
 from fedpews.results.folder import RunFolder
 from fedpews.results.schema import GIVEN
 
-STATE_LAYOUT = "3"
+STATE_LAYOUT = "4"
 """Of what methods keep; raised when a method's state or memory changes shape, so that no run is resumed wrongly."""
 
 CHANGED = "runtime.resume=changed"
