@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def serve_metrics(address: str, collect: Callable[[], Iterable[Metric]]) -> int:
         address: a port on 127.0.0.1, or address:port.
     """
     client = need_extra("prometheus", "prometheus_client", "--metrics")
-    families = need_extra("prometheus", "prometheus_client.core", "--metrics")
+    families = import_module("prometheus_client.core")
     host, _, port = address.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"--metrics {address!r}: give a port or address:port, such as 9464 or 0.0.0.0:9464")
