@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -21,19 +22,27 @@ from fedpews.ranks.rank import Rank
 
 app = typer.Typer(
     name="fedpews",
-    help="Federated learning among clients whose data have almost nothing in common.\n\n"
-    "Start with:  fedpews run synthetic-32k --method fedavg --method fedavg+pews --rounds 150",
+    help="Federated learning for clients whose data have almost nothing in common.\n\n"
+    "Start with:\n\n"
+    "  fedpews run synthetic-four --seeds 0\n\n"
+    "  fedpews new my.toml\n\n"
+    "  fedpews run my.toml --method fedavg --method fedavg+pews",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(data)
-app.add_typer(flower)
-app.command("site")(run_site)
-app.command()(run)
-app.command("list")(list_)
-for command in (compare, new, show, report, watch, plot, reproduce, plan, sweep, stats, export):
-    app.command()(command)
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Train": {"run": run, "new": new, "sweep": sweep, "export": export},
+    "Look at runs": {"compare": compare, "report": report, "watch": watch, "plot": plot},
+    "Look things up": {"list": list_, "show": show},
+    "Reproduce the paper": {"reproduce": reproduce, "plan": plan},
+    "Sites": {"site": run_site, "stats": stats},
+}
+for group, commands in GROUPS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=group)(command)
+app.add_typer(flower, rich_help_panel="Sites")
+app.add_typer(data, rich_help_panel="Set up")
 
 
 def _version(asked: bool) -> None:

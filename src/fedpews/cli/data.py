@@ -27,7 +27,7 @@ NAMED = 12
 
 data = typer.Typer(
     name="data",
-    help="Which data sets are here, download others, and how one is split.",
+    help="List, download and look at data sets.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

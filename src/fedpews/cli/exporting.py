@@ -34,7 +34,7 @@ def export(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Write a model and its model card, once its outputs on held-out samples are those of the module."""
+    """Export a model with a model card, after checking its outputs."""
     from fedpews.exporting import choose_from_run, choose_weights
     from fedpews.exporting import export as write
 

@@ -28,7 +28,7 @@ from fedpews.flower import check_flwr
 
 flower = typer.Typer(
     name="flower",
-    help="The same experiments across real sites, with Flower as the network.",
+    help="Run an experiment across real sites, with Flower.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -283,7 +283,7 @@ def run_site(
     metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
-    """Take part as a site: a SuperNode and a warm executor that run one app only, restarted when they end."""
+    """Take part in a federation as a site. It runs one app only, and restarts it when it ends."""
     check_flwr("fedpews site")
     from fedpews.flower.deploy.app_folder import Pin
     from fedpews.flower.deploy.site_process import SiteOptions, site_unit

@@ -36,7 +36,7 @@ def new(
     recipe: RecipeName = None,
     data: OwnData = None,
 ) -> None:
-    """Write a configuration of your own: a recipe's values, every other key beside them as a comment.
+    """Write a configuration file: the values of a recipe, and every other key as a comment.
 
     With --data the file fits your own data: their clients and classes, a task, a model, one size for all images.
     """
@@ -72,7 +72,7 @@ def _fit(name: str) -> tuple[dict[str, dict[str, Any]], str]:
 
 
 def show(name: Shown) -> None:
-    """Print a recipe, or a study of the paper, as it is."""
+    """Print a recipe or a study of the paper."""
     from fedpews.config import STUDIES, recipes, shipped
 
     files = shipped(STUDIES) | recipes()
@@ -87,7 +87,7 @@ def list_(
         typer.Argument(help="methods, data, models, tasks, recipes, studies or keys", autocompletion=lists),
     ],
 ) -> None:
-    """What there is to choose from."""
+    """List methods, models, data sets, recipes, studies, tasks, partitions or keys."""
     kinds = {
         "methods": _methods,
         "data": _data,

@@ -62,7 +62,7 @@ def run(
     quiet: Quiet = False,
     log: Log = None,
 ) -> None:
-    """Train with one method or several, and show how they did.
+    """Train with one or several methods and compare them.
 
     Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint; then one page
     about all of them, whose path is printed last. Kill it at any moment: with --resume it goes on to the same
@@ -184,7 +184,7 @@ def compare(
         Path | None, typer.Option(help="Also draw accuracy over rounds to this file (png, pdf, svg).")
     ] = None,
 ) -> None:
-    """Put runs side by side; the first one is what the others are measured against."""
+    """Compare runs with the first of them."""
     from fedpews.report.compare import columns, goal_text, remarks, table, verdicts
 
     runs = find_runs(folders)
@@ -217,7 +217,7 @@ def report(
         Path | None, typer.Option("--out", help="The page (by default report.html in the first folder).")
     ] = None,
 ) -> None:
-    """One HTML page about one run or several: who is better, curves, clients, masks, data, settings."""
+    """Write an HTML page about runs: which is better, curves, clients, masks, data, settings."""
     from fedpews.report.html import write_report
 
     path = write_report(folders, file or folders[0] / REPORT)
@@ -230,7 +230,7 @@ def watch(
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any that is free.")
     ] = 8500,
 ) -> None:
-    """The same page while runs go on, at an address on this machine; new rounds appear by themselves."""
+    """Show that page in a browser while runs go on; it updates itself."""
     from fedpews.report.live import HOST, serve
 
     try:
@@ -257,7 +257,7 @@ def plot(
         Path | None, typer.Option("--out", help="The figure (by default KIND.FORMAT in the first folder).")
     ] = None,
 ) -> None:
-    """A figure for a paper, in one style: text stays text, masks are drawn without interpolation."""
+    """Draw a figure of runs for a paper: curves, bytes, masks or clients."""
     if format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
     path = file or folders[0] / f"{kind}.{format}"

@@ -28,7 +28,7 @@ def stats(
     data_dir: DataDir = None,
     set_: Set = None,
 ) -> None:
-    """How different the clients' data are: classes, inputs, distances and advice, as a table and a page.
+    """Compare the clients' data before training: classes, inputs, distances and advice.
 
     Only what sites would send is used: data.min_count and data.count_noise say what is suppressed.
     """

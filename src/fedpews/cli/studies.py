@@ -75,7 +75,7 @@ def reproduce(
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a table or figure of the paper, and show our numbers beside its own.
+    """Run a table or figure of the paper and compare our numbers with it.
 
     Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run again,
     and studies share cells. Writes a Markdown page with the figures.
@@ -102,7 +102,7 @@ def plan(
     set_: Set = None,
     stand_in: StandIn = None,
 ) -> None:
-    """What `reproduce` would run and how long it would take here, from a short probe of each kind of run.
+    """Estimate how long `reproduce` takes on this machine, from a short probe of each kind of run.
 
     Lists the cells first. Probes are kept in the --out folder (runs/probes.json): stop it at any moment.
     """

@@ -75,7 +75,7 @@ def sweep(
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Try every combination of some settings, and show a table and a heat map; or search for the best ones.
+    """Train with every combination of some settings, or search for the best ones.
 
     For instance:  fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid warmup.fraction=0.1,0.2
 
