@@ -99,9 +99,14 @@ def choose_from_run(
     best: bool = False,
     client: str | None = None,
     data_dir: Path | None = None,
+    trust: bool = False,
 ) -> Chosen:
-    """The global model of a finished run, the best one, or a client's own after fine-tuning."""
-    run = load(folder)
+    """The global model of a finished run, the best one, or a client's own after fine-tuning.
+
+    Args:
+        trust: import the code and open the files that the folder's configuration names.
+    """
+    run = load(folder, trust=trust)
     experiment = run.experiment
     if not run.summary:
         done = max((record["round"] for record in run.rounds), default=0)
@@ -128,6 +133,7 @@ def choose_from_run(
         raise ConfigError(
             f"{folder} has no {about.removeprefix('the ')} of seed {seed}; a run keeps it if {key} is set"
         )
+    run.check_trust()
     module, samples, compared_on = build_module(experiment, trees[seed], seed, data_dir)
     return Chosen(experiment, module, samples, f"{about}, seed {seed}", compared_on, run)
 

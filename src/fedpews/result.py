@@ -145,6 +145,7 @@ class Run:
             x: a batch, as tensors or arrays; bytes are pixels and become [-1, 1].
             model: another of the run's models, such as ``model(best=True)``; by default that of the first seed.
         """
+        self.check_trust("task")
         module = self._served if model is None else model
         args, kwargs = arguments(prepare(check(x, "x")))
         with torch.no_grad():
@@ -168,7 +169,7 @@ class Run:
                 "pass your module, or a function that makes it: load(folder, model=...)"
             )
         if model is None:
-            self._check_trust()
+            self.check_trust()
             net = build_network(self.experiment, load_data(self.experiment))[0]
             try:
                 return net.module(params)
@@ -181,12 +182,15 @@ class Run:
         module.load_state_dict(params, strict=False)
         return module.eval()
 
-    def _check_trust(self) -> None:
-        """Refuse to build what the folder names by a path or as code, unless the caller trusts it."""
-        tables = {
-            key: value for key, value in self.experiment.to_dict().items() if key in ("model", "data", "task")
-        }
-        named = [f"{key} = {value!r:.80}" for key, value in flatten(tables).items() if ":" in str(value)]
+    def check_trust(self, *tables: str) -> None:
+        """Refuse to build what the folder names by a path or as code, unless the caller trusts it.
+
+        Args:
+            tables: of the configuration; by default those that a model is built from.
+        """
+        wanted = tables or ("model", "data", "task")
+        values = {key: value for key, value in self.experiment.to_dict().items() if key in wanted}
+        named = [f"{key} = {value!r:.80}" for key, value in flatten(values).items() if ":" in str(value)]
         if named and not self._trust:
             raise ConfigError(
                 f"{self.folder} names code or files that building its model would open: {', '.join(named)}. Pass your "

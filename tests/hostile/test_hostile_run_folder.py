@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+import torch
 
 import fedpews as package
 from command_line import fedpews
@@ -322,8 +324,11 @@ def test_no_command_that_opens_a_folder_runs_code_that_it_names(key: str, run: P
     without_digests(run)
     with pytest.raises(ConfigError, match=f"names code or files .*{re.escape(key)}"):
         package.load(run).model()
+    with contextlib.suppress(ConfigError, RuntimeError):
+        package.load(run).predict(torch.zeros(1, 5), torch.nn.Linear(5, 4))
     assert not mark.exists()
     for command in (
+        ["export", str(run)],
         ["report", str(run)],
         ["compare", str(run)],
         ["plot", str(run), "--format", "svg"],

@@ -33,6 +33,9 @@ def export(
         str | None, typer.Option(help="With --weights: the site's data, folder:PATH or FILE.py:function.")
     ] = None,
     data_dir: DataDir = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the code and open the files that the folder names.")
+    ] = False,
 ) -> None:
     """Export a model with a model card, after checking its outputs."""
     from fedpews.exporting import choose_from_run, choose_weights
@@ -43,7 +46,7 @@ def export(
     if weights is not None:
         chosen, beside = choose_weights(run, weights, data, data_dir), weights.parent
     else:
-        chosen, beside = choose_from_run(run, seed, best, client, data_dir), run
+        chosen, beside = choose_from_run(run, seed, best, client, data_dir, trust), run
     path = folder or beside / f"export-{format}"
     difference = write(chosen, format, path)
     say(

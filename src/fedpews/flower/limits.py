@@ -18,6 +18,7 @@ MOST_BYTES = {
     "final": FRAME,
     "best": FRAME,
     "refused": FRAME,
+    "statistics": 2**24,
 }
 """By kind of the request."""
 

@@ -27,19 +27,17 @@ from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError, RunFailed, explain
 from fedpews.experiment import Experiment
 from fedpews.flower.data import AT_SITES
+from fedpews.flower.limits import MOST_BYTES
 from fedpews.flower.logs import SiteLog
 from fedpews.flower.messages import deliver, pack, size_on_wire, unpack
 from fedpews.flower.roster import Expected, KnownSites, Roster, Seen
 from fedpews.methods.wire import BadMessage
-from fedpews.outside import MEGABYTE, read_bytes
+from fedpews.outside import read_bytes
 from fedpews.results.files import write_atomically
 from fedpews.results.layout import STATISTICS
 
 KIND = "statistics"
 """Of the message, and of its record."""
-
-MOST_BYTES = 16 * MEGABYTE
-"""Of one site's answer."""
 
 
 def is_scaled(experiment: Experiment) -> bool:
@@ -87,7 +85,7 @@ def collect(
         content = RecordDict({KIND: pack(json.dumps(edges).encode())})
         kind, seconds = f"{MessageType.QUERY}.{KIND}", limits.round_seconds
         messages = {site: Message(content, node, kind, ttl=seconds) for site, node in sorted(nodes.items())}
-        replies: Mapping[int, Message | str] = dict(deliver(grid, messages, seconds, MOST_BYTES))
+        replies: Mapping[int, Message | str] = dict(deliver(grid, messages, seconds, MOST_BYTES[KIND]))
         answers = {}
         for site in messages:
             name, reply = sites.name(site), replies.get(site, "no answer")
@@ -126,6 +124,6 @@ def read_statistics(folder: Path) -> Statistics:
     """The statistics that a folder holds."""
     path = folder / STATISTICS
     try:
-        return TypeAdapter(Statistics).validate_json(read_bytes(path, 64 * MOST_BYTES))
+        return TypeAdapter(Statistics).validate_json(read_bytes(path, 64 * MOST_BYTES[KIND]))
     except ValidationError as error:
         raise ConfigError(f"{path} is damaged: {explain(error)}") from None
