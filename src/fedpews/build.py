@@ -31,8 +31,10 @@ from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method, Wrapper
 from fedpews.methods.private import epsilon, with_dp
 from fedpews.methods.robust import Aggregate
+from fedpews.models.adapters import add_lora, freeze, matching
 from fedpews.neurons.functional import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.modules import batch_counters, copy_module, materialised
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
 from fedpews.options import option_types
@@ -44,6 +46,7 @@ from fedpews.tasks import Classification, Task, make
 from fedpews.tasks.names import TASKS, short
 from fedpews.torch_private import tree_leaves
 from fedpews.trees import Tree
+from fedpews.warmup.ranks import with_ranks
 
 RECORDED = ("loss", "train_loss")
 """What every record has, whatever the metrics."""
@@ -199,7 +202,7 @@ def build_network(
     check_given(experiment, model, held)
     made = {}
     # before seeding: to read a sample may run code that draws numbers itself
-    shape = held.shape
+    shape, example = held.shape, take(held.x, slice(0, 1))
     for seed in experiment.seeds:
         with global_generator(fold(seed, "model")):
             if isinstance(model, nn.Module):
@@ -209,8 +212,8 @@ def build_network(
             else:
                 table = experiment.model
                 made[seed] = models.build(table.name, shape, held.classes, table.model_extra or {})
-        made[seed] = made[seed].to(held.device)
-    task, example = held.task, take(held.x, slice(0, 1))
+        made[seed] = _prepared(made[seed].to(held.device), experiment, seed, example)
+    task = held.task
     label = next((y[:1] for y in (held.y, held.test_y) if len(y)), None)
     net = Network.of_seeds(
         made, example, sample_loss=task.sample_loss, sample_weight=task.weigh, label=label, graph=graph
@@ -235,10 +238,36 @@ def build_network(
     if wrong:
         raise ConfigError(wrong)
     _try_loss(task, outputs, held)
-    starts = {seed: net.at(seed).initial() for seed in made}
-    if experiment.model.start is not None:
-        starts = {s: read_start(experiment.model.start, s, start) for s, start in starts.items()}
-    return net, starts
+    return net, {seed: net.at(seed).initial() for seed in made}
+
+
+def _prepared(module: nn.Module, experiment: Experiment, seed: int, example: Any) -> nn.Module:
+    """A seed's module with the weights that it starts from, its adapters and its frozen parts."""
+    table, frozen = experiment.model, experiment.train.freeze
+    if table.start is None and table.lora is None and not frozen:
+        return module
+    module = materialised(copy_module(module), example)
+    if table.start is not None:
+        values = dict(module.named_parameters()) | dict(module.named_buffers())
+        fresh, counted = matching(values, table.fresh, "model.fresh"), batch_counters(module)
+        wanted = {
+            name: value.detach()
+            for name, value in values.items()
+            if name not in fresh and (value.is_floating_point() or name in counted)
+        }
+        with torch.no_grad():
+            for name, value in read_start(table.start, seed, wanted).items():
+                values[name].copy_(value)
+    if table.lora is not None:
+        try:
+            head = Network(module, example).classifier
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(f"the model cannot take the data's inputs: {first_line(error)}") from error
+        with global_generator(fold(seed, "adapters")):
+            add_lora(module, table.lora, head)
+    if frozen:
+        freeze(module, frozen)
+    return module.to(tree_leaves(example)[0].device)
 
 
 def read_start(place: str, seed: int, like: Tree) -> Tree:
@@ -352,6 +381,13 @@ def build_method(experiment: Experiment) -> Method:
         **options,
         **given,
     )
+    lora = experiment.model.lora
+    if lora is not None and lora.ranks is not None:
+        if experiment.privacy.clip is not None:
+            raise ConfigError(
+                "model.lora.ranks does not go with privacy.clip; give all clients the same rank"
+            )
+        method = with_ranks(method, tuple(lora.ranks), lora.padding)
     privacy = experiment.privacy.model_dump(exclude={"delta"})
     return method if privacy["clip"] is None else with_dp(method, **privacy)
 
@@ -403,7 +439,7 @@ def record_given(experiment: Experiment, model: Any, clients: Any) -> Experiment
         table = {key: value for key, value in values["data"].items() if key in _STILL_USED}
         values["data"] = {"name": GIVEN} | table
     if model is not None:
-        start = {key: value for key, value in values["model"].items() if key == "start"}
+        start = {key: value for key, value in values["model"].items() if key in ("start", "fresh", "lora")}
         code = _code(model)
         values["model"] = {"name": GIVEN} | start | ({"code": code} if code else {})
     return experiment if model is None and clients is None else Experiment(**values)

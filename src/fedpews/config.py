@@ -11,10 +11,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, Kind, MethodName
 from fedpews.errors import ConfigError, nearest
+from fedpews.models.table import ModelTable as ModelTable
 from fedpews.options import (
     Count,
     NotNegative,
@@ -81,10 +82,18 @@ class TrainTable(Table):
         None, description="of krum: how many clients may be bad; by default as many as it stands"
     )
 
+    freeze: list[str] = Field(
+        [], description="patterns of parameters that are neither trained nor sent, such as backbone.*"
+    )
     diverged: Literal["stop", "leave-out"] = Field(
         "stop",
         description="a client whose numbers break down: stop with a checkpoint, or leave it out of that round",
     )
+
+    @field_validator("freeze", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one_measure(self) -> Self:
@@ -150,15 +159,6 @@ class TaskTable(BaseModel):
     )
     metrics: list[str] = Field(
         [], description="what to measure, the one that counts first; by default the task's own first"
-    )
-
-
-class ModelTable(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")  # the model's own options, checked when it is built
-    name: str = Field("mlp", description="a model by name, or module:Class; see `fedpews list models`")
-    start: str | None = Field(
-        None,
-        description="a safetensors file with the weights to start from; {seed} in it stands for the seed",
     )
 
 

@@ -264,12 +264,16 @@ class Key:
 def config_keys() -> Iterator[Key]:
     """The keys that every experiment has."""
     schema = Experiment.model_json_schema()
-    for name, entry in schema["properties"].items():
-        table = schema["$defs"].get(entry.get("$ref", "").rpartition("/")[2])
-        if table is None:
-            yield _key(name, entry)
-        else:
-            yield from (_key(f"{name}.{inner}", value) for inner, value in table["properties"].items())
+
+    def walk(prefix: str, table: Mapping[str, Any]) -> Iterator[Key]:
+        for name, entry in table["properties"].items():
+            references = [one["$ref"] for one in (entry, *entry.get("anyOf", ())) if "$ref" in one]
+            if references:
+                yield from walk(f"{prefix}{name}.", schema["$defs"][references[0].rpartition("/")[2]])
+            else:
+                yield _key(prefix + name, entry)
+
+    return walk("", schema)
 
 
 def known_keys() -> dict[str, str]:

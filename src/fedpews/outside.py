@@ -10,8 +10,10 @@ import json
 import os
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -180,3 +182,17 @@ def _check_depth(value: Any, where: str) -> None:
         if not level:
             return
     raise ConfigError(f"{where}: tables and lists are nested too deeply")
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """While this lasts, the libraries of Hugging Face ask the hub for nothing."""
+    found: list[Any] = [sys.modules.get(name) for name in ("huggingface_hub.constants", "datasets.config")]
+    known = [(module, module.HF_HUB_OFFLINE) for module in found if module is not None]
+    try:
+        for module, _ in known:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, was in known:
+            module.HF_HUB_OFFLINE = was

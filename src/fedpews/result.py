@@ -18,10 +18,12 @@ from fedpews.config import flatten
 from fedpews.data.inputs import check, prepare
 from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
+from fedpews.models.adapters import has_adapters
 from fedpews.neurons.modules import arguments, main_output
 from fedpews.neurons.network import Network
 from fedpews.results import layout
 from fedpews.results.files import is_expected, read_sums, read_verified
+from fedpews.results.masks import read_federation
 from fedpews.results.records import Rounds, read_rounds
 from fedpews.results.schema import GIVEN, read_summary
 from fedpews.results.tensors import read_tensors
@@ -171,8 +173,13 @@ class Run:
         if model is None:
             self.check_trust()
             net = build_network(self.experiment, load_data(self.experiment))[0]
+            base = read_federation(self.folder).get("model", {}).get("base", "")
+            if has_adapters(net) and net.frozen_digest() != base:
+                raise ConfigError(
+                    f"{self.folder} was run on another base model than {self.experiment.model.start}"
+                )
             try:
-                return net.module(params)
+                return net.at(seed).module(params)
             except (KeyError, RuntimeError) as error:
                 raise ConfigError(f"this is not the model that was trained: {first_line(error)}") from error
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()

@@ -9,6 +9,7 @@ from typing import Any
 from fedpews.build import Setup
 from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import describe_machine
+from fedpews.models.adapters import has_adapters
 from fedpews.neurons.structure import fingerprint
 from fedpews.result import Result
 from fedpews.results.folder import RunFolder
@@ -74,10 +75,13 @@ class Saver:
             result.summary["went_on"] = self._changes
         if self._folder is None:
             return
-        params, best = (
-            {seed: tree | self._setup.net.at(seed).constants() for seed, tree in trees.items()}
-            for trees in (result.params, result.best)
-        )
+        net = self._setup.net
+        params, best = result.params, result.best
+        if not has_adapters(net):
+            params, best = (
+                {seed: tree | net.at(seed).constants() for seed, tree in trees.items()}
+                for trees in (params, best)
+            )
         self._folder.finish(result.summary, params, result.neurons, best, result.finetuned)
 
     def describe(self) -> str:
@@ -100,9 +104,13 @@ class Saver:
             "counts": data.counts().tolist() if len(data.y) else None,
             "layers": [
                 {"name": layer.name, "start": layer.start, "size": layer.size}
-                for layer in setup.net.graph.layers
-                if masked
+                # without masks the model is not traced: it may have no neuron, such as a last layer alone
+                for layer in (setup.net.graph.layers if masked else ())
             ],
             "data": setup.data_hash,
-            "model": {"fingerprint": fingerprint(setup.structure), "weights": weights},
+            "model": {
+                "fingerprint": fingerprint(setup.structure),
+                "weights": weights,
+                "base": setup.structure["frozen"],
+            },
         }

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedpews
 from fedpews.errors import ConfigError
+from fedpews.models import build
 from fedpews.neurons import slice_module, trace
 from fedpews.neurons.network import Batch, Network
 
@@ -107,6 +108,11 @@ def test_what_is_frozen_reads_nothing_from_a_closed_neuron_either(make: object) 
     for name, value in wanted.named_parameters():
         if value.requires_grad:
             torch.testing.assert_close(net.graph.slice(gradients, neurons)[name], value.grad)
+
+
+def test_the_classifier_of_a_model_with_a_parameter_of_its_own_is_its_last_layer() -> None:
+    model = build("vit", (1, 8, 8), 3, {"width": 8, "depth": 1, "heads": 2, "hidden": 6})
+    assert Network(model, torch.zeros(1, 1, 8, 8)).classifier == "classifier"
 
 
 def test_by_default_a_frozen_base_is_never_cut() -> None:

@@ -19,6 +19,7 @@ from fedpews.data.catalogue import SOURCES
 from fedpews.data.client_folders import read_folder
 from fedpews.data.combine import combine
 from fedpews.data.federation import Federation, build, compact, hold_out, number_classes, with_clients
+from fedpews.data.hugging_face import read_hugging_face
 from fedpews.data.inputs import Lazy, select
 from fedpews.data.partition import partition
 from fedpews.data.samples import from_clients
@@ -43,9 +44,9 @@ def load(
 
     Args:
         name: one of `SOURCES`, several joined by ``+`` (``"pathmnist+octmnist"``), or your own data:
-            ``"folder:PATH"`` (see `fedpews.data.client_folders`), or ``"module:function"``. The function is called,
-            with ``seed=...`` when it takes one, and returns ``(clients, test)`` as `from_clients` takes them, or a
-            `Federation`.
+            ``"folder:PATH"`` (see `fedpews.data.client_folders`), ``"hf:PATH"``, or ``"module:function"``. The function
+            is called, with ``seed=...`` when it takes one, and returns ``(clients, test)`` as `from_clients` takes
+            them, or a `Federation`.
         data_dir: where to look for files first; then FEDPEWS_DATA, then the cache; else they are downloaded.
         task: what the labels are; by default one class per sample.
         options: the other keys of a configuration's ``[data]`` table (`fedpews list keys`): ``partition``,
@@ -193,6 +194,8 @@ def _load_own(table: DataTable, task: Task) -> Federation:
         raise ConfigError(
             "data.scaling is for named images and for tables; a function scales its data itself."
         )
+    elif table.name.startswith("hf:"):
+        data = read_hugging_face(table, task)
     else:
         data = _call(table, task)
     if isinstance(data.x, Lazy):

@@ -6,14 +6,16 @@ A partition is a function of a `Request` that returns each client's rows. The fi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpews.data.table import DataTable
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, first_line, nearest, need_extra
 from fedpews.seeds import fold
 
 Rows = NDArray[np.int64]
@@ -133,6 +135,41 @@ def quantity(request: Request) -> list[Rows]:
     return _fill_empty(np.split(rows, _cuts(request.rng.dirichlet(np.full(clients, alpha)), len(rows))))
 
 
+def by_flwr(request: Request, name: str) -> list[Rows]:
+    """A partitioner of flwr-datasets over a dataset with the columns ``label`` and ``source``.
+
+    Its options are ``data.partitioner``; the number of clients, the label's column and a seed are filled in.
+    """
+    try:
+        partitioners = import_module("flwr_datasets.partitioner")
+    except ImportError as error:
+        raise ConfigError(f"partition {name!r} needs: pip install flwr-datasets ({error})") from error
+    datasets = need_extra("hf", "datasets", f"partition {name!r}")
+    known = [key for key in partitioners.__all__ if key.endswith("Partitioner") and key != "Partitioner"]
+    own = name.removeprefix(FLWR)
+    if own not in known:
+        raise ConfigError(f"flwr-datasets has no partitioner {own!r}; {nearest(own, known)}")
+    made = getattr(partitioners, own)
+    offered = {
+        "num_partitions": request.options.clients,
+        "partition_by": "label",
+        "seed": int(request.rng.integers(2**31)),
+        "alpha": request.options.alpha,
+    }
+    takes = inspect.signature(made).parameters
+    fitting = {key: value for key, value in offered.items() if key in takes and value is not None}
+    try:
+        partitioner = made(**fitting | request.options.partitioner)
+        columns = {"label": request.labels, "source": request.sources, "row": np.arange(len(request.labels))}
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
+        parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+        return [np.array(part["row"], dtype=np.int64) for part in parts]
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"partition {name!r}: {first_line(error)}") from error
+
+
+FLWR = "flwr:"
+
 PARTITIONS: dict[str, Callable[[Request], list[Rows]]] = {
     "class": by_class,
     "classes": by_class_lists,
@@ -156,8 +193,9 @@ def partition(
     >>> [rows.tolist() for rows in partition("parity", np.array([0, 1, 2, 3]), 4, DataTable())]
     [[0, 2], [1, 3]]
     """
-    if name not in PARTITIONS:
-        raise ConfigError(f"unknown partition {name!r}; known are {', '.join(sorted(PARTITIONS))}.")
+    if name not in PARTITIONS and not name.startswith(FLWR):
+        known = f"{', '.join(sorted(PARTITIONS))}, and {FLWR} with the name of a partitioner of flwr-datasets"
+        raise ConfigError(f"unknown partition {name!r}; known are {known}.")
     if options.clients is not None and options.clients > len(labels):
         raise ConfigError(
             f"{options.clients} clients cannot share {len(labels)} training samples; "
@@ -166,7 +204,8 @@ def partition(
     sources = np.zeros(len(labels), np.int64) if sources is None else sources
     # by name, so that two partitions of one seed are independent draws
     rng = np.random.default_rng(fold(options.seed, "partition", name))
-    shares = PARTITIONS[name](Request(labels, sources, classes, rng, options))
+    request = Request(labels, sources, classes, rng, options)
+    shares = by_flwr(request, name) if name.startswith(FLWR) else PARTITIONS[name](request)
     for number, share in enumerate(shares):
         if len(share) == 0:
             raise ConfigError(

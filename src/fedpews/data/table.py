@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,8 @@ Scaling = Literal["symmetric", "unit", "standard", "first"]
 
 class DataTable(Table):
     name: str = Field(
-        "synthetic-32k", description="a data set, several joined by +, folder:PATH, or module:function"
+        "synthetic-32k",
+        description="a data set, several joined by +, folder:PATH, hf:PATH, or module:function",
     )
     partition: str | None = Field(
         None, description="how the samples are assigned to clients; see `fedpews list data`"
@@ -54,12 +55,20 @@ class DataTable(Table):
     augment: list[str] = Field(
         [], description="random changes of training batches: crop, flip, or module:function"
     )
-    label: str | None = Field(None, description="of CSV and Parquet folders: the column that holds the label")
+    partitioner: dict[str, Any] = Field({}, description="the options of a flwr:... partition")
+    label: str | None = Field(
+        None, description="of CSV and Parquet folders and of hf data: the column that holds the label"
+    )
+    inputs: list[str] | None = Field(
+        None, description="of hf data: the columns that hold the inputs; by default the only other one"
+    )
+    client: str | None = Field(None, description="of hf data: the column that names each row's client")
     missing: Literal["refuse", "mean"] = Field(
         "refuse", description="of tables, missing inputs: refuse, or fill in the client's training mean"
     )
     image_size: Count | None = Field(
-        None, description="of image folders: the shorter side is brought to this, the middle square is kept"
+        None,
+        description="of images in folders and hf data: the shorter side is brought to this, the middle square is kept",
     )
     storage: Literal["numbers", "bytes"] | None = Field(
         None, description="of named images: bytes take a quarter of the memory of numbers (the default)"

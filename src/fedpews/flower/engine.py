@@ -87,7 +87,9 @@ class FlowerEngine(Engine):
         self.grid, self.net, self.accepted, self.limits = grid, setup.net, accepted, experiment.flower
         self.run, self.site_log = _run_id(out), SiteLog(out)
         known = KnownSites.read(Path(roster).expanduser()) if roster else None
-        expected = Expected.of(experiment.fingerprint(), data, named=experiment.data.name != AT_SITES)
+        expected = Expected.of(
+            experiment.fingerprint(), data, experiment.data.name != AT_SITES, setup.net.frozen_digest()
+        )
         seen = Seen(out / layout.SITES_SEEN)
         self.roster = Roster(grid, expected, known, seen, self.site_log.report, without)
         self.check = UploadCheck(setup.net, experiment.flower, schedule(experiment))

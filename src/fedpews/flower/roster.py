@@ -136,6 +136,7 @@ class Facts:
     validation_samples: Count
     data: Text  # a digest: of all the data if it has a name, else of the site's data under a secret key
     columns: Annotated[list[Column], Field(strict=True, max_length=100_000)] = field(default_factory=list)
+    base: Text = ""  # a digest of the frozen parameters, which are not sent
 
 
 def hello_content(facts: Facts) -> RecordDict:
@@ -184,15 +185,17 @@ class Expected:
     data: str | None
     columns: list[str] | None = None  # of the server's test set; empty if it is no table
     samples: tuple[int, ...] | None = None  # of each site
+    base: str = ""
 
     @classmethod
-    def of(cls, config: str, data: Federation, named: bool) -> Expected:
+    def of(cls, config: str, data: Federation, named: bool, base: str = "") -> Expected:
         """Read it off the server's data; ``named`` data is the same at every site."""
         checked = data_digest(data) if named else None
         columns = list(data.columns) if len(data.test_y) else None
         shape = describe_shape(data)
         samples = tuple(map(len, data.clients)) if named else None
-        return cls(len(data), version("fedpews"), config, shape, data.classes, checked, columns, samples)
+        found = len(data), version("fedpews"), config, shape, data.classes, checked, columns, samples
+        return cls(*found, base)
 
     def check(self, facts: Facts) -> None:
         """Refuse a site that differs, with both values."""
@@ -204,6 +207,7 @@ class Expected:
             "shape": "the shape of a sample",
             "classes": "the number of classes",
             "data": "the data's digest",
+            "base": "the digest of the model's frozen parameters",
         }
         for name, words in names.items():
             mine, other = getattr(self, name), getattr(facts, name)

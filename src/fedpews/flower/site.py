@@ -207,6 +207,7 @@ class Site:
             validation_samples=len(data.validation[self.number]) if data.validation else 0,
             data=data_digest(data, key),
             columns=list(data.columns),
+            base=self.net.frozen_digest(),
         )
 
     def train(self, request: Request) -> dict[int, bytes]:

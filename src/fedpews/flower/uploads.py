@@ -15,7 +15,7 @@ from fedpews.config import FlowerTable
 from fedpews.engines.client_round import count_steps
 from fedpews.engines.engine import Job, Schedule
 from fedpews.flower.limits import LARGEST_LOSS
-from fedpews.methods.contract import Download, Upload, Work
+from fedpews.methods.contract import THETA, Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
@@ -179,12 +179,12 @@ def _check_ownership(upload: Upload, download: Download, sample: Upload) -> None
         )
     if upload.mask is not None and sample.mask is not None:
         _check_layout("mask", upload.mask, sample.mask)
-    assigned = download.neurons
-    if (
-        assigned is not None
-        and upload.neurons is not None
-        and not torch.equal(upload.neurons, assigned.bool())
-    ):
+    if download.neurons is None or upload.neurons is None:
+        return
+    assigned = download.neurons.bool()
+    # of what it is assigned, a client that learns its mask sends a part
+    sent = upload.neurons | assigned if THETA in download.extra else upload.neurons
+    if not torch.equal(sent, assigned):
         raise BadMessage("it owns other neurons than the server assigned")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError, first_line, nearest
+from fedpews.models.libraries import LIBRARIES, library_model
 from fedpews.user_code import load_named
 
 if TYPE_CHECKING:
@@ -28,13 +29,16 @@ FROM_DATA = {"inputs", "channels", "size", "classes"}
 def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, Any]) -> nn.Module:
     """A model for inputs of a shape and a number of classes.
 
-    ``name`` is one of ``MODELS``, ``module:Class`` or ``path/to/file.py:Class``. A class is called with its options
+    ``name`` is one of ``MODELS``, ``timm:NAME``, ``torchvision:NAME`` or ``transformers:NAME``, ``module:Class`` or
+    ``path/to/file.py:Class``. A class is called with its options
     and, where its signature has them, with ``inputs`` (all features), ``channels``, ``size`` (height and width) and
     ``classes``. A class with ``needs_images = True`` refuses other inputs.
 
     >>> build("mlp", (5,), 4, {"hidden": [8]}).classifier
     Linear(in_features=8, out_features=4, bias=True)
     """
+    if name.partition(":")[0] in LIBRARIES:
+        return library_model(name, shape, classes, options)
     target = model_class(name)
     known = _parameters(target)
     for option in options:

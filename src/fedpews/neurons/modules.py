@@ -171,6 +171,17 @@ def batch_counters(module: nn.Module) -> set[str]:
     }
 
 
+def frozen_norms(module: nn.Module) -> frozenset[str]:
+    """The norms whose parameters are all frozen: they run as in evaluation, and keep their statistics."""
+    return frozenset(
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, _NormBase)
+        and any(True for _ in layer.parameters())
+        and not any(value.requires_grad for value in layer.parameters())
+    )
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module itself; refused if a part of it is copied to other devices behind our back."""
     for name, layer in module.named_modules():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from fedpews.neurons.modules import (
     channels_last,
     copy_module,
     doubled,
+    frozen_norms,
     made_up,
     main_output,
     materialised,
@@ -50,9 +52,9 @@ class Network:
     """The structure of a model. Its weights are passed to every function, never stored.
 
     ``params`` is always one tree with the trainable parameters and the floating-point buffers (BatchNorm's
-    running statistics, and its count of batches where it averages over all of them). Frozen parameters and other
-    integer buffers stay constants of the module; where runs of several seeds share the work, each seed has its own
-    (``at``).
+    running statistics, and its count of batches where it averages over all of them). Frozen parameters, the statistics
+    of norms whose parameters are all frozen, and other integer buffers stay constants of the module; where runs of
+    several seeds share the work, each seed has its own (``at``).
 
     >>> net = Network(nn.Linear(2, 3), torch.zeros(1, 2))
     >>> loss, grads, _ = net.gradients(net.initial(), Batch(torch.ones(4, 2), torch.zeros(4, dtype=torch.long)))
@@ -85,10 +87,11 @@ class Network:
         counted = batch_counters(module)
         self.label = torch.zeros(1, dtype=torch.int64) if label is None else label
         self.trainable = tuple(name for name, value in module.named_parameters() if value.requires_grad)
-        self.frozen = tuple(name for name, value in module.named_parameters() if not value.requires_grad)
-        self.buffers = tuple(
-            name for name, value in module.named_buffers() if value.is_floating_point() or name in counted
-        )
+        fixed = tuple(name for name, value in module.named_parameters() if not value.requires_grad)
+        self._frozen_norms = frozen_norms(module)
+        buffers = [n for n, value in module.named_buffers() if value.is_floating_point() or n in counted]
+        self.buffers = tuple(n for n in buffers if n.rpartition(".")[0] not in self._frozen_norms)
+        self.frozen = (*fixed, *(n for n in buffers if n not in self.buffers))
         self._counters = tuple(name for name, _ in module.named_buffers() if name not in self.buffers)
         self.names = (*self.trainable, *self.buffers)
         self.shapes = {name: value.shape for name, value in self.initial().items()}
@@ -128,7 +131,8 @@ class Network:
         module, last = copy_module(self._template).eval(), [""]
         for name, layer in module.named_modules():
             if any(True for _ in layer.parameters(recurse=False)):
-                layer.register_forward_hook(lambda *_, name=name: last.append(name))
+                # before: a module with a parameter of its own ends after the layers inside it
+                layer.register_forward_pre_hook(lambda *_, name=name: last.append(name))
         with torch.no_grad():
             run(module, self.example)
         return last[-1]
@@ -176,8 +180,19 @@ class Network:
         }
 
     def constants(self) -> Tree:
-        """A copy of the frozen parameters, which no method trains or sends."""
-        return {name: self._template.get_parameter(name).detach().clone() for name in self.frozen}
+        """A copy of what is frozen, which no method trains or sends."""
+        values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
+        return {name: values[name].detach().clone() for name in self.frozen}
+
+    def frozen_digest(self) -> str:
+        """A hash of what is frozen, of all seeds: it tells a base from one that differs in a single weight."""
+        found = hashlib.blake2b(digest_size=16)
+        for seed, net in sorted(self._seeds.items()) or [(0, self)]:
+            for name, value in sorted(net.constants().items()):
+                found.update(
+                    f"{seed} {name} ".encode() + value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+                )
+        return found.hexdigest() if self.frozen else ""
 
     def module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """An ordinary module in evaluation mode that holds these values."""
@@ -396,5 +411,7 @@ class Network:
         pure: PureModule | None = getattr(self._own, name, None)
         if pure is None:
             pure = PureModule(copy_module(self._template).train(training))
+            for norm in self._frozen_norms:
+                pure.module.get_submodule(norm).eval()
             setattr(self._own, name, pure)
         return pure

@@ -171,6 +171,11 @@ def upload(records: Sequence[Record], goal: Goal) -> float:
     return fmean(warm) / fmean(plain) if plain and warm else math.nan
 
 
+@_measure("kB up and down in a round, all clients", higher_is_better=False, digits=1, unit="kB")
+def kilobytes(records: Sequence[Record], goal: Goal) -> float:
+    return fmean(record["bytes_up"] + record["bytes_down"] for record in records) / 1000
+
+
 @_measure("activation that two clients have in common %", higher_is_better=False, unit="points")
 def activation_overlap(records: Sequence[Record], goal: Goal) -> float:
     """In the last ten rounds."""

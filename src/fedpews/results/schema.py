@@ -125,6 +125,7 @@ class LayerShape(TypedDict):
 class ModelShape(TypedDict):
     fingerprint: str
     weights: Whole
+    base: str  # a digest of what is frozen; empty if nothing is
 
 
 class FederationShape(TypedDict, total=False):

@@ -15,6 +15,9 @@ from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest
 from fedpews.warmup.masks import Learned
 
+CLOSED = -1000.0
+"""The score of a neuron that a client never has."""
+
 
 @dataclass(frozen=True)
 class LearnedClient(ClientHalf):
@@ -36,6 +39,9 @@ class LearnedClient(ClientHalf):
         # a plain round before the warmup leaves a memory without scores
         known = memory if memory is not None and "scores" in memory else None
         scores = first if known is None else known["scores"]["neurons"]
+        if download.neurons is not None:
+            # of what the server lets it have: θ is exactly 0 elsewhere, and its gradient too
+            scores = torch.where(download.neurons, scores, CLOSED)
         # the θ of this client in θ_g: the last it shared
         if known is not None:
             shared = known["shared"]["neurons"]

@@ -119,7 +119,7 @@ class Warmup(Wrapper):
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         warm = self.phase(state, cohort.round) == WARMUP
         # ``masked``: methods with a state of their own (SCAFFOLD) then count the owners of each element
-        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm))
+        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm or cohort.masked))
         if not warm:
             return inner
         if not isinstance(self.masks, Learned):
