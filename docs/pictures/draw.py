@@ -1,6 +1,6 @@
-"""Draw the pictures of docs/idea.md and the README; the curves are from runs made on the spot.
+"""Draw the pictures of docs/idea.md and the README; the curves are those of the published runs.
 
-python docs/pictures/draw.py      (make pictures; minutes on 2 cores)
+python docs/pictures/draw.py      (make pictures)
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Circle, Patch
 
 import fedpews
+from fedpews.paper.published import read_published
+from fedpews.paper.reproduce import load_study
+from fedpews.paper.study import cells
 
 HERE = Path(__file__).parent
 NOBODY, FIRST, SECOND, BOTH = "#e9e9e6", "#0072b2", "#e69f00", "#6d4c7d"
 PLAIN = "#777777"
-METHOD, WARMUP = "fedavg+pews-fixed", {"rounds": 15}
-ROUNDS, SEEDS, SAMPLES = 100, range(10), 3200
+WARMUP = 50
+"""Rounds of the warmup in the study of four clients."""
 COLORS = ListedColormap([NOBODY, FIRST, SECOND, BOTH])
 
 mpl.rcParams |= {
@@ -94,31 +97,19 @@ def masks_over_rounds(rounds: int, shown: int) -> np.ndarray:
     return np.stack(found)
 
 
-def accuracy(method: str) -> np.ndarray:
-    """Held-out accuracy in percent of every seed after every round, (seeds, rounds): the README's run."""
-    x, y = rings(SAMPLES, seed=0)
-    result = fedpews.run(
-        model=network,
-        clients=[(x[y == label], y[y == label]) for label in range(4)],
-        test=rings(2000, seed=1),
-        method=method,
-        rounds=ROUNDS,
-        seeds=list(SEEDS),
-        train={"lr": 0.01, "batch_size": 8},
-        warmup=WARMUP if "pews" in method else {},
-    )
-    return 100 * np.array(
-        [[row["accuracy"] for row in result.rounds if row["seed"] == seed] for seed in SEEDS]
-    )
+def accuracy(row: str) -> np.ndarray:
+    """Test accuracy in percent of every published seed after every round, (seeds, rounds), with four clients."""
+    cell = next(cell for cell in cells(load_study("four-clients")) if cell.row == row)
+    runs = read_published(HERE.parent / "results" / "runs", cell).runs
+    return 100 * np.array([[record["accuracy"] for record in run] for run in runs.values()])
 
 
 def draw_idea(path: Path) -> None:
-    """Masks that part, curves that cross."""
-    figure = plt.figure(figsize=(7.2, 5.2), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[1, 1.25])
-    draw_masks(above, masks_over_rounds(rounds=10, shown=32))
-    runs = {"FedAvg": (accuracy("fedavg"), PLAIN), "with warmup\n(fixed masks)": (accuracy(METHOD), FIRST)}
-    draw_curves(below.subplots(), runs)
+    """Left, the masks of two clients separate; right, accuracy with and without a warmup."""
+    figure = plt.figure(figsize=(8.6, 3.3), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[1, 1.15])
+    draw_masks(left, masks_over_rounds(rounds=10, shown=20))
+    draw_curves(right.subplots(), {"FedAvg": accuracy("fedavg"), "FedAvg + warmup": accuracy("pews")})
     figure.savefig(path)
 
 
@@ -126,24 +117,25 @@ def draw_masks(figure: SubFigure, owners: np.ndarray) -> None:
     axes = figure.subplots()
     axes.pcolormesh(owners, cmap=COLORS, vmin=0, vmax=3, edgecolors="white", linewidth=0.7)
     axes.invert_yaxis()
-    axes.set(xlabel="neuron of the first hidden layer", ylabel="warmup round", xticks=[])
+    axes.set(xlabel="neuron", ylabel="warmup round", xticks=[])
     axes.set(yticks=[0.5, 4.5, 9.5], yticklabels=[1, 5, 10])
     axes.spines[:].set_visible(False)
-    axes.set_title("Masks part: which of two clients trains a neuron", loc="left")
-    _key(figure)
+    axes.set_title("Each client learns which neurons are its own", loc="left", fontsize=10)
+    _key(figure, columns=2)
 
 
-def draw_curves(axes: Axes, runs: dict[str, tuple[np.ndarray, str]]) -> None:
-    for label, (curves, color) in runs.items():
+def draw_curves(axes: Axes, runs: dict[str, np.ndarray]) -> None:
+    for (label, curves), color in zip(runs.items(), (PLAIN, FIRST), strict=True):
         steps = np.arange(1, curves.shape[1] + 1)
-        axes.plot(steps, curves.T, color=color, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, curves.mean(0), color=color, linewidth=2.2)
-        axes.text(ROUNDS + 1, curves[:, -5:].mean(), label, color=color, va="center")
-    axes.axvspan(0.5, WARMUP["rounds"] + 0.5, color=FIRST, alpha=0.1, linewidth=0)
-    axes.text(WARMUP["rounds"] / 2 + 0.5, 95, "warmup", ha="center", va="center", color=FIRST)
-    axes.set(xlim=(0.5, ROUNDS), ylim=(0, 102), xlabel="round", ylabel="held-out accuracy %")
-    count = len(SEEDS)
-    axes.set_title(f"Curves cross: four clients, one class each; {count} seeds and their mean", loc="left")
+        low, high = np.quantile(curves, [0.25, 0.75], axis=0)
+        axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.plot(steps, curves.mean(0), color=color, linewidth=1.6)
+        text = f"{label}\n{curves[:, -1].mean():.0f} %"
+        axes.text(len(steps) * 1.02, curves[:, -20:].mean(), text, color=color, va="center")
+    axes.axvspan(0.5, WARMUP + 0.5, color=FIRST, alpha=0.1, linewidth=0)
+    axes.text(WARMUP + 6, 4, "← warmup", va="center", color=FIRST)
+    axes.set(xlim=(0.5, len(steps)), ylim=(0, 102), xlabel="round", ylabel="test accuracy (%)")
+    axes.set_title(f"Four clients, one class each ({len(curves)} seeds)", loc="left", fontsize=10)
 
 
 def draw_ownership(path: Path) -> None:
@@ -276,15 +268,10 @@ def _draw_network(axes: Axes, left: float, top: float, column: int, row: int) ->
                 )
 
 
-def _key(figure: Figure | SubFigure) -> None:
-    kinds = {
-        "client 1 alone": FIRST,
-        "client 2 alone": SECOND,
-        "both": BOTH,
-        "nobody (keeps its value)": NOBODY,
-    }
+def _key(figure: Figure | SubFigure, columns: int = 4) -> None:
+    kinds = {"client 1 alone": FIRST, "client 2 alone": SECOND, "both": BOTH, "no client": NOBODY}
     marks = [Patch(color=color, label=label) for label, color in kinds.items()]
-    figure.legend(handles=marks, ncols=4, frameon=False, loc="outside lower center", fontsize=8)
+    figure.legend(handles=marks, ncols=columns, frameon=False, loc="outside lower center", fontsize=8)
 
 
 if __name__ == "__main__":

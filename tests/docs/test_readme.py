@@ -31,15 +31,15 @@ def example() -> str:
 
 def test_the_example_runs_also_when_it_is_short(tmp_path: Path) -> None:
     code = example()
-    assert "rounds=100" in code
-    assert "list(range(10))" in code
-    short = code.replace("rounds=100", "rounds=2").replace("list(range(10))", "[0]")
-    said = output(short.replace('"rounds": 15', '"rounds": 1').replace("3200", "160"), tmp_path)
-    assert [line.split()[0] for line in said.splitlines()] == ["fedavg", "fedavg+pews-fixed"]
+    assert "seeds=[0, 1, 2], progress=True" in code
+    settings = 'rounds=2, warmup={"rounds": 1}, data={"train_per_class": 40, "test_per_class": 20}, seeds=[0]'
+    said = output(code.replace("seeds=[0, 1, 2], progress=True", settings), tmp_path)
+    assert [line.split()[0] for line in said.splitlines()] == ["fedavg", "fedavg+pews"]
+    assert (tmp_path / "accuracy.png").exists()
 
 
 @pytest.mark.slow
-def test_the_examples_warmup_ends_far_higher_on_rows_nobody_trained_on(tmp_path: Path) -> None:
+def test_the_warmup_of_the_example_ends_far_higher(tmp_path: Path) -> None:
     means = [float(mean) for mean in re.findall(r"'mean': ([\d.]+)", output(example(), tmp_path))]
     plain, warm = means
     assert warm > plain + 0.2
