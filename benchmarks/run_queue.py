@@ -2,8 +2,9 @@
 
     python benchmarks/run_queue.py [--jobs 2] [--out build/lab] [FILE]
 
-FILE (default benchmarks/queue.txt) has a line for each piece of work, ``study cells seeds [KEY=VALUE ...]``. What is
-finished is skipped, so the same command goes on after a stop. Afterwards put the runs in compact form into the
+FILE (default benchmarks/queue.txt) has a line for each piece of work, ``study cells seeds [KEY=VALUE ...]``, or a
+script, ``python FILE ...``. A line ``wait`` waits for all lines before it. What is finished is skipped, so the same
+command goes on after a stop. Afterwards put the runs in compact form into the
 repository: ``fedpews reproduce STUDY --no-run --out build/lab --pages docs/results``.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,8 @@ HERE = Path(__file__).parent
 
 def command(line: str, out: Path, number: int) -> list[str]:
     """What runs one line of the file."""
+    if line.startswith("python "):
+        return [sys.executable, *line.split()[1:]]
     study, cells, seeds, *settings = line.split()
     settings += ["runtime.workers=1"]
     words = [sys.executable, "-m", "fedpews", "reproduce", study, "--cells", cells, "--seeds", seeds]
@@ -58,17 +62,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/lab"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    lines: queue.Queue[str] = queue.Queue()
-    for line in options.file.read_text().splitlines():
-        if line.strip() and not line.startswith("#"):
-            lines.put(line)
-    workers = [
-        threading.Thread(target=work, args=(lines, options.out, number)) for number in range(options.jobs)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    for block in re.split(r"^wait$", options.file.read_text(), flags=re.MULTILINE):
+        lines: queue.Queue[str] = queue.Queue()
+        for line in block.splitlines():
+            if line.strip() and not line.startswith("#"):
+                lines.put(line)
+        workers = [
+            threading.Thread(target=work, args=(lines, options.out, number)) for number in range(options.jobs)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
 
 
 if __name__ == "__main__":
