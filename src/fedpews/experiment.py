@@ -327,7 +327,13 @@ def commented_toml(
             given = dict(values.get(table, {}))
             lines += ["", f"[{table}]"]
             mine = list(_options_commented(given, options.get(table, []), used))
-            lines += [*_commented(f"{table}.", given, inner, words), *mine]
+            nested = {name: [word for word in words if word.startswith(f"{table}.{name}.")] for name in inner}
+            flat = {name: default for name, default in inner.items() if not nested[name]}
+            lines += [*_commented(f"{table}.", given, flat, words), *mine]
+            for name, keys in nested.items():
+                inside = {key.rpartition(".")[2]: words[key].value for key in keys}
+                below = list(_commented(f"{table}.{name}.", {}, inside, words))
+                lines += ["", f"# [{table}.{name}]", *below] if keys else []
     return "\n".join(lines) + "\n"
 
 
