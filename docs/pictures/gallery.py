@@ -229,6 +229,23 @@ def text() -> plt.Figure:
     return figure
 
 
+def serve() -> plt.Figure:
+    """A request, and what the model answers."""
+    figure, (axes,) = row(1)
+    axes.set(xlim=(0, 3.6), ylim=(0, 1.7))
+    axes.axis("off")
+    box = {"boxstyle": "round,pad=0.4", "edgecolor": "none", "facecolor": NOBODY}
+    axes.text(
+        0.9, 1.25, "[[0.3, -1.2, 0.1, 1.4, -0.4]]", ha="center", fontsize=7, family="monospace", bbox=box
+    )
+    axes.text(0.9, 0.35, "[[.01, .02, .95, .02]]", ha="center", fontsize=7, family="monospace", bbox=box)
+    model = {**box, "facecolor": BOTH}
+    axes.text(2.9, 0.8, "run.predict", ha="center", color="white", fontsize=8, bbox=model)
+    for start, end in (((1.9, 1.25), (2.6, 1.02)), ((2.6, 0.68), (1.75, 0.42))):
+        axes.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": BOTH})
+    return figure
+
+
 DRAWN: dict[str, Callable[[], plt.Figure]] = {
     "a-round-by-hand": a_round_by_hand,
     "own-model-and-data": own_model_and_data,
@@ -241,6 +258,7 @@ DRAWN: dict[str, Callable[[], plt.Figure]] = {
     "segmentation": segmentation,
     "tabular": tabular,
     "text": text,
+    "serve": serve,
     "hospitals": lambda: sites("server", ("pathology", "eye clinic")),
     "flower-quickstart": lambda: sites("WithWarmup(FedAvg(...))", ("LocalWarmup", "LocalWarmup")),
 }

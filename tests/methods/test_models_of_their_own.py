@@ -70,7 +70,7 @@ def test_ditto_trains_a_clients_own_model_by_the_methods_optimiser() -> None:
 
 def test_ditto_refuses_a_method_that_sends_parts_of_the_model() -> None:
     method = Ditto(with_warmup(FedAvg(), 1, Fixed()))
-    with pytest.raises(ConfigError, match="needs a method that sends it"):
+    with pytest.raises(ConfigError, match="needs a method that sends all of it"):
         Playground(method, small_network(), small_clients()).play(1)
     with pytest.raises(ConfigError, match="personal models already"):
         Ditto(LocalOnly(FedAvg()))

@@ -25,6 +25,7 @@ def records(accuracies: list[float], warm: int = 1) -> list[dict[str, Any]]:
             "density": 0.4,
             **({"client_density": [0.3, 0.5]} if t <= warm else {}),
             "bytes_up": 50 if t <= warm else 100,
+            "bytes_down": 200,
         }
         for t, accuracy in enumerate(accuracies, 1)
     ]
@@ -48,6 +49,7 @@ def test_measures_of_a_run() -> None:
     assert read["omega"] == 1.5  # 3 / 2
     assert read["density"] == pytest.approx(0.4)
     assert read["upload"] == 0.5
+    assert read["kilobytes"] == pytest.approx(0.28)  # (2 · 250 + 3 · 300) / 5 bytes
     assert MEASURES["rounds"].read(run, Goal(value=0.95)) == math.inf
     assert math.isnan(MEASURES["omega"].read(records([0.1], warm=0), Goal(value=0.5)))
 

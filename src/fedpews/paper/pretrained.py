@@ -18,6 +18,7 @@ from fedpews.data.federation import Federation
 from fedpews.data.store import cache_dir
 from fedpews.models.vit import ViT
 from fedpews.results.files import write_atomically
+from fedpews.seeds import global_generator
 from fedpews.trees import Tree
 
 BATCH, RATE, DECAY = 128, 1e-3, 0.05
@@ -51,8 +52,7 @@ def _pretrained(path: Path, images: Federation, channels: int, size: int, epochs
 
 def _train(images: Federation, channels: int, size: int, epochs: int) -> ViT:
     """AdamW with a cosine schedule; images are flipped at random."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with global_generator(0):
         model = ViT(channels, size, images.classes)
         rows = images.clients[0]
         steps = epochs * math.ceil(len(rows) / BATCH)
