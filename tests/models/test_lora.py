@@ -50,7 +50,7 @@ def test_only_adapters_and_the_last_layer_train_travel_and_are_saved(start: Path
     # rank 2 on 8→6 and 6→8, and 8→3 with its bias: four bytes a number, two clients
     assert result.rounds[-1]["bytes_up"] == 2 * 4 * (2 * (8 + 6) + 2 * (6 + 8) + 3 * 8 + 3)
     # the saved run is the model again, on the base that the configuration names
-    assert torch.equal(result.model()(X), fedpews.load(tmp_path).model(model=result.model())(X))
+    assert torch.equal(result.model()(X), fedpews.load(tmp_path, model=result.model()).model()(X))
 
 
 def test_components_are_the_neurons_that_a_warmup_masks(start: Path) -> None:

@@ -131,6 +131,7 @@ def test_a_site_with_another_base_is_refused() -> None:
         roster.Expected(2, "1", "c", "3", 3, None, base="other").check(facts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedavg+pews"])
 def test_the_compiled_engine_trains_adapters_of_unequal_rank_as_the_eager_one(method: str) -> None:
     def final(engine: str) -> dict[str, Tensor]:

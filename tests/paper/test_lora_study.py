@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+import fedpews
 import tiny_files
+from fedpews.errors import ConfigError
 from fedpews.paper.cells import Runner
 from fedpews.paper.pretrained import vit
 from fedpews.paper.reproduce import load_study, reproduce
@@ -53,7 +56,17 @@ def test_a_row_of_adapters_needs_a_tenth_of_the_bytes_of_full_fine_tuning(images
     sent = {row: result.records[-1]["bytes_up"] for row, result in done.items()}
     assert 10 * sent["owners"] < sent["full"]
     assert sent["owners"] == pytest.approx(sent["padded-pews"], rel=0.01)
+    _change_one_weight(next((images / "cache" / "pretrained").glob("*.safetensors")))
+    run = fedpews.load(done["owners"].folders[0], trust=True)
+    with pytest.raises(ConfigError, match="was run on another base model"):
+        run.model()
     assert "LoRA, ranks 8, 4, 2, owners" in (images / "out" / "lora.md").read_text()
+
+
+def _change_one_weight(path: Path) -> None:
+    values = load_file(path)
+    values["norm.weight"][0] += 1e-6
+    save_file(values, path)
 
 
 def test_every_row_is_an_experiment() -> None:
