@@ -323,6 +323,13 @@ def test_a_site_with_much_more_data_may_move_more() -> None:
     assert NormRule(5.0).check({0: ({"params": 1.0}, 10), 1: ({"params": 1.0}, 1)}) == {}
 
 
+def test_two_sites_that_hardly_move_are_both_accepted() -> None:
+    small = {0: ({"params": 0.002}, 10), 1: ({"params": 0.014}, 10)}
+    assert list(NormRule(5.0).check(small)) == [1]
+    assert list(NormRule(5.0).check(small, model=5.0)) == []  # 1 % of 5 is 0.05
+    assert list(NormRule(5.0).check(small | {1: ({"params": 0.06}, 10)}, model=5.0)) == [1]
+
+
 def test_the_norm_bound_covers_what_a_method_adds() -> None:
     _, job, honest, _ = scene("scaffold+pews")
     control = {n: torch.full_like(v, 1e30) for n, v in honest.extra["control"].items()}

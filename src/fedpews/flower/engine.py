@@ -44,7 +44,7 @@ from fedpews.results import layout
 from fedpews.tasks import Classification
 from fedpews.tasks.metrics import Sums, add
 from fedpews.torch_private import tree_leaves
-from fedpews.trees import Tree
+from fedpews.trees import Tree, norm
 
 Key = tuple[int, int]
 """Seed and client."""
@@ -415,12 +415,15 @@ class FlowerEngine(Engine):
         """Remove uploads that are far larger than the others."""
         for seed in {job.seed for job in jobs}:
             rule = self._rules.setdefault(seed, NormRule(self.limits.norm_multiple))
-            clients = {}
+            clients, model = {}, 0.0
             for job in jobs:
                 if job.seed == seed and (seed, job.client) in done:
                     upload = done[seed, job.client].upload
                     clients[job.client] = norms(self.net, upload, job.download), upload.steps
-            for client, why in rule.check(clients).items():
+                    sent = job.download.params
+                    weights = {name: sent[name] for name in self.net.trainable if name in sent}
+                    model = max(model, float(norm(weights)) if weights else 0.0)
+            for client, why in rule.check(clients, model).items():
                 del done[seed, client]
                 answer = attempt.sites.setdefault(client, Answer())
                 answer.outcome, answer.why = "refused", f"seed {seed}: {why}"

@@ -27,6 +27,10 @@ from fedpews.trees import Tree
 SLACK = 4096
 """Bytes that an upload's header may take beyond the expected: numbers have more or fewer digits."""
 
+SMALL = 0.01
+"""A change of the params by less than this share of the model's norm is never refused: while both hardly move, two
+honest sites with unlike data may differ by more than a multiple."""
+
 BOUNDED = ("theta", "privacy")
 """Trees of an upload whose values lie between 0 and 1."""
 
@@ -232,11 +236,14 @@ class NormRule:
         self.multiple = multiple
         self._accepted: dict[str, list[tuple[float, int]]] = {}  # by tree: norm and steps
 
-    def check(self, clients: Mapping[int, tuple[Mapping[str, float], int]]) -> dict[int, str]:
+    def check(
+        self, clients: Mapping[int, tuple[Mapping[str, float], int]], model: float = 0.0
+    ) -> dict[int, str]:
         """By client, why its upload is refused.
 
         Args:
             clients: each client's ``norms`` and number of steps.
+            model: the norm of the model that they were sent.
         """
         refused: dict[int, str] = {}
         if self.multiple == math.inf or len(clients) < 2:
@@ -253,6 +260,7 @@ class NormRule:
                 limit = self.multiple * max(
                     reference * steps**power for power, reference in zip(POWERS, references, strict=True)
                 )
+                limit = max(limit, SMALL * model) if key == "params" else limit
                 if not size <= limit:
                     refused[client] = (
                         f"its {key} has norm {size:.6g}, above {self.multiple:g} times the round's median "
