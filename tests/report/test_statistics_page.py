@@ -50,7 +50,7 @@ def test_the_advice_follows_from_the_distances(found: Statistics, words: str) ->
 
 def test_the_numbers_of_the_advice_are_those_of_the_measured_rules() -> None:
     rules = " ".join(WHEN_NOT.read_text().split())
-    for number in ("61 ± 5 %", "88 ± 7 %", "89 ± 7 %", "97 ± 4 %", "97 ± 5 %"):
+    for number in ("61 ± 5 %", "90 ± 7 %", "89 ± 7 %", "97 ± 4 %", "97 ± 5 %"):
         assert number in rules
         assert f"{number.partition(' ')[0]} %" in advise(sites(DISJOINT))[1]
 
