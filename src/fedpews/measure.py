@@ -305,14 +305,13 @@ def observe_neurons(
     if any(upload.neurons is None for upload in uploads) or (round > EACH_ROUND_UP_TO and round % 10):
         return None
     owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])
-    thetas = [upload.extra[THETA]["neurons"] for upload in uploads if THETA in upload.extra]
+    shared = [upload.extra[THETA]["neurons"] for upload in uploads if THETA in upload.extra]
+    thetas = torch.stack(shared).float().cpu() if shared else None
     # (layers, BINS): how many θ of each layer are in each of ``BINS`` equal parts of 0 to 1
     histogram = [
-        torch.histc(torch.stack(thetas)[:, layer.start : layer.start + layer.size].float().cpu(), BINS, 0, 1)
-        .long()
-        .tolist()
+        torch.histc(thetas[:, layer.start : layer.start + layer.size], BINS, 0, 1).long().tolist()
         for layer in net.graph.layers
-        if thetas
+        if thetas is not None
     ]
     clients = tuple(upload.client for upload in uploads)
     return Ownership.of(seed, round, clients, owned.cpu().numpy(), histogram or None, total)

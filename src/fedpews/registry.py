@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 Kind = Literal["method", "server", "optimizer", "personal", "masks"]
 """A base method, a server optimiser, a local optimiser, a way to give each client its own model, masks of a warmup."""
@@ -30,14 +30,17 @@ def register(kind: Kind, name: str) -> Callable[[C], C]:
     return add
 
 
-@cache
 def registered(kind: Kind) -> dict[str, str]:
     """The classes of a kind: name -> "module:Class"."""
-    names: dict[str, str] = {}
+    return _read_package()[kind]
+
+
+@cache
+def _read_package() -> dict[str, dict[str, str]]:
+    names: dict[str, dict[str, str]] = {kind: {} for kind in get_args(Kind)}
     package = Path(__file__).parent
     for path in (*sorted(package.glob("methods/*.py")), *sorted(package.glob("warmup/*.py"))):
         module = f"{package.name}.{path.parent.name}.{path.stem}"
-        for found, name, cls in LINE.findall(path.read_text(encoding="utf-8")):
-            if found == kind:
-                names[name] = f"{module}:{cls}"
+        for kind, name, cls in LINE.findall(path.read_text(encoding="utf-8")):
+            names[kind][name] = f"{module}:{cls}"
     return names

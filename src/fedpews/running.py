@@ -233,20 +233,22 @@ class Training:
         new = self.saver.record(new, server.measurer.observed)
         self.records += new
         self.notices.round(new)
-        models = server.models()
         if rule.is_active:
             rule.check(new)
+            models = server.models()
             for seed in seeds:
                 records = self._of_seed(seed)
                 if rule.best(records) == len(records) - 1:
                     self.best[seed] = models[seed]
         for callback in self.callbacks:
             if callback.models is not None:
-                callback.models(round, models)
+                callback.models(round, server.models())
         return new
 
     def _active(self, seeds: Sequence[int]) -> list[int]:
         """The seeds that early stopping has not ended."""
+        if self.rule.patience is None:
+            return [*seeds]
         return [seed for seed in seeds if not self.rule.is_over(self._of_seed(seed))]
 
     def _of_seed(self, seed: int) -> list[Record]:

@@ -34,6 +34,8 @@ flower = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")]
+ReadApp = Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")]
+ServerTest = Annotated[Path | None, typer.Option(help="The server's own test set, an .npz file or a table.")]
 Metrics = Annotated[
     str | None,
     typer.Option(help="Also answer GET /metrics for Prometheus here: a port on 127.0.0.1, or address:port."),
@@ -194,11 +196,9 @@ def approve(
 @flower.command()
 def start(
     folder: Folder,
-    app: Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")],
+    app: ReadApp,
     run_folder: Annotated[Path, typer.Option("--out", help="Run folder.")],
-    test: Annotated[
-        Path | None, typer.Option(help="The server's own test set, an .npz file or a table.")
-    ] = None,
+    test: ServerTest = None,
     data_dir: DataDir = None,
     resume: Resume = False,
     before: Annotated[

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedpews.cli.console import out
-from fedpews.cli.flower import Folder, flower, follow
+from fedpews.cli.flower import Folder, ReadApp, ServerTest, flower, follow
 from fedpews.cli.options import Config, DataDir, Set, parse_settings, say
 from fedpews.flower import check_flwr
 
@@ -48,11 +48,9 @@ def stats(
 @flower.command("stats")
 def flower_stats(
     folder: Folder,
-    app: Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")],
+    app: ReadApp,
     run_folder: Annotated[Path, typer.Option("--out", help="A folder for statistics.json and the page.")],
-    test: Annotated[
-        Path | None, typer.Option(help="The server's own test set, an .npz file or a table.")
-    ] = None,
+    test: ServerTest = None,
     data_dir: DataDir = None,
 ) -> None:
     """The same across the approved sites: each sends sums of its training samples, twice, and nothing else."""

@@ -49,6 +49,9 @@ from fedpews.trees import Tree, norm
 Key = tuple[int, int]
 """Seed and client."""
 
+Moved = tuple[dict[str, float], int]
+"""The norms of an upload, and its number of steps."""
+
 Scaling = tuple[Sequence[float], Sequence[float]]
 
 
@@ -125,7 +128,7 @@ class FlowerEngine(Engine):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
             attempt = Attempt(self._round, number, jobs[0].download.phase)
             done |= self._ask(missing, attempt)
-            self._refuse_large(jobs, done, attempt)
+            moved = self._refuse_large(jobs, done, attempt)
             self.site_log.add(attempt)
             suspect = self._suspect(attempt)
             if suspect:
@@ -142,11 +145,10 @@ class FlowerEngine(Engine):
         good = [job for job in jobs if (job.seed, job.client) in done]
         sizes: dict[int, float] = {}  # of the last seed
         for job in good:
-            upload = done[job.seed, job.client].upload
-            moved = norms(self.net, upload, job.download)
-            self._rules[job.seed].accept(moved, upload.steps)
+            change, steps = moved[job.seed][job.client]
+            self._rules[job.seed].accept(change, steps)
             self.accepted.accept(job.seed, job.client, self._round)
-            sizes[job.client] = moved.get("params", 0.0)
+            sizes[job.client] = change.get("params", 0.0)
         site = max(sizes, key=lambda client: sizes[client])
         others = [size for client, size in sizes.items() if client != site]
         self._largest = sizes[site] / (statistics.median_low(others or [math.inf]) or 1.0), self._round, site
@@ -411,22 +413,30 @@ class FlowerEngine(Engine):
         }
         return Score(reduce(add, by_site.values()), by_site, sites=named)
 
-    def _refuse_large(self, jobs: Sequence[Job], done: dict[Key, Done], attempt: Attempt) -> None:
-        """Remove uploads that are far larger than the others."""
+    def _refuse_large(
+        self, jobs: Sequence[Job], done: dict[Key, Done], attempt: Attempt
+    ) -> dict[int, dict[int, Moved]]:
+        """Remove uploads that are far larger than the others; by seed and site, how far each moved."""
+        moved: dict[int, dict[int, Moved]] = {}
         for seed in {job.seed for job in jobs}:
             rule = self._rules.setdefault(seed, NormRule(self.limits.norm_multiple))
-            clients, model = {}, 0.0
+            clients = moved[seed] = {}
+            sent: dict[int, Tree] = {}  # most methods send the same download to every client
             for job in jobs:
                 if job.seed == seed and (seed, job.client) in done:
                     upload = done[seed, job.client].upload
                     clients[job.client] = norms(self.net, upload, job.download), upload.steps
-                    sent = job.download.params
-                    weights = {name: sent[name] for name in self.net.trainable if name in sent}
-                    model = max(model, float(norm(weights)) if weights else 0.0)
+                    sent[id(job.download)] = {
+                        name: job.download.params[name]
+                        for name in self.net.trainable
+                        if name in job.download.params
+                    }
+            model = max((float(norm(weights)) for weights in sent.values() if weights), default=0.0)
             for client, why in rule.check(clients, model).items():
                 del done[seed, client]
                 answer = attempt.sites.setdefault(client, Answer())
                 answer.outcome, answer.why = "refused", f"seed {seed}: {why}"
+        return moved
 
 
 def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:

@@ -21,8 +21,13 @@ SCRIPTS = ("vendor/uPlot.iife.min.js", "base.js", "charts.js", "masks.js", "page
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
     """Write the page of one run or of several side by side."""
+    return write_html(path, make_report(find_runs(folders)))
+
+
+def write_html(path: Path, text: str) -> Path:
+    """Write a page, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, make_report(find_runs(folders)).encode(errors="backslashreplace"))
+    write_atomically(path, text.encode(errors="backslashreplace"))
     return path
 
 
@@ -37,7 +42,9 @@ def render(
 ) -> str:
     """The page of a document, by default of one made by ``collect``.
 
-    Names in it come from folders and configurations of others: they stay text. Everything in the document is
+    ``page`` is the file with the skip link, in its first line, and the content; shell.html is around it.
+
+    Names in the document come from folders and configurations of others: they stay text. Everything in it is
     escaped, scripts put it on the page as text only, and the policy lets no script run but the page's own.
     """
     style, script = _read(STYLES), _read(scripts)
@@ -60,8 +67,10 @@ def render(
         "script": script,
         "data": as_script(data),
     }
+    skip, _, main = _read([page]).partition("\n")
+    template = _read(["shell.html"]).replace("{{ skip }}", skip).replace("{{ main }}", main) + "\n"
     # one pass from left to right: what was put in is never looked at again
-    made, rest = "", (files("fedpews.report") / "page" / page).read_text(encoding="utf-8")
+    made, rest = "", template
     while "{{" in rest:
         before, _, rest = rest.partition("{{")
         name, _, rest = rest.partition("}}")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.data.statistics import Statistics
-from fedpews.report.html import render
+from fedpews.report.html import render, write_html
 from fedpews.report.style import PALETTE
-from fedpews.results.files import write_atomically
 
 SCRIPTS = ("base.js", "statistics.js")
 
@@ -26,10 +25,7 @@ Matrix = list[list[float]]
 
 def write_page(found: Statistics, path: Path) -> Path:
     """Write the page of a federation's statistics."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page = render(document(found), page="statistics.html", scripts=SCRIPTS)
-    write_atomically(path, page.encode(errors="backslashreplace"))
-    return path
+    return write_html(path, render(document(found), page="statistics.html", scripts=SCRIPTS))
 
 
 def document(found: Statistics) -> dict[str, Any]:
