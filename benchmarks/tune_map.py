@@ -158,7 +158,6 @@ def trials() -> dict[str, Any]:
         "notes": TUNING_NOTES,
         "rows": rows,
         "columns": {name: {"label": label, "set": some | draw} for name, (label, some) in PROBLEMS.items()},
-        "quick": {"columns": ["n4"]},
     }
 
 
@@ -223,7 +222,6 @@ def settings(known: Scores) -> dict[str, Any]:
         "rows": rows,
         "columns": {name: {"label": label, "set": some} for name, (label, some) in PROBLEMS.items()},
         "claims": claims,
-        "quick": {"seeds": [0, 1], "columns": ["n4"], "set": {"rounds": 40}},
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from fedpews.paper.cells import Runner
 from fedpews.paper.page import apart_rows, markdown, number_rows
 from fedpews.paper.reproduce import load_study, run_study
+from fedpews.paper.study import SMALL, Scale, scaled
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NUMBER = re.compile(r"\d+\.\d+")
@@ -26,8 +27,11 @@ def assert_alike(ours: str, committed: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(page.stem for page in RESULTS.glob("*.json")))
 def test_a_page_says_what_the_runs_beside_it_say(name: str, tmp_path: Path) -> None:
-    study = load_study(name)
-    outcome = run_study(study, Runner(tmp_path / "nothing", RESULTS / "runs"), run=False)
+    facts = json.loads((RESULTS / f"{name}.json").read_text())
+    stand_in = re.search(r"--stand-in (\S+)=(\S+)", facts["command"])
+    scale = Scale(small=name.endswith(SMALL), stand_in=dict([stand_in.groups()]) if stand_in else None)
+    study = scaled(load_study(name.removesuffix(SMALL)), scale)
+    outcome = run_study(study, Runner(tmp_path / "nothing", RESULTS / "runs"), scale, run=False)
 
     page = (RESULTS / f"{name}.md").read_text()
     tables = [part.strip() for part in page.split("\n\n") if part.startswith("|")]
@@ -35,12 +39,8 @@ def test_a_page_says_what_the_runs_beside_it_say(name: str, tmp_path: Path) -> N
     measured = [markdown(rows) for rows in both if len(rows) > 1]
     for table, committed in zip(measured, tables[: len(measured)], strict=True):
         assert_alike(table, committed)
-    facts = json.loads((RESULTS / f"{name}.json").read_text())
     assert len(facts["verdicts"]) == len(outcome.verdicts), AGAIN
-    for verdict, told in zip(outcome.verdicts, facts["verdicts"], strict=True):
-        assert (verdict.claim, verdict.where, verdict.agrees) == (
-            told["claim"],
-            told["where"],
-            told["agrees"],
-        )
-        assert_alike(f"{verdict.ours} {verdict.finding}", f"{told['ours']} {told['finding']}")
+    for verdict, written in zip(outcome.verdicts, facts["verdicts"], strict=True):
+        expected = (written["claim"], written["where"], written["agrees"])
+        assert (verdict.claim, verdict.where, verdict.agrees) == expected
+        assert_alike(f"{verdict.ours} {verdict.finding}", f"{written['ours']} {written['finding']}")

@@ -13,7 +13,7 @@ from fedpews.paper.cells import CellResult, Runner
 from fedpews.paper.figures import draw
 from fedpews.paper.page import write_page
 from fedpews.paper.reproduce import load_study, run_study
-from fedpews.paper.study import Figure, Line, Quick, Scale, cells, scaled
+from fedpews.paper.study import Figure, Line, Scale, Small, cells, scaled
 from fedpews.report.plots import OUTCOMES
 from fedpews.report.style import PALETTE, USUAL
 from toy import TINY, study
@@ -31,8 +31,8 @@ def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path
 
 
 def test_a_figure_names_rows_that_quick_leaves_out(tmp_path: Path) -> None:
-    toy = study(figures=[Figure(options={"rows": ["pews", "fedavg"]})], quick=Quick(rows=["fedavg"]))
-    scale = Scale(quick=True)
+    toy = study(figures=[Figure(options={"rows": ["pews", "fedavg"]})], small=Small(rows=["fedavg"]))
+    scale = Scale(small=True)
     outcome = run_study(scaled(toy, scale), Runner(tmp_path), scale)
 
     (figure,) = draw(outcome.study, outcome.table)

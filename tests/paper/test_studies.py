@@ -23,8 +23,8 @@ from fedpews.paper.study import (
     Cell,
     Figure,
     Line,
-    Quick,
     Scale,
+    Small,
     canonical,
     cells,
     scaled,
@@ -104,7 +104,7 @@ def test_an_interruption_ends_the_study(tmp_path: Path, monkeypatch: pytest.Monk
         raise Interrupted("stopped")
 
     monkeypatch.setattr(cells_module, "_run", stop)
-    command = ["reproduce", "table1", "--quick", "--out", str(tmp_path)]
+    command = ["reproduce", "table1", "--out", str(tmp_path)]
 
     with pytest.raises(Interrupted):
         run_study(study(), Runner(tmp_path))
@@ -125,25 +125,30 @@ def test_equal_experiments_are_the_same_cell() -> None:
     assert len(names) == 1
 
 
-def test_what_is_not_there_yet_is_shown_without_running(tmp_path: Path) -> None:
-    (outcome,) = reproduce("table1", Runner(tmp_path), Scale(quick=True), run=False)
+def test_no_page_is_written_of_cells_that_have_not_run(tmp_path: Path) -> None:
+    (outcome,) = reproduce("sota", Runner(tmp_path), Scale(small=True), run=False)
 
-    assert not (tmp_path / "runs").exists()
-    text = (tmp_path / "table1.md").read_text()
-    assert "not run" in text
-    assert "Not at the paper's scale" in text
-    assert outcome.command == "fedpews reproduce table1 --quick"
+    assert not list(tmp_path.iterdir())
+    assert outcome.command == "fedpews reproduce sota --small"
+
+
+def test_a_study_without_a_small_version_is_the_same_with_small() -> None:
+    toy = study()
+    assert scaled(toy, Scale(small=True)) == toy
 
 
 # ---- scale, pages, sweep, plan
 
 
-def test_quick_keeps_the_papers_numbers_beside_their_cells() -> None:
-    quick = scaled(study(quick=Quick(columns=["b"], seeds=[0])), Scale(quick=True))
+def test_the_small_version_keeps_the_papers_numbers_beside_their_cells() -> None:
+    toy = study(small=Small(columns=["b"], seeds=[0], at={"b": {"train.lr": 0.5}}))
+    small = scaled(toy, Scale(small=True))
 
-    assert quick.paper_number("final", "pews", "b") == "66"
-    assert quick.seeds == [0]
-    assert [claim.text for claim in quick.claims] == ["higher (only some of its cells here)"]
+    assert small.name == f"{toy.name}-small"
+    assert small.paper_number("final", "pews", "b") == "66"
+    assert small.seeds == [0]
+    assert [claim.text for claim in small.claims] == ["higher (only some of its cells here)"]
+    assert {cell.experiment.train.lr for cell in cells(small, Scale(small=True))} == {0.5}
 
 
 def test_a_stand_in_replaces_a_data_set_and_is_said() -> None:

@@ -90,9 +90,9 @@ def test_a_study_runs_a_tiny_round_and_writes_its_page(name: str, images: Path, 
 
 
 @pytest.mark.parametrize("name", STUDIES)
-@pytest.mark.parametrize("quick", [False, True])
-def test_every_cell_of_a_study_is_a_valid_experiment_of_its_own(name: str, quick: bool) -> None:
-    scale = Scale(quick=quick)
+@pytest.mark.parametrize("small", [False, True])
+def test_every_cell_of_a_study_is_a_valid_experiment_of_its_own(name: str, small: bool) -> None:
+    scale = Scale(small=small)
 
     names = [cell.name for cell in cells(scaled(load_study(name), scale), scale)]
 

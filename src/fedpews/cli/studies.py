@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from fedpews.paper.plan import Planned
     from fedpews.paper.study import Scale, Study
 
-Quick = Annotated[bool, typer.Option("--quick", help="A scaled-down version that still shows the effect.")]
+Small = Annotated[
+    bool, typer.Option("--small", help="The scaled-down version of studies that take days; its page says so.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key in every cell; the page says so."),
@@ -55,7 +57,7 @@ def reproduce(
             help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names
         ),
     ],
-    quick: Quick = False,
+    small: Small = False,
     folder: Results = Path("results"),
     pages: Annotated[
         Path | None, typer.Option(help="Where pages are written.", show_default="the --out folder")
@@ -82,7 +84,7 @@ def reproduce(
     """
     from fedpews.paper.reproduce import reproduce as reproduce_study
 
-    failed, scale = 0, read_scale(quick, seeds, set_, stand_in)
+    failed, scale = 0, read_scale(small, seeds, set_, stand_in)
     runner = make_runner(folder, data_dir, quiet)
     with resumable(), on_cluster(on if run else None) as cluster:
         for outcome in reproduce_study(
@@ -95,7 +97,7 @@ def reproduce(
 
 def plan(
     name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.", autocompletion=study_names)],
-    quick: Quick = False,
+    small: Small = False,
     folder: Results = Path("results"),
     seeds: Seeds = None,
     data_dir: DataDir = None,
@@ -110,7 +112,7 @@ def plan(
     from fedpews.paper.reproduce import load_study
     from fedpews.paper.study import scaled, studies
 
-    scale, runner = read_scale(quick, seeds, set_, stand_in), make_runner(folder, data_dir, quiet=False)
+    scale, runner = read_scale(small, seeds, set_, stand_in), make_runner(folder, data_dir, quiet=False)
     total = 0.0
     with resumable():
         for each in list(studies()) if name == "all" else [name]:
@@ -182,7 +184,8 @@ def show_outcome(outcome: Outcome, page: Path) -> None:
     for result in outcome.table.values():
         if result.message:
             say(f"{study.label(result.cell)}: {result.status}: {result.message}")
-    say(f"written to {page}")
+    if page.exists():
+        say(f"written to {page}")
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -239,7 +242,7 @@ def resumable() -> Iterator[None]:
 
 
 def read_scale(
-    quick: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None
+    small: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None
 ) -> Scale:
     from fedpews.paper.study import Scale
 
@@ -250,7 +253,7 @@ def read_scale(
             raise ConfigError(f"--stand-in {text!r}: give it as DATA=OTHER")
         others[name] = other
     return Scale(
-        quick,
+        small,
         None if seeds is None else tuple(parse_seeds(seeds)),
         parse_settings(settings) or None,
         others or None,

@@ -55,13 +55,17 @@ def reporting(callbacks: MakeCallbacks, report: Callable[[int, float], None]) ->
     return with_report
 
 
+NOT_RUN = "not run"
+"""The status of a cell of which no seed has finished."""
+
+
 @dataclass(frozen=True)
 class CellResult:
     """The finished runs of a cell, and how it ended."""
 
     cell: Cell
     runs: dict[int, list[Record]] = field(default_factory=dict)  # finished seeds
-    status: str = "not run"  # done, part done, diverged, data missing, busy, stopped, failed, not run
+    status: str = NOT_RUN  # done, part done, diverged, data missing, busy, stopped, failed, not run
     message: str = ""
     error: str = ""
     """The class of the error that ended it."""
@@ -117,7 +121,7 @@ class Runner:
         asked = {seed: run for seed, run in published.runs.items() if seed in cell.experiment.seeds}
         runs = dict(sorted((asked | runs).items()))
         complete = runs.keys() >= set(cell.experiment.seeds)
-        status = "done" if complete else "part done" if runs else "not run"
+        status = "done" if complete else "part done" if runs else NOT_RUN
         # a run that diverged has no summary, so only the published file knows
         why = "" if complete else published.diverged
         status = "diverged" if why else status

@@ -117,7 +117,7 @@ def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[F
     """Every figure of a study that has a run to draw."""
     figures, tints = [], _tints(study, results)
     for figure in study.figures:
-        # a figure may name rows that --quick leaves out
+        # a figure may name rows that --small leaves out
         rows = [row for row in figure.options.get("rows", study.rows) if row in study.rows]
         if any(result.runs for (row, _), result in results.items() if row in rows):
             view = _View(study, results, figure.options, rows, tints, data_dir)

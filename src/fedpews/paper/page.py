@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import Field
 
 from fedpews.options import Table
-from fedpews.paper.cells import CellResult
+from fedpews.paper.cells import NOT_RUN, CellResult
 from fedpews.paper.claims import Readings, Verdict, evaluate_claims, summarise
 from fedpews.paper.figures import Results, curve_of, distance, draw
 from fedpews.paper.measures import MEASURES, printed, spread
-from fedpews.paper.study import Scale, Study, studies
+from fedpews.paper.study import SMALL, Scale, Study, studies
 from fedpews.results.schema import read_object
 from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, unpaired_interval
 
@@ -74,12 +74,13 @@ class Outcome:
     def command(self) -> str:
         """The command that makes it again."""
         scale = self.scale
-        flags = ["--quick"] if scale.quick else []
+        flags = ["--small"] if scale.small and self.study.small is not None else []
         if scale.seeds is not None:
             flags.append("--seeds " + ",".join(map(str, scale.seeds)))
         flags += [f"--set {key}={value}" for key, value in scale.changed.items()]
         flags += [f"--stand-in {name}={other}" for name, other in (scale.stand_in or {}).items()]
-        return " ".join([self.study.command or f"fedpews reproduce {self.study.name}", *flags])
+        name = self.study.name.removesuffix(SMALL)
+        return " ".join([self.study.command or f"fedpews reproduce {name}", *flags])
 
 
 def conclude(study: Study, scale: Scale, results: Sequence[CellResult]) -> Outcome:
@@ -118,11 +119,11 @@ def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
         if result is None:
             return ""
         values = list(outcome.readings[measure, row, column].values())
-        ours = "–" if result.runs else result.status
+        ours = "–" if result.runs else result.status.replace(NOT_RUN, "")
         if values:
             ours = spread(values, MEASURES[measure].digits)
         paper = study.paper_number(measure, row, column)
-        return f"{ours} [{paper}]" if paper else ours
+        return f"{ours} [{paper}]".strip() if paper else ours
 
     return _rows(study, list(study.columns), text, keep_empty=True)
 
@@ -184,8 +185,9 @@ def write_index(folder: Path) -> Path:
     """README.md of a folder of pages: the table of claims, then the items."""
     order = list(studies())
     facts = [Facts(**read_object(file, Facts)) for file in sorted(folder.glob("*.json"))]
-    facts.sort(key=lambda fact: (order.index(fact.name) if fact.name in order else 99, fact.name))
-    is_paper = any(fact.name in order for fact in facts)
+    of = {fact.name: fact.name.removesuffix(SMALL) for fact in facts}
+    facts.sort(key=lambda fact: (order.index(of[fact.name]) if of[fact.name] in order else 99, fact.name))
+    is_paper = any(name in order for name in of.values())
     items = [["figure", "item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
         [
             _small(folder / f"{fact.name}.md", fact.title),
@@ -199,9 +201,8 @@ def write_index(folder: Path) -> Path:
     ]
     claims = [row for fact in facts for row in _claim_rows(fact)]
     head = ["claim of the paper", "item", "the paper", "here", "seeds", "finding", "command"]
-    # claims without a number of ours stand apart, with fewer columns
+    # a claim that ran only in the small version appears with that version's numbers
     measured = [head] + [row for row in claims if row[3]]
-    missing = [[*row[:3], row[6]] for row in [head] + [row for row in claims if not row[3]]]
     text = [
         "# The paper's results, as measured here" if is_paper else "# Results",
         "",
@@ -209,7 +210,6 @@ def write_index(folder: Path) -> Path:
         f"command made. {_CLAIMS if claims else 'The page of an item has its command.'}",
         "",
         *(["## Claims", "", markdown(measured), ""] if claims else []),
-        *(["## Claims of which nothing has run", "", markdown(missing), ""] if len(missing) > 1 else []),
         "## Items",
         "",
         markdown(items),
@@ -290,8 +290,16 @@ def _page(outcome: Outcome, figures: int, notes: str) -> str:
             f"{result.status}: {result.message}" if result.message else result.status,
         ]
         for result in outcome.table.values()
+        if result.status != NOT_RUN
     ]
-    return "\n".join([*text, "## What ran", "", markdown(ran), ""])
+    rest = len(outcome.table) - len(ran) + 1
+    text += [
+        "## What ran",
+        "",
+        f"{len(ran) - 1} of {len(outcome.table)} cells." if rest else "All cells.",
+        "",
+    ]
+    return "\n".join([*text, markdown(ran), ""])
 
 
 def _claim_rows(fact: Facts) -> list[list[str]]:

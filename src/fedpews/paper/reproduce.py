@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fedpews.errors import ConfigError
 from fedpews.outside import MOST_TOML, parse_toml, read_text
-from fedpews.paper.cells import CellResult, Runner
+from fedpews.paper.cells import NOT_RUN, CellResult, Runner
 from fedpews.paper.cluster import Cluster
 from fedpews.paper.page import RUNS, Outcome, conclude, write_page
 from fedpews.paper.published import publish
@@ -89,7 +89,8 @@ def reproduce(
         study = scaled(load_study(each), scale)
         publishing = replace(runner, published=folder / RUNS)
         outcome = run_study(study, publishing, used(study, scale), only=only, run=run, cluster=cluster)
-        write_page(outcome, folder, runner.data_dir)
+        if any(result.status != NOT_RUN for result in outcome.table.values()):
+            write_page(outcome, folder, runner.data_dir)
         yield outcome
 
 

@@ -17,6 +17,9 @@ from fedpews.experiment import Experiment
 from fedpews.options import Table
 from fedpews.results.layout import legal_name
 
+SMALL = "-small"
+"""Ends the name of a study's small version and of its page."""
+
 
 class Line(Table):
     """A row or a column: what it changes in the base experiment."""
@@ -62,13 +65,14 @@ class Figure(Table):
     options: dict[str, Any] = Field({})
 
 
-class Quick(Table):
-    """What --quick changes; the page says so."""
+class Small(Table):
+    """What --small changes; the page says so."""
 
     seeds: list[int] | None = None
     rows: list[str] | None = None
     columns: list[str] | None = None
     set: dict[str, Any] = Field({})
+    at: dict[str, dict[str, Any]] = Field({}, description="further changes in single columns")
 
 
 class Study(Table):
@@ -90,7 +94,9 @@ class Study(Table):
     probe: str | None = Field(None, description="what to record besides the rounds: activations")
     notes: str = ""
     command: str = Field("", description="what makes it again, for a study that is in no file")
-    quick: Quick = Quick()
+    small: Small | None = Field(
+        None, description="a version for one machine; None for a study that is small already"
+    )
 
     def row_label(self, row: str) -> str:
         return self.rows[row].label or row
@@ -119,7 +125,7 @@ class Study(Table):
 class Scale:
     """How a reproduction departs from the paper's scale."""
 
-    quick: bool = False
+    small: bool = False
     seeds: tuple[int, ...] | None = None
     set: Mapping[str, Any] | None = None
     stand_in: Mapping[str, str] | None = None  # data set → the one used instead
@@ -132,9 +138,10 @@ class Scale:
     def describe(self, study: Study) -> list[str]:
         """What differs from the study, for the page."""
         sentences = []
-        if self.quick:
-            less = _settings(flatten(study.quick.set)) or "fewer cells and seeds"
-            sentences.append(f"scaled down (--quick): {less}")
+        if self.small and study.small is not None:
+            sentences.append(f"scaled down (--small): {_settings(flatten(study.small.set))}")
+            for column, changes in study.small.at.items():
+                sentences.append(f"{study.column_label(column)}: {_settings(flatten(changes))}")
         if self.changed:
             sentences.append(f"changed: {_settings(self.changed)}")
         return sentences + [f"{other} stands in for {name}" for name, other in (self.stand_in or {}).items()]
@@ -207,14 +214,14 @@ def used(study: Study, scale: Scale) -> Scale:
 def scaled(study: Study, scale: Scale) -> Study:
     """The study with only the rows, columns and seeds of a scale."""
     seeds = {} if scale.seeds is None else {"seeds": list(scale.seeds)}
-    if not scale.quick:
+    small = study.small
+    if not scale.small or small is None:
         return study.model_copy(update=seeds)
-    quick = study.quick
-    columns = {c: line for c, line in study.columns.items() if quick.columns is None or c in quick.columns}
+    columns = {c: line for c, line in study.columns.items() if small.columns is None or c in small.columns}
     rows = {
         row: line
         for row, line in study.rows.items()
-        if (quick.rows is None or row in quick.rows) and columns.keys() & study.columns_of(row)
+        if (small.rows is None or row in small.rows) and columns.keys() & study.columns_of(row)
     }
     paper = {
         measure: {
@@ -225,8 +232,8 @@ def scaled(study: Study, scale: Scale) -> Study:
         for measure, table in study.paper.items()
     }
     claims = [left for claim in study.claims if (left := _narrowed(claim, study, rows, columns))]
-    changes = {"rows": rows, "columns": columns, "paper": paper, "claims": claims}
-    return study.model_copy(update={"seeds": quick.seeds or study.seeds, **changes, **seeds})
+    changes = {"name": study.name + SMALL, "rows": rows, "columns": columns, "paper": paper, "claims": claims}
+    return study.model_copy(update={"seeds": small.seeds or study.seeds, **changes, **seeds})
 
 
 def _narrowed(claim: Claim, study: Study, rows: Container[str], columns: Container[str]) -> Claim | None:
@@ -258,8 +265,9 @@ def cells(study: Study, scale: Scale | None = None) -> list[Cell]:
 def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment:
     across, down = study.columns[column], study.rows[row]
     values = read_config(down.base or across.base or study.base)
-    quick = study.quick.set if scale.quick else {}
-    for layer in (across.set, down.set, down.at.get(column, {}), quick, scale.set or {}):
+    small = study.small if scale.small else None
+    smaller = [] if small is None else [small.set, small.at.get(column, {})]
+    for layer in (across.set, down.set, down.at.get(column, {}), *smaller, scale.set or {}):
         values = override(values, flatten(layer))
     name = values.get("data", {}).get("name")
     if scale.stand_in and name in scale.stand_in:
