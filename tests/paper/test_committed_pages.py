@@ -44,3 +44,24 @@ def test_a_page_says_what_the_runs_beside_it_say(name: str, tmp_path: Path) -> N
         expected = (written["claim"], written["where"], written["agrees"])
         assert (verdict.claim, verdict.where, verdict.agrees) == expected
         assert_alike(f"{verdict.ours} {verdict.finding}", f"{written['ours']} {written['finding']}")
+
+
+SPREAD = re.compile(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)")
+
+
+def is_rounded(value: str, text: str) -> bool:
+    """Whether the text is the value, rounded to its own digits."""
+    return abs(float(value) - float(text)) <= 0.501 * 10 ** -len(text.partition(".")[2])
+
+
+@pytest.mark.parametrize("notes", sorted(page.name for page in RESULTS.glob("*.notes.md")))
+def test_a_mean_with_its_deviation_in_the_notes_is_in_a_table(notes: str) -> None:
+    pages = [page.read_text() for page in RESULTS.glob("*.md") if not page.name.endswith(".notes.md")]
+    rows = "\n".join(line for page in pages for line in page.splitlines() if line.startswith("|"))
+    measured = SPREAD.findall(rows)
+    for sentence in re.split(r"(?<=[.:;]) ", (RESULTS / notes).read_text().replace("\n", " ")):
+        if "benchmarks/" in sentence:  # measured by a script whose output is not kept
+            continue
+        for mean, deviation in SPREAD.findall(sentence):
+            same = [is_rounded(a, mean) and is_rounded(b, deviation) for a, b in measured]
+            assert any(same), f"{mean} ± {deviation} is in no table"
