@@ -52,7 +52,7 @@ from fedpews.errors import ConfigError, explain
 from fedpews.models import FROM_DATA, MODELS, model_class
 from fedpews.options import Count, Table, option_texts, option_types
 from fedpews.tasks.class_names import check_list
-from fedpews.tasks.names import FIRST, TASKS, Goal, short
+from fedpews.tasks.names import TASKS, Goal, short
 
 
 class Experiment(Table):
@@ -181,7 +181,7 @@ class Experiment(Table):
     def goal(self) -> Goal:
         """What a run is to reach."""
         named = [short(metric) for metric in self.task.metrics]
-        metric = self.target_metric or (named[0] if named else FIRST.get(self.task.name, "accuracy"))
+        metric = self.target_metric or (named[0] if named else TASKS.get(self.task.name, "accuracy"))
         value = self.target
         if value is None and metric == "accuracy":
             value = self.target_accuracy

@@ -271,7 +271,7 @@ class Untraceable(nn.Module):
         ("data.name=no_such_module:make", "No module named 'no_such_module'"),
         ("model.name=own_things_for_test:absent", "has no class or function 'absent'"),
         ("model.name=own_things_for_test:nothing", "not a torch.nn.Module"),
-        ("model.name=own_things_for_test:Few", "give the model 4 outputs"),
+        ("model.name=own_things_for_test:Few", "needs a model with outputs of shape (4,)"),
         ("model.name=own_things_for_test:Wrong", "cannot take inputs of shape (5,)"),
         ("model.name=own_things_for_test:Untraceable", "layer"),
         ("model.name=cnn", "needs images"),

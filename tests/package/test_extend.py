@@ -58,7 +58,7 @@ END = "the end of the file"
 CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "a metric": [
         (
-            "tasks/classification.py",
+            "tasks/builtin.py",
             '        "accuracy": Metric(("correct", "seen"), metrics.accuracy),\n',
             '        "worst_error": Metric(("correct", "seen"), lambda right, seen: float((1 - right / seen).max())),\n',  # noqa: E501
         )

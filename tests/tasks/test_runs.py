@@ -156,7 +156,7 @@ def test_a_loss_that_returns_a_mean_trains_like_the_tasks_own() -> None:
 def test_labels_that_do_not_fit_the_task_are_refused(y: Tensor, task: str, message: str) -> None:
     settings = FAST | ({"model": nn.Linear(6, 2)} if task == "regression" else {})
     if task == "regression":
-        message = "3 numbers a sample to predict but the model's output has shape"
+        message = r"needs a model with outputs of shape \(3,\); this model.s have shape \(2,\)"
     with pytest.raises(ConfigError, match=message):
         fedpews.run(clients=halves(X, y), test=(X[40:], y[40:]), task=task, **settings)
 

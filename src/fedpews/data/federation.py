@@ -12,8 +12,8 @@ from torch import Tensor
 from fedpews.data.inputs import Inputs, check_samples, describe, device, move, select, shape, take
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
+from fedpews.tasks.builtin import Classification
 from fedpews.tasks.class_names import LIST, check_listed
-from fedpews.tasks.classification import Classification
 from fedpews.tasks.task import Task
 
 MOST_CLASSES = 1_000_000

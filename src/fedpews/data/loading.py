@@ -26,7 +26,7 @@ from fedpews.data.samples import from_clients
 from fedpews.data.statistics import federated_scaling
 from fedpews.data.table import FEDERATED, DataTable
 from fedpews.errors import ConfigError, FedpewsError, explain
-from fedpews.tasks.classification import Classification
+from fedpews.tasks.builtin import Classification
 from fedpews.tasks.task import Task
 from fedpews.user_code import load_named, working_directory
 

@@ -25,7 +25,7 @@ from fedpews.data.inputs import (
     tensor,
 )
 from fedpews.errors import ConfigError
-from fedpews.tasks.classification import Classification
+from fedpews.tasks.builtin import Classification
 from fedpews.tasks.task import Task
 from fedpews.torch_private import tree_leaves
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy, take
 from fedpews.errors import ConfigError, explain
-from fedpews.tasks.regression import Regression
+from fedpews.tasks.builtin import Regression
 from fedpews.torch_private import tree_leaves
 
 BINS = 40

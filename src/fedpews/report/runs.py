@@ -15,7 +15,7 @@ from fedpews.results.files import is_expected
 from fedpews.results.masks import Ownership, read_federation, read_neurons
 from fedpews.results.records import Record, client_values, read_rounds, summarize
 from fedpews.results.schema import read_config_file, read_summary
-from fedpews.tasks.names import FIRST, Goal, is_share, short
+from fedpews.tasks.names import TASKS, Goal, is_share, short
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def read_run(path: Path) -> Run | None:
 def _goal(config: dict[str, Any]) -> Goal:
     """What an unfinished run is to reach; of a finished one the summary says so."""
     task = config.get("task", {})
-    first = (task.get("metrics") or [FIRST.get(task.get("name", ""), "accuracy")])[0]
+    first = (task.get("metrics") or [TASKS.get(task.get("name", ""), "accuracy")])[0]
     metric = config.get("target_metric", short(first))
     return Goal(metric, config.get("target", config.get("target_accuracy") if metric == "accuracy" else None))
 

@@ -9,23 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpews.tasks.classification import Classification
-    from fedpews.tasks.dense import Segmentation, Tokens
+    from fedpews.tasks.builtin import Classification, Multilabel, Regression, Segmentation, Tokens
     from fedpews.tasks.metrics import Metric
-    from fedpews.tasks.multilabel import Multilabel
-    from fedpews.tasks.regression import Regression
     from fedpews.tasks.task import Task, make
-
-_MODULES = {
-    "Classification": "classification",
-    "Metric": "metrics",
-    "Multilabel": "multilabel",
-    "Regression": "regression",
-    "Segmentation": "dense",
-    "Task": "task",
-    "Tokens": "dense",
-    "make": "task",
-}
 
 __all__ = [
     "Classification",
@@ -40,6 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"fedpews.tasks.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'fedpews.tasks' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'fedpews.tasks' has no attribute {name!r}")
+    module = {"Metric": "metrics", "Task": "task", "make": "task"}.get(name, "builtin")
+    return getattr(import_module(f"fedpews.tasks.{module}"), name)

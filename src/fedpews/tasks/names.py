@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TASKS: dict[str, str] = {
-    "classification": "fedpews.tasks.classification:Classification",
-    "multilabel": "fedpews.tasks.multilabel:Multilabel",
-    "regression": "fedpews.tasks.regression:Regression",
-    "segmentation": "fedpews.tasks.dense:Segmentation",
-    "tokens": "fedpews.tasks.dense:Tokens",
-}
-"""Name -> its class, which is imported when it is used."""
-
-FIRST = {
+TASKS = {
     "classification": "accuracy",
     "multilabel": "auroc",
     "regression": "mae",
     "segmentation": "dice",
     "tokens": "accuracy",
 }
-"""The main metric of each task by default."""
+"""The tasks of `fedpews.tasks.builtin`, and the main metric of each by default."""
 
 LOWER_IS_BETTER = {"calibration_error", "loss", "mae", "mse", "perplexity", "rmse", "train_loss"}
 

@@ -17,7 +17,7 @@ from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.options import Options
 from fedpews.options import make as make_options
 from fedpews.tasks.metrics import SCORES_AND_LABELS, Metric, Sums, load_function, measure_function
-from fedpews.tasks.names import FIRST, TASKS, short
+from fedpews.tasks.names import TASKS, short
 from fedpews.user_code import load_module
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -58,8 +58,7 @@ class Task(Options, ABC):
             if metric not in self.METRICS and ":" not in metric:
                 raise ConfigError(f"{self.name} has no metric {metric!r}; {nearest(metric, self.METRICS)}")
         if not self.metrics:
-            first = FIRST.get(self.name, next(iter(self.METRICS), ""))
-            object.__setattr__(self, "metrics", (first,))
+            object.__setattr__(self, "metrics", (next(iter(self.METRICS), ""),))
 
     @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -188,7 +187,9 @@ def make(
 
 def task_class(name: str) -> type[Task]:
     """The class of a task's name."""
-    module, colon, attribute = TASKS.get(name, name).rpartition(":")
+    module, colon, attribute = name.rpartition(":")
+    if name in TASKS:
+        module, colon, attribute = "fedpews.tasks.builtin", ":", name.capitalize()
     if not colon:
         raise ConfigError(f"there is no task {name!r}; {nearest(name, TASKS)} (Your own: module:Class.)")
     try:
