@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedpews.models.vit import ViT
+from fedpews.models.networks import ViT
 
 
 class EmnistCNN(nn.Module):

@@ -13,8 +13,7 @@ from torch import nn
 from fedpews import data as data_room
 from fedpews.data.federation import Federation, build
 from fedpews.engines.engine import Schedule
-from fedpews.models.cnn import CNN
-from fedpews.models.mlp import MLP
+from fedpews.models.networks import CNN, MLP
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedpews.methods.wire import (
     message_size,
     message_sizes,
 )
-from fedpews.models.mlp import MLP
+from fedpews.models.networks import MLP
 from fedpews.neurons.network import Network
 from fedpews.testing import Playground, equal, small_clients, small_network
 from fedpews.trees import Tree

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 MODELS: dict[str, str] = {
-    "mlp": "fedpews.models.mlp:MLP",
-    "cnn": "fedpews.models.cnn:CNN",
-    "resnet": "fedpews.models.resnet:ResNet",
-    "vit": "fedpews.models.vit:ViT",
+    "mlp": "fedpews.models.networks:MLP",
+    "cnn": "fedpews.models.networks:CNN",
+    "resnet": "fedpews.models.networks:ResNet",
+    "vit": "fedpews.models.networks:ViT",
 }
 """Name -> its class, which is imported when it is used."""
 
@@ -37,12 +37,28 @@ def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, A
     >>> build("mlp", (5,), 4, {"hidden": [8]}).classifier
     Linear(in_features=8, out_features=4, bias=True)
     """
-    if name.partition(":")[0] in LIBRARIES:
-        return library_model(name, shape, classes, options)
+    make = library_model if name.partition(":")[0] in LIBRARIES else _build_class
+    try:
+        model = make(name, shape, classes, dict(options))
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's own file or a library raises
+        raise ConfigError(
+            f"model {name} cannot be built for inputs {tuple(shape)} and {classes} classes: {first_line(error)}"
+        ) from error
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {name} is a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _build_class(name: str, shape: Sequence[int], classes: int, options: dict[str, Any]) -> Any:
     target = model_class(name)
-    known = _parameters(target)
-    for option in options:
-        if option not in known and "**" not in known:
+    parameters = inspect.signature(target).parameters.values()
+    known = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    if not any(each.kind == each.VAR_KEYWORD for each in parameters):
+        for option in sorted(options.keys() - known):
             raise ConfigError(f"model {name} has no option model.{option}; {nearest(option, known)}")
     if getattr(target, "needs_images", False) and len(shape) != 3:
         raise ConfigError(
@@ -52,22 +68,11 @@ def build(name: str, shape: Sequence[int], classes: int, options: Mapping[str, A
     offered = {"classes": classes, "inputs": math.prod(shape)}
     if len(shape) == 3:
         offered |= {"channels": shape[0], "size": shape[1]}
-        if "size" in known and "size" not in options and shape[1] != shape[2]:
+        if "size" in known - options.keys() and shape[1] != shape[2]:
             raise ConfigError(
                 f"model {name} needs square images, the data has {shape[1]}×{shape[2]}; choose model resnet"
             )
-    arguments = {key: value for key, value in offered.items() if key in known} | dict(options)
-    try:
-        model = target(**arguments)
-    except Exception as error:
-        raise ConfigError(
-            f"model {name} cannot be built for inputs {tuple(shape)} and {classes} classes: {first_line(error)}"
-        ) from error
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model {name} is a {type(model).__name__}, not a torch.nn.Module")
-    return model
+    return target(**{key: value for key, value in offered.items() if key in known} | options)
 
 
 def describe_models() -> list[tuple[str, str]]:
@@ -86,11 +91,3 @@ def model_class(name: str) -> Any:
         return load_named(target, nn.Module)
     except Exception as error:  # whatever the user's own file raises
         raise ConfigError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
-
-
-def _parameters(target: Any) -> set[str]:
-    """The parameters that may be given by name; ``**`` stands for any name."""
-    kinds = {parameter.name: parameter.kind for parameter in inspect.signature(target).parameters.values()}
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    any_name = {"**"} if inspect.Parameter.VAR_KEYWORD in kinds.values() else set()
-    return {name for name, kind in kinds.items() if kind in by_name} | any_name

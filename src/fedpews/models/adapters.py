@@ -1,4 +1,4 @@
-"""Training a small part of a pretrained model: low-rank adapters (LoRA), or all but what is frozen by pattern."""
+"""Fine-tuning: low-rank adapters (LoRA), and parameters that are frozen by pattern."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def matching(names: Iterable[str], patterns: Sequence[str], key: str) -> set[str
     >>> sorted(matching(["body.0.weight", "body.1.weight", "head.bias"], ["body.*.weight", "head"], "train.freeze"))
     ['body.0.weight', 'body.1.weight', 'head.bias']
     """
-    known, found = list(names), set()
+    known, selected = list(names), set()
     for pattern in patterns:
         matches = {n for n in known if fnmatchcase(n, pattern) or n.startswith(f"{pattern}.")}
         if not matches:
             parts = {part for name in known for part in (name, name.partition(".")[0])}
             raise ConfigError(f"{key}: no parameter matches {pattern!r}; {nearest(pattern, sorted(parts))}")
-        found |= matches
-    return found
+        selected |= matches
+    return selected
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from fedpews.data import load
 from fedpews.data.digest import digest
 from fedpews.data.federation import Federation
 from fedpews.data.store import cache_dir
-from fedpews.models.vit import ViT
+from fedpews.models.networks import ViT
 from fedpews.results.files import write_atomically
 from fedpews.seeds import global_generator
 from fedpews.trees import Tree
