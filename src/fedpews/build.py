@@ -15,8 +15,7 @@ from torch import nn
 
 from fedpews import compose, data, models
 from fedpews.config import override
-from fedpews.data.digest import digest
-from fedpews.data.federation import Federation, hold_out, number_classes
+from fedpews.data.federation import Federation, digest, hold_out, number_classes
 from fedpews.data.inputs import take
 from fedpews.data.loading import load_table
 from fedpews.data.samples import Samples, from_clients

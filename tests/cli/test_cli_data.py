@@ -86,7 +86,7 @@ def test_missing_data_ends_with_3_and_says_which_file_to_put_where(
     [
         (["get", "octmist"], 2, "did you mean 'octmnist'?"),
         (["show", "cifar-mnits"], 2, "did you mean 'cifar-mnist'"),
-        (["show", "synthetic-32k", "--set", "data.partition=dirichlet"], 2, "needs the number of clients"),
+        (["show", "synthetic-32k", "--set", "data.partition=dirichlet"], 2, "needs data.clients"),
         (["status", "--data-dir", "nowhere"], 3, "'nowhere' is not a directory"),
     ],
 )

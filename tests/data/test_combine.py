@@ -37,7 +37,7 @@ def test_cifar_mnist_needs_400_training_images_a_class_by_default(tmp_path: Path
     write_cifar(tmp_path, per_class=3)
     write_mnist(tmp_path, per_class=3)
     with pytest.raises(
-        ConfigError, match=r"cifar10: 400 training images per class .* class 0 has 15; ask for 1 to 15"
+        ConfigError, match=r"cifar10: 400 train images per class .* class 0 has 15; ask for 1 to 15"
     ):
         load("cifar-mnist", data_dir=tmp_path)
     with pytest.raises(
@@ -72,10 +72,12 @@ def test_enlarging_keeps_a_flat_image_flat_and_an_image_upright(tmp_path: Path) 
     bright_top = np.zeros((1, 1, 28, 28), np.uint8)
     bright_top[0, 0, :7] = 255
     flat = np.full((1, 1, 28, 28), 51, np.uint8)
-    digits = Images(np.concatenate([bright_top, flat]), np.array([0, 1]), flat, np.array([0]))
-    photo = Images(
-        np.zeros((1, 3, 32, 32), np.uint8), np.array([0]), np.zeros((1, 3, 32, 32), np.uint8), np.array([0])
-    )
+    digits: Images = {
+        "train": (np.concatenate([bright_top, flat]), np.array([0, 1])),
+        "test": (flat, np.array([0])),
+    }
+    black = np.zeros((1, 3, 32, 32), np.uint8), np.array([0])
+    photo: Images = {"train": black, "test": black}
     data = combine(DataTable(name="both"), [SOURCES["mnist"], SOURCES["cifar10"]], [digits, photo])
     torch.testing.assert_close(data.x[1], torch.full((3, 32, 32), 51 / 127.5 - 1))
     assert torch.equal(
@@ -133,7 +135,7 @@ def test_a_source_can_have_its_own_scaling_or_the_first_ones_statistics(tmp_path
 
 def test_a_flat_channel_stays_finite_when_standardised() -> None:
     flat = np.full((2, 1, 28, 28), 51, np.uint8)
-    images = Images(flat, np.array([0, 1]), flat, np.array([0, 1]))
+    images: Images = {split: (flat, np.array([0, 1])) for split in ("train", "test")}
     data = combine(DataTable(name="mnist", scaling="standard"), [SOURCES["mnist"]], [images])
     torch.testing.assert_close(data.x, torch.zeros(2, 1, 28, 28), atol=1e-3, rtol=0)
 

@@ -131,8 +131,8 @@ def test_of_ten_thousand_clients_none_is_empty() -> None:
     [
         ("dirichlet", {"clients": 41, "alpha": 1.0}, "41 clients cannot share 40 training samples"),
         ("iid", {"clients": 0}, "data.clients: input should be greater than or equal to 1, got 0"),
-        ("iid", {}, "needs the number of clients"),
-        ("dirichlet", {"clients": 2}, "needs alpha"),
+        ("iid", {}, r"needs data\.clients"),
+        ("dirichlet", {"clients": 2}, r"needs data\.alpha"),
         ("dirichlet", {"clients": 2, "alpha": 0.0}, "data.alpha: input should be greater than 0, got 0.0"),
         ("quantity", {"clients": 2, "alpha": float("inf")}, "data.alpha: input should be a finite number"),
         ("quantity", {"clients": 2, "alpha": float("nan")}, "data.alpha: input should be a finite number"),

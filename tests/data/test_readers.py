@@ -27,9 +27,9 @@ def test_mnist_is_read_exactly(tmp_path: Path) -> None:
     (tmp_path / "mnist/train-images-idx3-ubyte.gz").write_bytes(idx(images))
     (tmp_path / "mnist/train-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(20) % 10))
     data = read_from(tmp_path, "mnist")
-    np.testing.assert_array_equal(data.train_x, images[:, None])
-    assert data.train_y.tolist() == [*range(10)] * 2
-    assert data.test_x.shape == (30, 1, 28, 28)
+    np.testing.assert_array_equal(data["train"][0], images[:, None])
+    assert data["train"][1].tolist() == [*range(10)] * 2
+    assert data["test"][0].shape == (30, 1, 28, 28)
 
 
 def test_mnist_may_lie_unpacked_and_directly_in_the_directory(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_mnist_may_lie_unpacked_and_directly_in_the_directory(tmp_path: Path) ->
     for path in list((tmp_path / "mnist").iterdir()):
         (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
         path.unlink()
-    np.testing.assert_array_equal(read_from(tmp_path, "mnist").train_x, before.train_x)
+    np.testing.assert_array_equal(read_from(tmp_path, "mnist")["train"][0], before["train"][0])
 
 
 def test_cifar_planes_are_red_green_blue_in_rows(tmp_path: Path) -> None:
@@ -49,17 +49,17 @@ def test_cifar_planes_are_red_green_blue_in_rows(tmp_path: Path) -> None:
     raw = np.concatenate([red_top_left, blue_bottom_right]).tobytes()
     (tmp_path / "cifar-10-batches-bin/test_batch.bin").write_bytes(raw)
     data = read_from(tmp_path, "cifar10")
-    assert data.test_y.tolist() == [3, 9]
-    assert data.test_x[0, 0, 0, 0] == 255
-    assert data.test_x[1, 2, 31, 31] == 200
-    assert data.test_x[1, 2, 0, 31] == 100
-    assert data.test_x.sum() == 255 + 200 + 100
-    assert data.train_x.shape == (50, 3, 32, 32)
+    assert data["test"][1].tolist() == [3, 9]
+    assert data["test"][0][0, 0, 0, 0] == 255
+    assert data["test"][0][1, 2, 31, 31] == 200
+    assert data["test"][0][1, 2, 0, 31] == 100
+    assert data["test"][0].sum() == 255 + 200 + 100
+    assert data["train"][0].shape == (50, 3, 32, 32)
 
 
 def test_cifar_100_uses_the_fine_label(tmp_path: Path) -> None:
     write_cifar(tmp_path, classes=100)
-    assert read_from(tmp_path, "cifar100").train_y.tolist() == [*range(100)]
+    assert read_from(tmp_path, "cifar100")["train"][1].tolist() == [*range(100)]
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -69,8 +69,8 @@ def test_a_packed_archive_reads_like_the_unpacked_folder(tmp_path: Path, classes
     (tmp_path / "packed").mkdir()
     pack_cifar(tmp_path / "open", tmp_path / "packed" / source.files[0].name, classes)
     one, other = (read_from(tmp_path / where, source.name) for where in ("open", "packed"))
-    np.testing.assert_array_equal(one.train_x, other.train_x)
-    np.testing.assert_array_equal(one.test_y, other.test_y)
+    np.testing.assert_array_equal(one["train"][0], other["train"][0])
+    np.testing.assert_array_equal(one["test"][1], other["test"][1])
     assert [path.name for path in (tmp_path / "packed").iterdir()] == [
         source.files[0].name
     ]  # nothing unpacked
@@ -94,9 +94,9 @@ def test_every_medmnist_set_is_read_exactly(tmp_path: Path, name: str) -> None:
     arrays, data = medmnist_arrays(name), read_from(tmp_path, name)
     expected = arrays["train_images"]
     planes = expected.transpose(0, 3, 1, 2) if expected.ndim == 4 else expected[:, None]
-    np.testing.assert_array_equal(data.train_x, planes)
-    np.testing.assert_array_equal(data.train_y, arrays["train_labels"][:, 0])
-    assert data.test_x.shape[1:] == SOURCES[name].shape
+    np.testing.assert_array_equal(data["train"][0], planes)
+    np.testing.assert_array_equal(data["train"][1], arrays["train_labels"][:, 0])
+    assert data["test"][0].shape[1:] == SOURCES[name].shape
 
 
 def cut(path: Path, keep: float = 0.5) -> None:
@@ -124,8 +124,14 @@ IMAGES, LABELS = "mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ub
         (lambda root: recompress(root / IMAGES, slice(4, 8), b"\xff\xff\xff\xff"), "its header promises"),
         (lambda root: recompress(root / LABELS, slice(8, 9), b"\x0a"), "label 10 is outside 0 to 9"),
         (lambda root: (root / LABELS).write_bytes(idx(np.arange(9))), "30 images but 9 labels"),
-        (lambda root: (root / LABELS).write_bytes((root / IMAGES).read_bytes()), "one label each"),
-        (lambda root: (root / IMAGES).write_bytes(idx(np.zeros((30, 14, 56)))), "expected images of 28×28"),
+        (
+            lambda root: (root / LABELS).write_bytes((root / IMAGES).read_bytes()),
+            r"labels .*got uint8 of shape \(28, 28\)",
+        ),
+        (
+            lambda root: (root / IMAGES).write_bytes(idx(np.zeros((30, 14, 56)))),
+            r"images .*got uint8 of shape \(1, 14, 56\)",
+        ),
         (lambda root: (root / IMAGES).write_bytes(idx(np.zeros((0, 28, 28)))), "0 images"),
     ],
 )
@@ -147,7 +153,6 @@ def test_a_damaged_cifar_file_is_refused(tmp_path: Path, classes: int) -> None:
         (good[:-1], f"no whole number of {row}-byte rows"),
         (b"", "0 bytes"),
         (good[: row - 3073] + bytes([classes]) + good[row - 3072 :], f"label {classes} is outside"),
-        *([(b"\x14" + good[1:], "coarse label 20")] if classes == 100 else []),
     ]:
         member.write_bytes(raw)
         with pytest.raises(ConfigError, match=message):
@@ -171,11 +176,17 @@ def test_a_damaged_cifar_archive_is_refused(tmp_path: Path) -> None:
     [
         ({"train_labels": np.full((27, 1), 9)}, "label 9 is outside 0 to 8"),
         ({"test_labels": np.full((27, 1), -1)}, "test: label -1 is outside"),
-        ({"train_labels": np.zeros((27, 14), np.uint8)}, "one whole number an image"),
-        ({"train_labels": np.zeros((27, 1))}, "one whole number an image"),
+        (
+            {"train_labels": np.zeros((27, 14), np.uint8)},
+            r"train: labels must be .*got uint8 of shape \(14,\)",
+        ),
+        ({"train_labels": np.zeros((27, 1))}, "train: labels must be whole numbers .*got float64"),
         ({"train_labels": np.zeros((5, 1), np.uint8)}, "27 images but 5 labels"),
-        ({"train_images": np.zeros((27, 28, 28), np.uint8)}, "train_images must be bytes of shape"),
-        ({"train_images": np.zeros((27, 64, 64, 3), np.uint8)}, r"got uint8 of shape \(27, 64, 64, 3\)"),
+        (
+            {"train_images": np.zeros((27, 28, 28), np.uint8)},
+            r"train: images must be bytes of shape \(3, 28, 28\)",
+        ),
+        ({"train_images": np.zeros((27, 64, 64, 3), np.uint8)}, r"got uint8 of shape \(3, 64, 64\)"),
         ({"train_images": np.zeros((27, 28, 28, 3))}, "got float64"),
         ({"train_images": np.array([{}], dtype=object)}, "plain arrays"),
     ],
@@ -204,5 +215,5 @@ def test_a_damaged_npz_file_is_refused(tmp_path: Path) -> None:
         read_from(tmp_path, "breastmnist")
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(ConfigError, match="not an npz file"):
+    with pytest.raises(ConfigError, match="not a readable npz"):
         read_from(tmp_path, "breastmnist")

@@ -49,7 +49,10 @@ def test_columns_are_in_the_order_of_their_names_with_numbers_as_people_count(tm
         ("age,bmi,label\n40,21.5,0\n41,22kg,0\n", r"south.csv: column 'bmi', row 2: '22kg' is no number"),
         ("age,age,bmi,label\n40,41,21,0\n", "south.csv: has two columns 'age'"),
         (",age,bmi,label\n0,40,21,0\n", "south.csv: column 1 has no name"),
-        ("age,bmi,label,y\n40,21,0,0\n", "south.csv: label, y may each be the label; say which"),
+        (
+            "age,bmi,label,y\n40,21,0,0\n",
+            r"south.csv: has the columns age, bmi, label, y; say which holds the label",
+        ),
     ],
 )
 def test_a_table_whose_columns_differ_is_refused_and_named(south: str, words: str, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from safetensors.torch import save
 from torch import nn
 
 from fedpews.data import load
-from fedpews.data.client_files import natural, read_image
 from fedpews.data.client_tables import read_table
+from fedpews.data.files import natural, read_image
 from fedpews.data.readers import read_cifar_rows, read_idx
 from fedpews.methods.contract import Cohort, Download
 from fedpews.methods.fedavg import FedAvg

@@ -18,9 +18,8 @@ import torch
 from numpy.lib import format as npy
 
 from fedpews.data import from_clients, load
-from fedpews.data.client_files import natural, read_image
 from fedpews.data.client_tables import read_table
-from fedpews.data.npz import read_npz
+from fedpews.data.files import natural, read_image, read_npz
 from fedpews.data.readers import read_idx
 from fedpews.errors import ConfigError, FedpewsError
 

@@ -63,7 +63,7 @@ def new(
 
 def _fit(name: str) -> tuple[dict[str, dict[str, Any]], str]:
     """The tables that fit the user's own data, and the data in a line."""
-    from fedpews.data.fitting import fit
+    from fedpews.data.loading import fit
 
     if ":" not in name:
         raise ConfigError("--data is for your own data, folder:PATH or module:function; see also --recipe")

@@ -10,38 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpews.data.catalogue import SOURCES, Source
-    from fedpews.data.federation import Federation, build
-    from fedpews.data.loading import load
-    from fedpews.data.partition import PARTITIONS
-    from fedpews.data.samples import from_clients
-    from fedpews.data.store import Status, get, status
+    from fedpews.data.catalogue import SOURCES as SOURCES
+    from fedpews.data.federation import Federation as Federation
+    from fedpews.data.federation import build as build
+    from fedpews.data.loading import load as load
+    from fedpews.data.partition import PARTITIONS as PARTITIONS
+    from fedpews.data.samples import from_clients as from_clients
+    from fedpews.data.store import get as get
+    from fedpews.data.store import status as status
 
 _MODULES = {
     "PARTITIONS": "partition",
     "SOURCES": "catalogue",
     "Federation": "federation",
-    "Source": "catalogue",
-    "Status": "store",
     "build": "federation",
     "from_clients": "samples",
     "get": "store",
     "load": "loading",
     "status": "store",
 }
-
-__all__ = [
-    "PARTITIONS",
-    "SOURCES",
-    "Federation",
-    "Source",
-    "Status",
-    "build",
-    "from_clients",
-    "get",
-    "load",
-    "status",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ An entry is an npz file, a table (``.csv``, ``.parquet``) or a folder. All entri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -30,10 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpews.data.client_files import listed, natural, read_image
 from fedpews.data.client_tables import read_tables
 from fedpews.data.federation import Federation
-from fedpews.data.npz import read_npz
+from fedpews.data.files import listed, natural, read_image, read_npz
 from fedpews.data.samples import SPLITS, from_clients
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing
@@ -60,18 +59,20 @@ def read_folder(table: DataTable, task: Task) -> Federation:
         )
     clients = {name: _splits(path) for name, path in _entries(folder).items()}
     test = clients.pop("test", {}).get("train")
-    own_tests = bool(clients) and all("test" in paths for paths in clients.values())
-    if not clients or (test is None and not own_tests):
+    if not clients or (test is None and not all("test" in splits for splits in clients.values())):
         lacking = "an entry called test" if clients else "an entry per client beside the test"
         raise ConfigError(f"{folder}: needs {lacking}: an .npz file with x and y, or a folder.")
     owners = {
         path: name if split == "train" else f"{name}'s {split}"
-        for name, paths in clients.items()
-        for split, path in paths.items()
+        for name, splits in clients.items()
+        for split, path in splits.items()
+    } | ({test: "test"} if test else {})
+    kinds = {
+        "images" if path.is_dir() else "npz files" if path.suffix == ".npz" else "tables" for path in owners
     }
-    if test is not None:
-        owners[test] = "test"
-    kind = _kind_of(folder, owners)
+    if len(kinds) > 1:
+        raise ConfigError(f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind.")
+    kind = kinds.pop()
     if table.scaling is not None and (kind, table.scaling) != ("tables", "standard"):
         allowed = f"of tables data.scaling is 'standard'; got {table.scaling!r}"
         raise ConfigError(
@@ -84,18 +85,25 @@ def read_folder(table: DataTable, task: Task) -> Federation:
     elif kind == "npz files":
         arrays = {path: read_client_npz(path) for path in owners}
     else:
-        arrays, columns, missing = read_tables([*clients.values()], test, table)
-    names = _class_names(arrays, owners, kind, task)
+        tables = read_tables([*clients.values()], test, table)
+        arrays = {path: (each.x, each.y) for path, each in tables.items()}
+        train = [tables[splits["train"]] for splits in clients.values()]
+        columns, missing = train[0].columns, tuple(each.missing for each in train)
     class_names = _listed_classes(folder)
-    if names:
-        tests = {"test", *(owners[paths["test"]] for paths in clients.values() if "test" in paths)}
-        _check_class_names(names, tests, class_names, table.classes or ())
+    if not _has_classes(task):
+        class_names = ()
+        _check_numbers(arrays, task)
+    elif names := _class_names(arrays, owners, kind):
+        _check_class_names(names, clients, class_names, table.classes)
         class_names = class_names or tuple(sorted({*chain(*names.values())}, key=natural))
-        arrays = {path: (x, _numbered(y, class_names)) for path, (x, y) in arrays.items()}
-    class_names = class_names if _has_classes(task) else ()
+        number = {name: label for label, name in enumerate(class_names)}
+        arrays = {
+            path: (x, np.array([number[str(value)] for value in y.flat]).reshape(y.shape))
+            for path, (x, y) in arrays.items()
+        }
     try:
         data = from_clients(
-            [{split: arrays[path] for split, path in paths.items()} for paths in clients.values()],
+            [{split: arrays[path] for split, path in splits.items()} for splits in clients.values()],
             None if test is None else arrays[test],
             len(class_names) or None,
             table.name,
@@ -115,12 +123,10 @@ def _entries(folder: Path) -> dict[str, Path]:
     paths = paths or [path for path in inside if path.is_file() and path.suffix in TABLES]
     entries: dict[str, Path] = {}
     for path in paths:
-        name = _name(path)
-        if name in entries:
+        if entries.setdefault(_name(path), path) != path:
             raise ConfigError(
-                f"{folder}: {name!r} is there as a file and as a folder, or in two kinds; keep one."
+                f"{folder}: {_name(path)!r} is there as a file and as a folder, or in two kinds."
             )
-        entries[name] = path
     for path in inside:
         known = path in paths or path.suffix.lower() in NOTES or not path.suffix
         if path.is_file() and not known:
@@ -149,23 +155,10 @@ def _file(path: Path) -> Path:
     """The npz file or table of an entry; the entry itself when it is a folder of images."""
     if path.is_file():
         return path
-    files = [inner for inner in listed(path) if inner.suffix == ".npz" or inner.suffix in TABLES]
+    files = [inner for inner in listed(path) if inner.suffix in {".npz", *TABLES}]
     if len(files) > 1:
-        raise ConfigError(
-            f"{path}: has {len(files)} npz files or tables; put all samples of a client in one."
-        )
+        raise ConfigError(f"{path}: has {len(files)} npz files or tables; put a client's samples in one.")
     return files[0] if files else path
-
-
-def _kind_of(folder: Path, paths: Iterable[Path]) -> str:
-    kinds = {
-        "images" if path.is_dir() else "npz files" if path.suffix == ".npz" else "tables" for path in paths
-    }
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"{folder}: has {' and '.join(sorted(kinds))} for different clients; use one kind for all."
-        )
-    return kinds.pop()
 
 
 def _listed_classes(folder: Path) -> tuple[str, ...]:
@@ -178,48 +171,37 @@ def _listed_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _class_names(
-    arrays: Mapping[Path, Arrays], owners: Mapping[Path, str], kind: str, task: Task
-) -> dict[str, set[str]]:
-    """The class names of each client and test set, where labels are text."""
-    text = [path for path, (_, y) in arrays.items() if y.dtype.kind in "UO"]
-    if not text:
-        return {}
-    if not _has_classes(task):
-        y = arrays[text[0]][1]
-        row = next((row for row, value in enumerate(y.flat) if not _is_number(value)), 0)
-        raise ConfigError(
-            f"{text[0]}: row {row + 1}: the label {str(y.flat[row])!r:.40} is no number, which {task.name} needs."
-        )
-    for path in arrays.keys() - text:
-        raise ConfigError(f"labels are numbers in {path} and text in {text[0]}; use one kind for all.")
-    if kind == "images":  # a class may have no images yet
-        return {
-            owner: {inner.name for inner in listed(path) if inner.is_dir()} for path, owner in owners.items()
-        }
-    return {owners[path]: {str(value) for value in y.flat} for path, (_, y) in arrays.items()}
-
-
-def _numbered(y: NDArray[Any], class_names: Sequence[str]) -> NDArray[Any]:
-    number = {name: label for label, name in enumerate(class_names)}
-    return np.array([number[str(value)] for value in y.flat]).reshape(y.shape)
-
-
 def _has_classes(task: Task) -> bool:
     """Whether a sample has one class."""
     return task.classes_of(torch.zeros(1, dtype=torch.int64)) is not None
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _check_numbers(arrays: Mapping[Path, Arrays], task: Task) -> None:
+    """Refuse labels that are text, with the first one that is no number."""
+    for path, (_, y) in arrays.items():
+        for row, value in enumerate(y.flat if y.dtype.kind in "UO" else ()):
+            try:
+                float(value)
+            except (TypeError, ValueError):
+                raise ConfigError(
+                    f"{path}: row {row + 1}: the label {str(value)!r:.40} is no number, which {task.name} needs."
+                ) from None
+
+
+def _class_names(arrays: Mapping[Path, Arrays], owners: Mapping[Path, str], kind: str) -> dict[str, set[str]]:
+    """The class names of each client and test set, where labels are text."""
+    text = [path for path, (_, y) in arrays.items() if y.dtype.kind in "UO"]
+    for path in arrays.keys() - text if text else ():
+        raise ConfigError(f"labels are numbers in {path} and text in {text[0]}; use one kind for all.")
+    if kind == "images":  # a class may have no images yet
+        return {
+            owner: {inner.name for inner in listed(path) if inner.is_dir()} for path, owner in owners.items()
+        }
+    return {owners[path]: {str(value) for value in arrays[path][1].flat} for path in text}
 
 
 def _check_class_names(
-    names: Mapping[str, set[str]], tests: set[str], listed: Sequence[str], classes: Sequence[str]
+    names: Mapping[str, set[str]], clients: Iterable[str], listed: tuple[str, ...], classes: list[str] | None
 ) -> None:
     """Refuse class names that contradict each other, classes.txt or data.classes."""
     if classes:
@@ -229,12 +211,13 @@ def _check_class_names(
     check_spellings(names)
     if classes or listed:
         return
+    tests = {"test", *(f"{client}'s test" for client in clients)}
     trained = {*chain(*(mine for owner, mine in names.items() if owner not in tests))}
     for owner, mine in names.items():
         if mine - trained:
             raise ConfigError(
                 f"{owner} has the class {min(mine - trained)!r}, which no client has for training; the clients "
-                f"have {', '.join(sorted(trained, key=natural))}. If it is meant, list all classes: data.classes."
+                f"have {', '.join(sorted(trained, key=natural))}. If it is intended, list all classes: data.classes."
             )
 
 
@@ -250,9 +233,7 @@ def read_client_npz(path: Path) -> Arrays:
         elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
             x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
         if x.ndim != 4:
-            raise ConfigError(
-                f"{path}: x holds bytes, so it must be images, (n, h, w) or (n, h, w, 3); got {x.shape}."
-            )
+            raise ConfigError(f"{path}: x holds bytes, so it must be images, (n, h, w) or (n, h, w, 3).")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
         raise ConfigError(f"{path}: x must hold numbers; got {x.dtype}.")
     return x, y
@@ -263,7 +244,7 @@ def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Ar
     raw: dict[Path, tuple[list[NDArray[np.uint8]], list[str]]] = {}
     size: tuple[int, int] | None = None
     for path in paths:
-        images, labels = [], []
+        images, labels = raw.setdefault(path, ([], []))
         for inner in (inner for inner in listed(path) if inner.is_dir()):
             for file in listed(inner):
                 if file.suffix.lower() not in IMAGES:
@@ -279,12 +260,10 @@ def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Ar
             raise ConfigError(
                 f"{path}: has no images; they go in a sub-folder for each class, e.g. {path.name}/cat/1.png."
             )
-        raw[path] = images, labels
     channels = max(image.shape[2] for images, _ in raw.values() for image in images)
-    # one client after the other, so that no image is in memory twice for long
-    return {path: _stacked(*raw.pop(path), channels) for path in list(raw)}
-
-
-def _stacked(images: Sequence[NDArray[np.uint8]], labels: Sequence[str], channels: int) -> Arrays:
-    x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
-    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), np.array(labels)
+    arrays: dict[Path, Arrays] = {}
+    for path in list(raw):  # one client after the other, so that no image is in memory twice for long
+        images, labels = raw.pop(path)
+        x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
+        arrays[path] = np.ascontiguousarray(x.transpose(0, 3, 1, 2)), np.array(labels)
+    return arrays

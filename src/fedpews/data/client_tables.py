@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpews.data.client_files import natural
+from fedpews.data.files import natural
 from fedpews.data.table import DataTable
-from fedpews.errors import ConfigError, nearest, need_extra
+from fedpews.errors import ConfigError, need_extra
 from fedpews.outside import check_plain
 
 LABELS = ("label", "target", "y", "class")
@@ -28,14 +28,14 @@ class ClientTable:
     y: NDArray[Any]  # text labels stay text
     columns: tuple[str, ...]
     """Each column and its type, the label's at the end: ``age (number)``."""
+    missing: tuple[int, ...]
+    """How many values of each column were missing."""
 
 
 def read_tables(
     clients: Sequence[Mapping[str, Path]], test: Path | None, options: DataTable
-) -> tuple[dict[Path, tuple[NDArray[Any], NDArray[Any]]], tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """The inputs and labels of all tables by path, missing values filled and numbers scaled; and their columns.
-
-    Last, for each client how many values of each column were missing in its training rows.
+) -> dict[Path, ClientTable]:
+    """All tables by path, with missing values filled and numbers scaled.
 
     The means and deviations are those of a client's training rows, and of all clients' for a common test set.
     """
@@ -49,7 +49,6 @@ def read_tables(
     groups = [([splits["train"]], list(splits.values())) for splits in clients]
     if test is not None:
         groups.append(([splits["train"] for splits in clients], [test]))
-    missing = tuple(tuple(np.isnan(tables[splits["train"]].x).sum(0).tolist()) for splits in clients)
     for change in (_fill, _standardize) if options.scaling else (_fill,):
         # all statistics are of the tables before the change
         tables = {
@@ -57,7 +56,7 @@ def read_tables(
             for sources, targets in groups
             for path in targets
         }
-    return {path: (table.x, table.y) for path, table in tables.items()}, first.columns, missing
+    return tables
 
 
 def read_table(path: Path, label: str | None = None, missing: str = "refuse") -> ClientTable:
@@ -67,24 +66,35 @@ def read_table(path: Path, label: str | None = None, missing: str = "refuse") ->
         label: the column of the label; by default the one called label, target, y or class.
         missing: ``refuse`` missing inputs; with ``mean`` they are NaN.
     """
-    table, pd = _read(path)
-    label = _label(path, list(table.columns), label)
-    y = table.pop(label)
-    names = sorted(table.columns, key=lambda name: (natural(name), name))
+    pd = need_extra("pandas", "pandas", f"{path}, a table,")
+    table = _read(pd, path)
+    label = label_column(str(path), list(table.columns), label)
+    names = sorted(table.columns.drop(label), key=lambda name: (natural(name), name))
     if not names:
         raise ConfigError(f"{path}: has no column beside the label.")
-    kinds = {name: _kind(path, table[name]) for name in names}
-    for name, column in [(label, y), *((name, table[name]) for name in names)]:
-        gaps = column.isna().to_numpy()
+    kinds = [_kind(pd, path, table[name]) for name in names]
+    for name in (label, *names):
+        gaps = table[name].isna().to_numpy()
         if gaps.any() and (missing == "refuse" or name == label):
             fill = "every row needs a label" if name == label else 'fill them, or set data.missing = "mean"'
             raise ConfigError(
                 f"{path}: column {name!r} lacks a value in {gaps.sum()} of {len(gaps)} rows, first in row "
                 f"{gaps.argmax() + 1}; {fill}."
             )
+    x, y = table[names].to_numpy(dtype=np.float32, na_value=np.nan), table[label]
     labels = y.to_numpy() if pd.api.types.is_numeric_dtype(y) else y.astype(str).to_numpy(dtype=str)
-    columns = (*(f"{name} ({kind})" for name, kind in kinds.items()), f"{label} (label)")
-    return ClientTable(path, table[names].to_numpy(dtype=np.float32, na_value=np.nan), labels, columns)
+    columns = (*(f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)), f"{label} (label)")
+    return ClientTable(path, x, labels, columns, tuple(np.isnan(x).sum(0).tolist()))
+
+
+def label_column(where: str, columns: Sequence[str], label: str | None) -> str:
+    """The column of the label: the one that is named, else the only one with a usual name."""
+    likely = [name for name in columns if name.lower() in LABELS] if label is None else [label]
+    if len(likely) != 1 or likely[0] not in columns:
+        raise ConfigError(
+            f"{where}: has the columns {', '.join(columns)}; say which holds the label: data.label = ..."
+        )
+    return likely[0]
 
 
 def compare_columns(own: Sequence[str], reference: Sequence[str]) -> str:
@@ -106,7 +116,7 @@ def _fill(sources: Sequence[ClientTable], table: ClientTable) -> ClientTable:
     x = np.concatenate([source.x for source in sources]).astype(np.float64)
     count = (~np.isnan(x)).sum(0)
     if not count.all():
-        name = sources[0].columns[int(count.argmin())].rpartition(" (")[0]
+        name = table.columns[int(count.argmin())].rpartition(" (")[0]
         raise ConfigError(f"{sources[0].path}: column {name!r} has no value at all, and so no mean.")
     mean = np.nansum(x, axis=0) / count
     return replace(table, x=np.where(missing, mean, table.x).astype(np.float32))
@@ -122,9 +132,8 @@ def _standardize(sources: Sequence[ClientTable], table: ClientTable) -> ClientTa
     return replace(table, x=((table.x - mean) / spread).astype(np.float32))
 
 
-def _read(path: Path) -> tuple[Any, Any]:
-    """A data frame whose columns have different names, and pandas."""
-    pd = need_extra("pandas", "pandas", f"{path}, a table,")
+def _read(pd: Any, path: Path) -> Any:
+    """A data frame whose columns have different names."""
     check_plain(path)
     try:
         if path.suffix == ".parquet":
@@ -132,9 +141,9 @@ def _read(path: Path) -> tuple[Any, Any]:
             names = list(table.columns)
         else:
             table = pd.read_csv(path)
-            # as they are written: pandas numbers names that are there twice
+            # as they are written: pandas numbers names that occur twice
             names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].tolist()
-    except Exception as error:  # whatever a parser makes of foreign bytes
+    except Exception as error:  # a parser may raise anything on damaged bytes
         raise ConfigError(f"{path}: cannot be read as a table ({error!s:.200}).") from error
     if not len(table):
         raise ConfigError(f"{path}: has no rows.")
@@ -142,40 +151,23 @@ def _read(path: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{path}: a row has more cells than the first line has names.")
     for index, name in enumerate(names):
         if pd.isna(name):
-            raise ConfigError(
-                f"{path}: column {index + 1} has no name; if it counts the rows, write the table without it."
-            )
+            raise ConfigError(f"{path}: column {index + 1} has no name; if it counts the rows, leave it out.")
         if name in names[:index]:
             raise ConfigError(f"{path}: has two columns {name!r}.")
     table.columns = [str(name) for name in names]
-    return table, pd
+    return table
 
 
-def _label(path: Path, columns: Sequence[str], label: str | None) -> str:
-    if label is not None and label not in columns:
-        raise ConfigError(
-            f"{path}: has no column {label!r}; {nearest(label, columns)}. Say which holds the label: data.label = ..."
-        )
-    likely = [column for column in columns if column.lower() in LABELS] if label is None else [label]
-    if not likely:
-        raise ConfigError(f"{path}: has no column called label. Say which holds the label: data.label = ...")
-    if len(likely) > 1:
-        raise ConfigError(f"{path}: {', '.join(likely)} may each be the label; say which: data.label = ...")
-    return likely[0]
-
-
-def _kind(path: Path, column: Any) -> str:
-    """What a column of inputs holds, or a ConfigError with the first value that is no number."""
-    import pandas as pd
-
+def _kind(pd: Any, path: Path, column: Any) -> str:
+    """The type of a column of inputs, or a ConfigError with the first value that is no number."""
     if pd.api.types.infer_dtype(column, skipna=True) == "boolean":
         return "true/false"
     if pd.api.types.is_numeric_dtype(column):
         return "number"
-    there = column[column.notna()].astype(str)
-    wrong = there[pd.to_numeric(there, errors="coerce").isna()]
-    value = (wrong if len(wrong) else there).iloc[:1]
+    values = column[column.notna()].astype(str)
+    wrong = values[pd.to_numeric(values, errors="coerce").isna()]
+    first = (wrong if len(wrong) else values).iloc[:1]
     raise ConfigError(
-        f"{path}: column {column.name!r}, row {int(value.index[0]) + 1}: {value.iloc[0]!r:.40} is no number; turn the "
-        "column into numbers (pandas.get_dummies), or leave it out."
+        f"{path}: column {column.name!r}, row {int(first.index[0]) + 1}: {first.iloc[0]!r:.40} is no number; turn "
+        "the column into numbers (pandas.get_dummies), or leave it out."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.data.inputs import Inputs, check_samples, describe, device, move, select, shape, take
+from fedpews.data.inputs import Inputs, Lazy, check_samples, describe, device, move, select, shape, take
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 from fedpews.tasks.builtin import Classification
 from fedpews.tasks.class_names import LIST, check_listed
 from fedpews.tasks.task import Task
+from fedpews.torch_private import tree_leaves
 
 MOST_CLASSES = 1_000_000
 """Also the largest vocabulary; a label above it is an identifier, or damaged."""
@@ -76,11 +78,13 @@ class Federation:
             self,
             x=move(self.x, device),
             y=self.y.to(device),
-            clients=_moved(self.clients, device),
+            clients=_split(torch.cat(self.clients).to(device), self.clients),
             test_x=move(self.test_x, device),
             test_y=self.test_y.to(device),
             test_owner=None if self.test_owner is None else self.test_owner.to(device),
-            validation=_moved(self.validation, device),
+            validation=_split(torch.cat(self.validation).to(device), self.validation)
+            if self.validation
+            else (),
         )
 
     @property
@@ -139,17 +143,14 @@ def build(
     ``classes`` is by default the largest label plus one, or the task's. ``test_owner`` is the client of each test
     sample.
     """
-    task = Classification() if task is None else task
+    task = task or Classification()
     x, y = check_samples(x, y, "the training data", task)
     test_x, test_y = check_samples(test_x, test_y, "the test data", task)
-    if shape(x) != shape(test_x):
-        raise ConfigError(
-            f"training inputs have shape {shape(x)} but test inputs {shape(test_x)}; both must be the same."
-        )
-    if y.shape[1:] != test_y.shape[1:]:
-        raise ConfigError(
-            f"training labels have shape {tuple(y.shape[1:])} but test labels {tuple(test_y.shape[1:])}."
-        )
+    for what, ours, other in (("inputs", shape(x), shape(test_x)), ("labels", y.shape[1:], test_y.shape[1:])):
+        if ours != other:
+            raise ConfigError(
+                f"training {what} have shape {ours} but test {what} {other}; both must be the same."
+            )
     if classes is None:
         labels = torch.cat([y, test_y])
         classes = task.width(labels)
@@ -183,30 +184,25 @@ def with_clients(
     if len(clients) * data.classes > 200 * MOST_CLASSES and data.task.classes_of(data.y) is not None:
         raise ConfigError(f"{len(clients):,} clients with {data.classes:,} classes are too many to count.")
     if validation and len(validation) != len(clients):
-        raise ConfigError(
-            f"{len(validation)} lists of validation rows for {len(clients)} clients; each needs one."
-        )
+        raise ConfigError(f"{len(validation)} lists of validation rows for {len(clients)} clients.")
     shares = [*clients, *validation]
     for number, rows in enumerate(shares):
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             raise ConfigError(
-                f"client {number % len(clients)}: its rows must be a one-dimensional int64 tensor; got "
-                f"{describe(rows)}."
+                f"client {number % len(clients)}: rows must be a one-dimensional int64 tensor, not {describe(rows)}."
             )
         if len(rows) == 0 and number < len(clients):
             raise ConfigError(f"client {number} has no samples; leave it out or give it some.")
     rows = torch.cat(shares)
-    if int(rows.min()) < 0 or int(rows.max()) >= len(data.y):
-        raise ConfigError(
-            f"the clients' rows reach from {int(rows.min())} to {int(rows.max())}, "
-            f"but there are {len(data.y)} samples."
-        )
+    low, high = int(rows.min()), int(rows.max())
+    if low < 0 or high >= len(data.y):
+        raise ConfigError(f"the clients' rows are {low} to {high}, but there are {len(data.y)} samples.")
     used = torch.bincount(rows, minlength=len(data.y))
     if int(used.max()) > 1:
         raise ConfigError(
             f"sample {int(used.argmax())} is given {int(used.max())} times; a sample belongs to one client."
         )
-    views = rows.split_with_sizes([len(share) for share in shares])  # one tensor, however many clients
+    views = _split(rows, shares)
     return replace(data, clients=views[: len(clients)], validation=views[len(clients) :])
 
 
@@ -214,7 +210,7 @@ def compact(data: Federation) -> Federation:
     """The federation with only the samples that it uses, in the order of its clients, then of its validation rows."""
     shares = [*data.clients, *data.validation]
     used = torch.cat(shares)
-    rows = torch.arange(len(used)).split_with_sizes([len(share) for share in shares])
+    rows = _split(torch.arange(len(used)), shares)
     return replace(
         data,
         x=select(data.x, used),
@@ -248,23 +244,31 @@ def hold_out(data: Federation, share: float, seed: int = 0) -> Federation:
 
 def number_classes(data: Federation, classes: Sequence[str]) -> Federation:
     """The federation with its labels numbered by a list of class names; labels without names are numbers already."""
-    if not data.class_names:
+    if data.class_names:
+        check_listed({data.name: data.class_names}, classes)
+        number = torch.tensor([classes.index(name) for name in data.class_names])
+        data = replace(data, y=number[data.y], test_y=number[data.test_y])
+    else:
         exact = len(data.y) > 0 and data.task.largest(data.y) is None
         if data.classes > len(classes) or (exact and data.classes != len(classes)):
             raise ConfigError(
-                f"{data.name} has labels up to {data.classes - 1}, but {LIST} has {len(classes)} "
-                f"name{'s' * (len(classes) > 1)}: {', '.join(classes)}."
+                f"{data.name} has labels up to {data.classes - 1}, but {LIST} has {len(classes)} names: "
+                f"{', '.join(classes)}."
             )
-        return replace(data, classes=len(classes), class_names=tuple(classes))
-    check_listed({data.name: data.class_names}, classes)
-    number = torch.tensor([classes.index(name) for name in data.class_names])
-    return replace(
-        data,
-        y=number[data.y],
-        test_y=number[data.test_y],
-        classes=len(classes),
-        class_names=tuple(classes),
-    )
+    return replace(data, classes=len(classes), class_names=tuple(classes))
+
+
+def digest(data: Federation) -> str:
+    """A digest of all samples and of their clients; the first two samples stand for inputs read batch by batch."""
+    state = hashlib.blake2b(digest_size=8)
+    first = slice(0, 2)
+    x, test_x = (tree_leaves(take(x, first) if isinstance(x, Lazy) else x) for x in (data.x, data.test_x))
+    rows = [torch.cat(shares) for shares in (data.clients, data.test_clients, data.validation) if shares]
+    for tensor in (*x, data.y, *test_x, data.test_y, *rows):
+        state.update(str(tuple(tensor.shape)).encode())
+        state.update(tensor.cpu().contiguous().numpy().data)
+    state.update(str([len(client) for client in data.clients]).encode())
+    return state.hexdigest()
 
 
 def _refuse_from_one(task: Task, y: Tensor) -> None:
@@ -284,19 +288,17 @@ def check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise ConfigError(f"classes must be a whole number above 0; got {classes!r}.")
     largest = task.largest(y)
-    if largest is not None and largest >= MOST_CLASSES:
-        raise ConfigError(
-            f"{whose}: label {largest} is no class: there are at most {MOST_CLASSES:,}, from 0 on."
-        )
-    if largest is not None and largest >= classes:
+    if largest is None:
+        return
+    if largest >= MOST_CLASSES:
+        raise ConfigError(f"{whose}: label {largest} is no class: there are at most {MOST_CLASSES:,}.")
+    if largest >= classes:
         at = int((y == largest).reshape(len(y), -1).any(1).nonzero()[0])
         raise ConfigError(
             f"{whose}: label {largest} (sample {at}) is outside the {classes} classes 0 to {classes - 1}."
         )
 
 
-def _moved(shares: tuple[Tensor, ...], device: torch.device | str) -> tuple[Tensor, ...]:
-    """Rows on a device: one copy, not one per client."""
-    if not shares:
-        return ()
-    return tuple(torch.cat(shares).to(device).split_with_sizes([len(share) for share in shares]))
+def _split(rows: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Views of one tensor in the lengths of others: no copy, however many clients."""
+    return rows.split_with_sizes([len(share) for share in like])

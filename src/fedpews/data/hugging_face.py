@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpews.data.client_tables import LABELS
+from fedpews.data.client_tables import label_column
 from fedpews.data.federation import Federation
 from fedpews.data.samples import from_clients
 from fedpews.data.table import DataTable
@@ -26,22 +26,32 @@ def read_hugging_face(table: DataTable, task: Task) -> Federation:
     datasets = need_extra("hf", "datasets", f"data {table.name!r}")
     splits = _open(datasets, table.name)
     columns = splits["train"].column_names
-    label = _label(table, columns)
+    label = label_column(table.name, columns, table.label)
     if table.client is not None and table.client not in columns:
         raise ConfigError(
             f"data.client: {table.name} has no column {table.client!r}; {nearest(table.client, columns)}"
         )
-    inputs = _inputs(table, [name for name in columns if name not in (label, table.client)])
+    others = [name for name in columns if name not in (label, table.client)]
+    inputs = others if table.inputs is None else table.inputs
+    if not inputs or not set(inputs) <= set(others) or (table.inputs is None and len(inputs) > 1):
+        raise ConfigError(
+            f"{table.name} has the columns {', '.join(others)} beside the label; say which hold the inputs: "
+            "data.inputs = [...]"
+        )
     names = _class_names(datasets, splits, label)
     arrays = {
         split: (_read_inputs(datasets, rows, inputs, table), _read_labels(rows, label, names))
         for split, rows in splits.items()
     }
     groups = {split: _by_client(rows, table.client) for split, rows in splits.items() if split != "test"}
-    clients = []
-    for name in groups["train"]:
-        mine = {split: rows[name] for split, rows in groups.items() if name in rows}
-        clients.append({split: tuple(array[r] for array in arrays[split]) for split, r in mine.items()})
+    clients = [
+        {
+            split: tuple(array[rows[name]] for array in arrays[split])
+            for split, rows in groups.items()
+            if name in rows
+        }
+        for name in groups["train"]
+    ]
     client_names = [] if table.client is None else [*groups["train"]]
     return from_clients(
         clients, arrays["test"], len(names) or None, table.name, names, client_names, task=task
@@ -50,18 +60,18 @@ def read_hugging_face(table: DataTable, task: Task) -> Federation:
 
 def _open(datasets: Any, name: str) -> dict[str, Any]:
     """The splits of a dataset, called train, val and test."""
-    place = name.removeprefix("hf:")
-    folder = Path(place).expanduser()
+    path = name.removeprefix("hf:")
+    folder = Path(path).expanduser()
     try:
         with offline():
-            found = datasets.load_from_disk(folder) if folder.is_dir() else datasets.load_dataset(place)
+            opened = datasets.load_from_disk(folder) if folder.is_dir() else datasets.load_dataset(path)
     except Exception as error:
-        hint = "" if folder.is_dir() else f"; fetch it once with datasets.load_dataset({place!r})"
+        hint = "" if folder.is_dir() else f"; fetch it once with datasets.load_dataset({path!r})"
         raise DataMissing(f"data {name!r} is not on this machine: {first_line(error)}{hint}") from error
-    splits = found if isinstance(found, dict) else {"train": found}
+    splits = opened if isinstance(opened, dict) else {"train": opened}
     known = {SPLITS[split]: rows for split, rows in splits.items() if split in SPLITS}
     for split in ("train", "test"):
-        if split not in known or not len(known[split]):
+        if not len(known.get(split, ())):
             raise ConfigError(
                 f"data {name!r} has no rows in a split called {split}; it has {', '.join(splits)}. Make one with "
                 "Dataset.train_test_split."
@@ -69,41 +79,20 @@ def _open(datasets: Any, name: str) -> dict[str, Any]:
     return known
 
 
-def _label(table: DataTable, columns: Sequence[str]) -> str:
-    likely = [name for name in columns if name.lower() in LABELS] if table.label is None else [table.label]
-    if len(likely) != 1 or likely[0] not in columns:
-        raise ConfigError(
-            f"{table.name} has the columns {', '.join(columns)}; say which holds the label: data.label = ..."
-        )
-    return likely[0]
-
-
-def _inputs(table: DataTable, others: Sequence[str]) -> list[str]:
-    """The columns of the inputs; where none are named, the only one that is left."""
-    inputs = list(others) if table.inputs is None else table.inputs
-    unknown = [name for name in inputs if name not in others]
-    if unknown or not inputs or (table.inputs is None and len(inputs) > 1):
-        raise ConfigError(
-            f"{table.name} has the columns {', '.join(others)} beside the label; say which hold the inputs: "
-            "data.inputs = [...]"
-        )
-    return inputs
-
-
 def _read_inputs(datasets: Any, rows: Any, columns: Sequence[str], table: DataTable) -> NDArray[Any]:
     """(samples, …): an image, a list of numbers, or one number of each of several columns."""
-    read = [_column(datasets, rows, name, table) for name in columns]
-    if len(read) == 1 and read[0].ndim > 1:
-        return read[0]
-    if any(values.ndim != 1 for values in read):
+    arrays = [_column(datasets, rows, name, table) for name in columns]
+    if len(arrays) == 1 and arrays[0].ndim > 1:
+        return arrays[0]
+    if any(values.ndim != 1 for values in arrays):
         raise ConfigError(f"{table.name}: data.inputs names several columns, which must hold single numbers")
-    return np.stack(read, 1).astype(np.float32)
+    return np.stack(arrays, 1).astype(np.float32)
 
 
 def _column(datasets: Any, rows: Any, name: str, table: DataTable) -> NDArray[Any]:
     if isinstance(rows.features[name], datasets.Image):
         return _images(rows, name, table)
-    values = rows.with_format("numpy")[:][name]
+    values: NDArray[Any] = rows.with_format("numpy")[:][name]
     if values.dtype.kind == "O":
         raise ConfigError(f"{table.name}: the rows of column {name!r} have unequal lengths; pad them first")
     if values.dtype.kind not in "iufb":
@@ -112,26 +101,20 @@ def _column(datasets: Any, rows: Any, name: str, table: DataTable) -> NDArray[An
             "token numbers in data.inputs"
         )
     # lists of whole numbers are tokens
-    kind = np.int64 if values.dtype.kind in "iu" and values.ndim > 1 else np.float32
-    found: NDArray[Any] = values.astype(kind)
-    return found
+    return values.astype(np.int64 if values.dtype.kind in "iu" and values.ndim > 1 else np.float32)
 
 
 def _images(rows: Any, name: str, table: DataTable) -> NDArray[np.uint8]:
     """(samples, channels, height, width) bytes, which become [-1, 1] in a batch."""
     from PIL import Image, ImageOps
 
-    grey, size = True, table.image_size
-    pictures = []
-    for picture in rows[name]:
-        grey = grey and picture.mode in ("1", "L", "LA")
-        pictures.append(
-            picture if size is None else ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR)
-        )
-    sizes = {picture.size for picture in pictures}
-    if len(sizes) > 1:
+    images, size = list(rows[name]), table.image_size
+    grey = all(image.mode in ("1", "L", "LA") for image in images)
+    if size is not None:
+        images = [ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR) for image in images]
+    if len({image.size for image in images}) > 1:
         raise ConfigError(f"{table.name}: images of column {name!r} differ in size; set data.image_size")
-    pixels = np.stack([np.asarray(one.convert("L" if grey else "RGB")) for one in pictures])
+    pixels = np.stack([np.asarray(image.convert("L" if grey else "RGB")) for image in images])
     return pixels[:, None] if grey else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 

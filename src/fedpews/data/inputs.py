@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from fedpews.errors import ConfigError
 from fedpews.tasks.task import Task
@@ -33,21 +34,16 @@ class Lazy:
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
-        self._datasets = list(datasets)
-        self._starts = np.cumsum([0, *(len(dataset) for dataset in datasets)])
+        self.items: ConcatDataset[Any] = ConcatDataset(datasets)
         self._pool = ThreadPoolExecutor(READERS, "reader")
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self.items)
 
     def take(self, rows: Tensor | slice) -> Any:
         """These samples, stacked."""
         numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
-        return stack([item[0] for item in self._pool.map(self._item, numbers)], "a Dataset")
-
-    def _item(self, row: int) -> Any:
-        index = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._datasets[index][row - int(self._starts[index])]
+        return stack([item[0] for item in self._pool.map(self.items.__getitem__, numbers)], "a Dataset")
 
 
 def take(x: Inputs, rows: Tensor | slice) -> Any:
@@ -73,11 +69,6 @@ def prepare(x: Any) -> Any:
     return tree_map_only(Tensor, prepare, x)
 
 
-def count(x: Inputs) -> int:
-    """The number of samples."""
-    return len(x) if isinstance(x, Tensor | Lazy) else len(tree_leaves(x)[0])
-
-
 def device(x: Inputs) -> torch.device:
     """The device of the samples."""
     return torch.device("cpu") if isinstance(x, Lazy) else tree_leaves(x)[0].device
@@ -86,9 +77,7 @@ def device(x: Inputs) -> torch.device:
 def move(x: Inputs, to: torch.device | str) -> Inputs:
     """The inputs on a device; those read batch by batch cannot be moved."""
     if isinstance(x, Lazy):
-        raise ConfigError(
-            "a Dataset that is read batch by batch stays on the CPU; set runtime.device to cpu."
-        )
+        raise ConfigError("a Dataset that is read batch by batch needs runtime.device = 'cpu'.")
     return tree_map_only(Tensor, lambda leaf: leaf.to(to), x)
 
 
@@ -107,14 +96,16 @@ def stack(items: Sequence[Any], whose: str) -> Any:
             return tuple(stack(entries, whose) for entries in zip(*items, strict=True))
         return torch.stack([tensor(item) for item in items])
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
-        raise ConfigError(
-            f"{whose}: the items of its Dataset cannot be stacked into one tensor: {error}"
-        ) from None
+        raise ConfigError(f"{whose}: the items of its Dataset cannot be stacked: {error}") from None
 
 
-def concatenate(inputs: Sequence[Any]) -> Any:
+def concatenate(inputs: Sequence[Inputs]) -> Inputs:
     """The inputs of several clients in one."""
     first = inputs[0]
+    if len(inputs) == 1:
+        return first
+    if isinstance(first, Lazy):
+        return Lazy([x.items for x in inputs])
     if isinstance(first, Mapping):
         return {key: concatenate([x[key] for x in inputs]) for key in first}
     if isinstance(first, tuple):
@@ -124,16 +115,15 @@ def concatenate(inputs: Sequence[Any]) -> Any:
 
 def check_samples(x: Any, y: Any, whose: str, task: Task) -> tuple[Inputs, Tensor]:
     """Inputs and labels in the types that a run uses, or a ConfigError that says ``whose`` they are."""
-    if isinstance(x, Lazy):
-        return x, y
     try:
-        x, y = check(x, whose), tensor(y)
+        x, y = x if isinstance(x, Lazy) else check(x, whose), tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{whose}: x and y must be tensors or numeric arrays: {error}") from None
     if y.ndim == 0:
         raise ConfigError(f"{whose}: y must have a label per sample; got a single number.")
-    if count(x) != len(y):
-        raise ConfigError(f"{whose}: {count(x)} inputs but {len(y)} labels; each input needs one label.")
+    count = len(x) if isinstance(x, Lazy) else len(tree_leaves(x)[0])
+    if count != len(y):
+        raise ConfigError(f"{whose}: {count} inputs but {len(y)} labels; each input needs one label.")
     return x, task.labels(y.detach(), whose).to("cpu").contiguous()
 
 
@@ -153,14 +143,8 @@ def check(x: Any, whose: str) -> Any:
 
 def _check_leaf(values: Any, whose: str) -> Tensor:
     x = tensor(values)
-    if x.is_complex() or x.ndim < 1:
-        raise ConfigError(
-            f"{whose}: x must be (samples, ...) of numbers; got {x.dtype} of shape {tuple(x.shape)}."
-        )
-    if x.ndim < 2 and x.is_floating_point():
-        raise ConfigError(
-            f"{whose}: x must be (samples, ...) and y (samples,); got x of shape {tuple(x.shape)}."
-        )
+    if x.is_complex() or x.ndim < 1 or (x.ndim < 2 and x.is_floating_point()):
+        raise ConfigError(f"{whose}: x must be (samples, ...) of numbers; got {describe(x)}.")
     if len(x) == 0 or x[0].numel() == 0:
         raise ConfigError(f"{whose}: there are no samples (x has shape {tuple(x.shape)}).")
     x = x.detach().to("cpu").contiguous()
@@ -181,19 +165,17 @@ def tensor(values: Any) -> Tensor:
     """A tensor of an array, a list or a number."""
     if isinstance(values, np.ndarray):  # read-only and reversed arrays must be copied first
         values = np.require(values, requirements=["C", "W"])
-    made: Tensor = torch.as_tensor(values)
+    converted: Tensor = torch.as_tensor(values)
     # torch has next to no operations on these types
-    if made.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        made = made.to(torch.int64)
-        if made.numel() and int(made.min()) < 0:
+    if converted.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        converted = converted.to(torch.int64)
+        if converted.numel() and int(converted.min()) < 0:
             raise ValueError("whole numbers must be below 2^63")
-    return made
+    return converted
 
 
 def describe(value: Any) -> str:
     """A value's type in a few words."""
     if isinstance(value, Tensor | np.ndarray):
         return f"{value.dtype} of shape {tuple(value.shape)}"
-    return (
-        f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
-    )
+    return type(value).__name__ + (f" of {len(value)}" if isinstance(value, tuple | list) else "")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +17,7 @@ from fedpews.data.catalogue import SOURCES
 from fedpews.data.client_folders import read_folder
 from fedpews.data.combine import combine
 from fedpews.data.federation import Federation, build, compact, hold_out, number_classes, with_clients
+from fedpews.data.files import UnequalSizes
 from fedpews.data.hugging_face import read_hugging_face
 from fedpews.data.inputs import Lazy, select
 from fedpews.data.partition import partition
@@ -26,7 +25,7 @@ from fedpews.data.samples import from_clients
 from fedpews.data.statistics import federated_scaling
 from fedpews.data.table import FEDERATED, DataTable
 from fedpews.errors import ConfigError, FedpewsError, explain
-from fedpews.tasks.builtin import Classification
+from fedpews.tasks.builtin import Classification, Regression
 from fedpews.tasks.task import Task
 from fedpews.user_code import load_named, working_directory
 
@@ -35,6 +34,9 @@ BY_LABEL = {"class", "classes", "dirichlet", "noc", "parity"}
 
 AS_GIVEN = ("given", "source")
 """Partitions that keep the clients of a folder or function, or the data sets of a combination."""
+
+LARGEST = 64
+"""The size that images of unequal sizes get at most: more is slow on a CPU."""
 
 
 def load(
@@ -76,7 +78,6 @@ def load_table(table: DataTable, data_dir: Path | str | None = None, task: Task 
         return federated_scaling(load_table(plain, data_dir, task), table.min_count)
     if ":" in table.name:
         data, default = _load_own(table, task), "given"
-        _check_partition(table, data.names)
     else:
         data = _load_named(table, task, data_dir)
         default = SOURCES[table.name].partition if table.name in SOURCES else "source"
@@ -86,6 +87,32 @@ def load_table(table: DataTable, data_dir: Path | str | None = None, task: Task 
     if not isinstance(data.x, Lazy):
         data = assign(data, table, default)
     return hold_out(data, table.validation, table.seed) if isinstance(table.validation, float) else data
+
+
+def fit(name: str) -> tuple[Federation, dict[str, dict[str, Any]]]:
+    """Read ``folder:PATH`` or ``module:function``: its data, and tables with its task, model and image size."""
+    options: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {}
+    try:
+        try:
+            data = load(name)
+        except UnequalSizes as unequal:
+            options["image_size"] = min(unequal.side, LARGEST)
+            data = load(name, **options)
+    except ConfigError as error:
+        # fractions are targets of regression; if that fails too, the first error is the one to report
+        try:
+            data = load(name, task=Regression(), **options)
+        except ConfigError:
+            raise error from None
+        tables["task"] = {"name": "regression"}
+    if data.class_names:
+        options["classes"] = list(data.class_names)
+    shape = data.shape
+    # cnn halves an image three times
+    images = isinstance(shape, tuple) and len(shape) == 3 and min(shape[1:]) >= 8
+    model = {"name": "cnn" if images else "mlp"}
+    return data, {"data": {"name": name, **options}, "model": model, **tables}
 
 
 def assign(data: Federation, table: DataTable, default: str) -> Federation:
@@ -130,21 +157,6 @@ def _split_validation(data: Federation, clients: list[Tensor]) -> list[Tensor]:
     return [rows[start:end] for start, end in pairwise(cuts)]
 
 
-def _check_partition(table: DataTable, clients: tuple[str, ...]) -> None:
-    """The user's own clients are kept, unless the table says that their samples are pooled."""
-    kept = table.partition in (None, *AS_GIVEN)
-    if table.pool and kept:
-        raise ConfigError(
-            "data.pool puts your own clients' samples together, so data.partition must say how to split them."
-        )
-    if not kept and not table.pool and len(clients) > 1:
-        shown = ", ".join(clients[:5]) + (", ..." if len(clients) > 5 else "")
-        raise ConfigError(
-            f"{table.name} has {len(clients)} clients of its own ({shown}), and data.partition = {table.partition!r} "
-            "would mix them; leave it out, or set data.pool = true to put their samples together and split them anew."
-        )
-
-
 def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Federation:
     """A data set of the catalogue, or several; each source is a client."""
     sources, known = store.named(table.name), SOURCES.get(table.name)
@@ -154,17 +166,13 @@ def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Fe
             "test_per_class": table.test_per_class or known.test_per_class,
         }
         table = table.model_copy(update=draws)
+    own_validation = table.validation == "given"
     for source in sources:
         if source.multi_label != (task.name == "multilabel"):
-            raise ConfigError(
-                f"{source.name} gives an image several labels at once; set task.name to multilabel."
-                if source.multi_label
-                else f"{source.name} gives a sample one label, so it is not for {task.name}."
-            )
-        if table.validation == "given" and source.kind != "medmnist":
-            raise ConfigError(
-                f"{source.name} has no validation split of its own; give data.validation a share, such as 0.1."
-            )
+            labels = "several labels at once" if source.multi_label else "one label"
+            raise ConfigError(f"{source.name} gives a sample {labels}, so task.name cannot be {task.name}.")
+        if own_validation and source.kind != "medmnist":
+            raise ConfigError(f"{source.name} has no validation split of its own; set data.validation = 0.1.")
     if known is not None and known.kind == "synthetic":
         if table.scaling is not None:
             raise ConfigError(f"scaling is for images; {known.name} has none.")
@@ -175,7 +183,6 @@ def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Fe
             x, y, [torch.arange(len(y))], *test, known.classes, known.name, names, (known.name,), task=task
         )
     paths = [store.obtain(source, data_dir) for source in sources]  # all of them, before the first is read
-    own_validation = table.validation == "given"
     images = [
         readers.read(source, files, own_validation) for source, files in zip(sources, paths, strict=True)
     ]
@@ -183,10 +190,10 @@ def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Fe
 
 
 def _load_own(table: DataTable, task: Task) -> Federation:
-    """The clients of ``folder:PATH`` or ``module:function``."""
+    """The clients of ``folder:PATH``, ``hf:PATH`` or ``module:function``."""
     if (table.train_per_class, table.test_per_class, table.storage) != (None,) * 3:
         raise ConfigError(
-            "train_per_class, test_per_class and storage are for named data sets, not your own data."
+            "train_per_class, test_per_class and storage are for named data, not your own data."
         )
     if table.name.startswith("folder:"):
         data = read_folder(table, task)
@@ -194,49 +201,51 @@ def _load_own(table: DataTable, task: Task) -> Federation:
         raise ConfigError(
             "data.scaling is for named images and for tables; a function scales its data itself."
         )
-    elif table.name.startswith("hf:"):
-        data = read_hugging_face(table, task)
     else:
-        data = _call(table, task)
+        data = read_hugging_face(table, task) if table.name.startswith("hf:") else _call(table, task)
+    kept = table.partition in (None, *AS_GIVEN)
+    if table.pool and kept:
+        raise ConfigError(
+            "data.pool puts your own clients' samples together; set data.partition to split them."
+        )
+    if not kept and not table.pool and len(data) > 1:
+        shown = ", ".join(data.names[:5]) + (", ..." if len(data) > 5 else "")
+        raise ConfigError(
+            f"{table.name} has {len(data)} clients of its own ({shown}), and data.partition = {table.partition!r} "
+            "would mix them; leave it out, or set data.pool = true to put their samples together and split them anew."
+        )
     if isinstance(data.x, Lazy):
         return data
-    names = data.client_names or tuple(f"client {number}" for number in range(len(data)))
-    data = replace(data, client_names=names)
+    data = replace(data, client_names=data.client_names or tuple(f"client {i}" for i in range(len(data))))
     rows = torch.cat([*data.clients, *data.validation])
     # already in the order of the clients: nothing need be copied
     return data if torch.equal(rows, torch.arange(len(data.y))) else compact(data)
 
 
 def _call(table: DataTable, task: Task) -> Federation:
-    name, function_name = table.name, table.name.rpartition(":")[2]
-    with working_directory(), _reported_as(name):
-        function = load_named(name)
-        takes_seed = "seed" in inspect.signature(function).parameters
-        made = function(seed=table.seed) if takes_seed else function()
-    if isinstance(made, Federation):
-        if type(made.task) is not type(task):
-            raise ConfigError(
-                f"data {name!r}: {function_name} makes data for {made.task.name}; set task.name to that, not "
-                f"{task.name}."
-            )
-        given = {**vars(made), "name": name, "task": task}
-        del given["columns"], given["missing"]
-        return build(**given)
-    made = (made, None) if isinstance(made, list) else made
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise ConfigError(
-            f"data {name!r}: {function_name} must return (clients, test) or a Federation; "
-            f"it returned {type(made).__name__}."
-        )
-    return from_clients(*made, name=name, task=task, lazy=table.lazy)
-
-
-@contextmanager
-def _reported_as(name: str) -> Iterator[None]:
-    """Report what the user's code raises as a ConfigError about this name; the cause stays attached."""
+    """The clients that ``module:function`` returns."""
+    name = table.name
     try:
-        yield
+        with working_directory():
+            function = load_named(name)
+            takes_seed = "seed" in inspect.signature(function).parameters
+            returned = function(seed=table.seed) if takes_seed else function()
     except FedpewsError:
         raise
     except Exception as error:
         raise ConfigError(f"data {name!r} could not be made: {type(error).__name__}: {error}") from error
+    if isinstance(returned, Federation):
+        if type(returned.task) is not type(task):
+            raise ConfigError(
+                f"data {name!r} is for {returned.task.name}; set task.name to that, not {task.name}."
+            )
+        given = {**vars(returned), "name": name, "task": task}
+        del given["columns"], given["missing"]
+        return build(**given)
+    pair = (returned, None) if isinstance(returned, list) else returned
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ConfigError(
+            f"data {name!r} must return (clients, test) or a Federation; it returned {type(returned).__name__}."
+        )
+    clients, test = pair
+    return from_clients(clients, test, name=name, task=task, lazy=table.lazy)

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,9 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Request:
-    """The samples' labels and sources, a random generator, and the user's options."""
+    """The partition's name, the samples' labels and sources, a random generator, and the user's options."""
 
+    name: str
     labels: Rows  # (samples,)
     sources: Rows  # (samples,) the data set, or the given client, of each sample
     classes: int
@@ -34,13 +36,13 @@ class Request:
 
 def by_source(request: Request) -> list[Rows]:
     """One client per source of a combination (CIFAR-10 to the first, MNIST to the second)."""
-    _expect_clients(request, len(np.unique(request.sources)), "source", "one per source")
+    _expect_clients(request, len(np.unique(request.sources)))
     return _grouped(request.sources)
 
 
 def given(request: Request) -> list[Rows]:
     """Your own data as you gave it: one client per file, folder or entry of the list."""
-    _expect_clients(request, len(np.unique(request.sources)), "given", "one per client you gave")
+    _expect_clients(request, len(np.unique(request.sources)))
     return _grouped(request.sources)
 
 
@@ -49,8 +51,7 @@ def by_class(request: Request) -> list[Rows]:
     clients = request.options.clients or request.classes
     if clients > request.classes:
         raise ConfigError(
-            f"partition 'class' assigns {request.classes} classes, too few for {clients} clients; "
-            f"use at most {request.classes} clients, or partition 'dirichlet' or 'iid'."
+            f"partition 'class' of {request.classes} classes is for at most {request.classes} clients."
         )
     blocks = np.array_split(np.arange(request.classes), clients)
     return [np.flatnonzero(np.isin(request.labels, block)) for block in blocks]
@@ -60,16 +61,13 @@ def by_class_lists(request: Request) -> list[Rows]:
     """The classes listed for each client (class_lists); a class listed twice is divided evenly."""
     lists = request.options.class_lists
     if not lists:
-        raise ConfigError(
-            "partition 'classes' needs class_lists, e.g. [[0, 2], [1, 3]]: the classes of each client."
-        )
-    _expect_clients(request, len(lists), "classes", "one per list")
+        raise ConfigError("partition 'classes' needs class_lists, e.g. [[0, 2], [1, 3]].")
+    _expect_clients(request, len(lists))
     for number, wanted in enumerate(lists):
         unknown = [label for label in wanted if label not in range(request.classes)]
         if unknown or not wanted or len(set(wanted)) != len(wanted):
             raise ConfigError(
-                f"class_lists: client {number} has {list(wanted)}; "
-                f"give it different classes from 0 to {request.classes - 1}."
+                f"class_lists: client {number} has {wanted}; give it different classes from 0 to {request.classes - 1}."
             )
     shares: list[list[Rows]] = [[] for _ in lists]
     # sorted: a set has no order, and all classes draw from one generator
@@ -83,7 +81,7 @@ def by_class_lists(request: Request) -> list[Rows]:
 
 def by_parity(request: Request) -> list[Rows]:
     """Two clients: the even classes, the odd classes."""
-    _expect_clients(request, 2, "parity", "even and odd classes")
+    _expect_clients(request, 2)
     return [np.flatnonzero(request.labels % 2 == side) for side in (0, 1)]
 
 
@@ -92,7 +90,7 @@ def dirichlet(request: Request) -> list[Rows]:
 
     A client left empty is given one sample of the client that has most.
     """
-    clients, alpha = _clients(request, "dirichlet"), _alpha(request, "dirichlet")
+    clients, alpha = _option(request, "clients"), _option(request, "alpha")
     shares: list[list[Rows]] = [[] for _ in range(clients)]
     for label in range(request.classes):
         rows = request.rng.permutation(np.flatnonzero(request.labels == label))
@@ -107,13 +105,12 @@ def noc(request: Request) -> list[Rows]:
 
     Classes that no client draws are left out, of the test set too.
     """
-    clients = _clients(request, "noc")
+    clients = _option(request, "clients")
     each = request.options.classes_per_client or max(1, request.classes // clients)
     if each * clients > request.classes:
         raise ConfigError(
-            f"partition 'noc': {clients} clients with {each} classes each need "
-            f"{clients * each} classes, there are {request.classes}; "
-            "use fewer clients or a smaller classes_per_client."
+            f"partition 'noc': {clients} clients with {each} classes each need {clients * each} classes, there are "
+            f"{request.classes}; use fewer clients or a smaller classes_per_client."
         )
     # (clients, classes of each)
     drawn = request.rng.permutation(request.classes)[: each * clients].reshape(clients, each)
@@ -122,7 +119,7 @@ def noc(request: Request) -> list[Rows]:
 
 def iid(request: Request) -> list[Rows]:
     """All samples shuffled and assigned in equal shares."""
-    return np.array_split(request.rng.permutation(len(request.labels)), _clients(request, "iid"))
+    return np.array_split(request.rng.permutation(len(request.labels)), _option(request, "clients"))
 
 
 def quantity(request: Request) -> list[Rows]:
@@ -130,12 +127,12 @@ def quantity(request: Request) -> list[Rows]:
 
     A client left empty is given one sample of the client that has most.
     """
-    clients, alpha = _clients(request, "quantity"), _alpha(request, "quantity")
+    clients, alpha = _option(request, "clients"), _option(request, "alpha")
     rows = request.rng.permutation(len(request.labels))
     return _fill_empty(np.split(rows, _cuts(request.rng.dirichlet(np.full(clients, alpha)), len(rows))))
 
 
-def by_flwr(request: Request, name: str) -> list[Rows]:
+def by_flwr(request: Request) -> list[Rows]:
     """A partitioner of flwr-datasets over a dataset with the columns ``label`` and ``source``.
 
     Its options are ``data.partitioner``; the number of clients, the label's column and a seed are filled in.
@@ -143,29 +140,29 @@ def by_flwr(request: Request, name: str) -> list[Rows]:
     try:
         partitioners = import_module("flwr_datasets.partitioner")
     except ImportError as error:
-        raise ConfigError(f"partition {name!r} needs: pip install flwr-datasets ({error})") from error
-    datasets = need_extra("hf", "datasets", f"partition {name!r}")
+        raise ConfigError(f"partition {request.name!r} needs: pip install flwr-datasets ({error})") from error
+    datasets = need_extra("hf", "datasets", f"partition {request.name!r}")
     known = [key for key in partitioners.__all__ if key.endswith("Partitioner") and key != "Partitioner"]
-    own = name.removeprefix(FLWR)
-    if own not in known:
-        raise ConfigError(f"flwr-datasets has no partitioner {own!r}; {nearest(own, known)}")
-    made = getattr(partitioners, own)
+    class_name = request.name.removeprefix(FLWR)
+    if class_name not in known:
+        raise ConfigError(f"flwr-datasets has no partitioner {class_name!r}; {nearest(class_name, known)}")
+    cls = getattr(partitioners, class_name)
     offered = {
         "num_partitions": request.options.clients,
         "partition_by": "label",
         "seed": int(request.rng.integers(2**31)),
         "alpha": request.options.alpha,
     }
-    takes = inspect.signature(made).parameters
-    fitting = {key: value for key, value in offered.items() if key in takes and value is not None}
+    known_options = inspect.signature(cls).parameters
+    fitting = {key: value for key, value in offered.items() if key in known_options and value is not None}
     try:
-        partitioner = made(**fitting | request.options.partitioner)
+        partitioner = cls(**fitting | request.options.partitioner)
         columns = {"label": request.labels, "source": request.sources, "row": np.arange(len(request.labels))}
         partitioner.dataset = datasets.Dataset.from_dict(columns)
         parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
         return [np.array(part["row"], dtype=np.int64) for part in parts]
     except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"partition {name!r}: {first_line(error)}") from error
+        raise ConfigError(f"partition {request.name!r}: {first_line(error)}") from error
 
 
 FLWR = "flwr:"
@@ -197,15 +194,12 @@ def partition(
         known = f"{', '.join(sorted(PARTITIONS))}, and {FLWR} with the name of a partitioner of flwr-datasets"
         raise ConfigError(f"unknown partition {name!r}; known are {known}.")
     if options.clients is not None and options.clients > len(labels):
-        raise ConfigError(
-            f"{options.clients} clients cannot share {len(labels)} training samples; "
-            f"use between 1 and {len(labels)} clients."
-        )
+        raise ConfigError(f"{options.clients} clients cannot share {len(labels)} training samples.")
     sources = np.zeros(len(labels), np.int64) if sources is None else sources
     # by name, so that two partitions of one seed are independent draws
     rng = np.random.default_rng(fold(options.seed, "partition", name))
-    request = Request(labels, sources, classes, rng, options)
-    shares = by_flwr(request, name) if name.startswith(FLWR) else PARTITIONS[name](request)
+    request = Request(name, labels, sources, classes, rng, options)
+    shares = by_flwr(request) if name.startswith(FLWR) else PARTITIONS[name](request)
     for number, share in enumerate(shares):
         if len(share) == 0:
             raise ConfigError(
@@ -215,24 +209,18 @@ def partition(
     return [np.sort(share).astype(np.int64) for share in shares]
 
 
-def _clients(request: Request, name: str) -> int:
-    if request.options.clients is None:
-        raise ConfigError(f"partition {name!r} needs the number of clients (data.clients).")
-    return request.options.clients
+def _option(request: Request, key: str) -> Any:
+    """An option that the partition cannot do without."""
+    value = getattr(request.options, key)
+    if value is None:
+        raise ConfigError(f"partition {request.name!r} needs data.{key}.")
+    return value
 
 
-def _alpha(request: Request, name: str) -> float:
-    if request.options.alpha is None:
-        raise ConfigError(
-            f"partition {name!r} needs alpha (data.alpha), e.g. 0.5; small is uneven, large is even."
-        )
-    return request.options.alpha
-
-
-def _expect_clients(request: Request, number: int, name: str, why: str) -> None:
+def _expect_clients(request: Request, number: int) -> None:
     clients = request.options.clients
     if clients not in (None, number):
-        raise ConfigError(f"partition {name!r} makes {number} clients here ({why}), not {clients}.")
+        raise ConfigError(f"partition {request.name!r} makes {number} clients here, not {clients}.")
 
 
 def _grouped(keys: Rows) -> list[Rows]:

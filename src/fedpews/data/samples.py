@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,17 +34,8 @@ Samples = tuple[Any, Any] | Dataset[Any] | Mapping[str, Any]
 
 SPLITS = ("train", "val", "test")
 
-READS = 4
-"""Items of a Dataset that are read more than once, to see whether they are random."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Inputs and labels, checked; or the labels of a Dataset whose inputs are read batch by batch."""
-
-    x: Inputs
-    y: Tensor
-    dataset: Any = None
+READ_TWICE = 8
+"""Items of a Dataset that are read twice, to see whether they are random."""
 
 
 def from_clients(
@@ -78,112 +68,89 @@ def from_clients(
     """
     if isinstance(clients, Tensor | np.ndarray | Dataset) or not isinstance(clients, Sequence) or not clients:
         raise ConfigError(
-            "clients must be a list with an (x, y) pair or a torch Dataset per client; "
-            f"got {describe(clients)}."
+            f"clients must be a list with an (x, y) pair or a torch Dataset per client; got {describe(clients)}."
         )
-    task = Classification() if task is None else task
-    pairs: dict[str, dict[int, Pair]] = {split: {} for split in SPLITS}
-    for number, samples in enumerate(clients):
-        for split, split_samples in _splits(samples, f"client {number}").items():
+    task = task or Classification()
+    splits = [_splits(samples, number) for number, samples in enumerate(clients)]
+    if isinstance(test, list | tuple) and test and all(map(_is_pair, test)):
+        if len(test) != len(clients):
+            raise ConfigError(f"{len(test)} test sets for {len(clients)} clients; give one, or one for each.")
+        splits = [each | {"test": own} for each, own in zip(splits, test, strict=True)]
+        test = None
+    pairs: dict[str, dict[int, tuple[Inputs, Tensor]]] = {split: {} for split in SPLITS}
+    for number, samples in enumerate(splits):
+        for split, given in samples.items():
             whose = f"client {number}" if split == "train" else f"client {number}'s {split}"
-            pairs[split][number] = _read_pair(split_samples, whose, task, lazy)
+            pairs[split][number] = _read(given, whose, task, lazy)
     for split in ("val", "test"):
-        if pairs[split] and len(pairs[split]) < len(clients) and (split == "val" or test is None):
-            lacking = next(number for number in range(len(clients)) if number not in pairs[split])
+        if 0 < len(pairs[split]) < len(clients):
+            lacking = min(set(range(len(clients))) - set(pairs[split]))
             raise ConfigError(f"client {lacking} has no {split} part, others have; give all of them one.")
-    tests: list[Any] = list(test) if _is_list_of_tests(test) else []  # type: ignore[arg-type]
-    if tests and len(tests) != len(clients):
-        raise ConfigError(f"{len(tests)} test sets for {len(clients)} clients; give one, or one for each.")
-    if tests:
-        pairs["test"] = {
-            number: _read_pair(samples, f"client {number}'s test", task, lazy)
-            for number, samples in enumerate(tests)
-        }
-    elif test is not None:
+    if test is not None:
         # the samples of no client are tested with the rest, and are in no client's metrics
-        pairs["test"][-1] = _read_pair(test, "the test data", task, lazy)
-    elif not pairs["test"]:
+        pairs["test"][-1] = _read(test, "the test data", task, lazy)
+    if not pairs["test"]:
         raise ConfigError("there is no test set; give test=(x, y), or each client a 'test' of its own.")
-    train, tested = [*pairs["train"].values(), *pairs["val"].values()], [*pairs["test"].values()]
-    _check_shapes(train)
+    train = [*pairs["train"].values(), *pairs["val"].values()]
+    forms = [_form(*pair) for pair in train]
+    for number, form in enumerate(forms):
+        if form != forms[0]:
+            raise ConfigError(
+                f"client {number % len(clients)} has {form}, client 0 has {forms[0]}; all clients need the same."
+            )
     if classes is not None:
-        for number, pair in pairs["train"].items():
-            check_labels(pair.y, classes, f"client {number}", task)
-    rows = torch.arange(sum(len(pair.y) for pair in train)).split([len(pair.y) for pair in train])
-    sizes = torch.tensor([len(pair.y) for pair in tested])
-    owner = torch.repeat_interleave(torch.tensor([*pairs["test"]]), sizes)
+        for number, (_, y) in pairs["train"].items():
+            check_labels(y, classes, f"client {number}", task)
+    (x, y), (test_x, test_y) = _join(train), _join([*pairs["test"].values()])
+    rows = torch.arange(len(y)).split([len(y) for _, y in train])
+    sizes = torch.tensor([len(y) for _, y in pairs["test"].values()])
     return build(
-        _join(train),
-        torch.cat([pair.y for pair in train]),
+        x,
+        y,
         rows[: len(clients)],
-        _join(tested),
-        torch.cat([pair.y for pair in tested]),
+        test_x,
+        test_y,
         classes,
         name,
         class_names,
         client_names,
-        None if [*pairs["test"]] == [-1] else owner,
+        None if [*pairs["test"]] == [-1] else torch.tensor([*pairs["test"]]).repeat_interleave(sizes),
         task=task,
         validation=rows[len(clients) :],
     )
 
 
-def _is_list_of_tests(test: Any) -> bool:
-    """Whether it is a test set for each client, not one pair of inputs and labels."""
-    return (
-        isinstance(test, list | tuple)
-        and len(test) > 0
-        and all(
-            isinstance(entry, Dataset) or (isinstance(entry, tuple) and len(entry) == 2) for entry in test
-        )
-    )
+def _is_pair(samples: Any) -> bool:
+    return isinstance(samples, Dataset) or (isinstance(samples, tuple) and len(samples) == 2)
 
 
-def _join(pairs: Sequence[Pair]) -> Inputs:
-    if pairs[0].dataset is not None:
-        return Lazy([pair.dataset for pair in pairs])
-    return pairs[0].x if len(pairs) == 1 else concatenate([pair.x for pair in pairs])
+def _form(x: Inputs, y: Tensor) -> str:
+    lazy = " that are read batch by batch" if isinstance(x, Lazy) else ""
+    return f"inputs of shape {shape(x)}{lazy} and labels of shape {tuple(y.shape[1:])}"
 
 
-def _check_shapes(pairs: Sequence[Pair]) -> None:
-    if len({pair.dataset is None for pair in pairs}) > 1:
-        raise ConfigError(
-            "some clients are Datasets to be read batch by batch and some are not; make all one kind."
-        )
-    if pairs[0].dataset is not None:
-        return
-    first, labels = shape(pairs[0].x), pairs[0].y.shape[1:]
-    for number, pair in enumerate(pairs):
-        if shape(pair.x) != first:
-            raise ConfigError(
-                f"client {number} has inputs of shape {shape(pair.x)}, client 0 of {first}; "
-                "all clients need the same."
-            )
-        if pair.y.shape[1:] != labels:
-            raise ConfigError(
-                f"client {number} has labels of shape {tuple(pair.y.shape[1:])}, client 0 of {tuple(labels)}."
-            )
+def _join(pairs: Sequence[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:
+    return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
 
 
-def _splits(samples: Any, whose: str) -> dict[str, Any]:
+def _splits(samples: Any, client: int) -> dict[str, Any]:
     """A client's train, val and test samples; most have only the first."""
     if not isinstance(samples, Mapping):
         return {"train": samples}
-    unknown = [key for key in samples if key not in SPLITS]
-    if unknown or "train" not in samples:
+    if "train" not in samples or not samples.keys() <= set(SPLITS):
         raise ConfigError(
-            f"{whose}: a dict has the keys 'train' and, if there are any, 'val' and 'test'; "
+            f"client {client}: a dict has the keys 'train' and, if there are any, 'val' and 'test'; "
             f"it has {', '.join(map(repr, samples))}. Inputs of several tensors go in a pair: (dict, labels)."
         )
     return dict(samples)
 
 
-def _read_pair(samples: Any, whose: str, task: Task, lazy: bool) -> Pair:
+def _read(samples: Any, whose: str, task: Task, lazy: bool) -> tuple[Inputs, Tensor]:
     """The samples of one client or of a test set."""
     if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
-        return Pair(*check_samples(samples.tensors[0], samples.tensors[1], whose, task))
+        samples = samples.tensors
     if isinstance(samples, tuple | list) and len(samples) == 2:
-        return Pair(*check_samples(samples[0], samples[1], whose, task))
+        return check_samples(samples[0], samples[1], whose, task)
     is_dataset = hasattr(samples, "__getitem__") and hasattr(samples, "__len__")
     if not is_dataset or isinstance(samples, tuple | list | Tensor | np.ndarray):
         raise ConfigError(
@@ -191,51 +158,43 @@ def _read_pair(samples: Any, whose: str, task: Task, lazy: bool) -> Pair:
         )
     if len(samples) == 0:
         raise ConfigError(f"{whose} has no samples; leave it out or give it some.")
-    _notice_random(samples, whose, lazy)
+    _warn_if_random(samples, whose, lazy)
     if lazy:
-        y = task.labels(_labels(samples, whose), whose)
-        check(Lazy([samples]).take(slice(0, 1)), whose)
-        return Pair(None, y.to("cpu").contiguous(), samples)
-    items = [samples[row] for row in range(len(samples))]
-    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        inputs = Lazy([samples])
+        check(inputs.take(slice(0, 1)), whose)
+        return check_samples(inputs, _labels(samples, whose), whose, task)
+    items = [_item(samples, row, whose) for row in range(len(samples))]
+    x, y = (stack([item[side] for item in items], whose) for side in (0, 1))
+    return check_samples(x, y, whose, task)
+
+
+def _item(dataset: Any, row: int, whose: str) -> Any:
+    item = dataset[row]
+    if not isinstance(item, tuple | list) or len(item) != 2:
         raise ConfigError(f"{whose}: each item of its Dataset must be an (input, label) pair.")
-    x, y = stack([item[0] for item in items], whose), stack([item[1] for item in items], whose)
-    return Pair(*check_samples(x, y, whose, task))
+    return item
 
 
-def _labels(dataset: Any, whose: str) -> Tensor:
+def _labels(dataset: Any, whose: str) -> Any:
     """The labels of a Dataset: its ``targets`` or ``labels`` where it has them, else read item by item."""
     for name in ("targets", "labels"):
         known = getattr(dataset, name, None)
         if known is not None and len(known) == len(dataset):
-            return tensor(known)
-    labels = stack([dataset[row][1] for row in range(len(dataset))], whose)
-    if not isinstance(labels, Tensor):
-        raise ConfigError(f"{whose}: a label must be a number or a tensor; got {describe(labels)}.")
-    return labels
+            return known
+    return stack([_item(dataset, row, whose)[1] for row in range(len(dataset))], whose)
 
 
-def _notice_random(dataset: Any, whose: str, lazy: bool) -> None:
+def _warn_if_random(dataset: Any, whose: str, lazy: bool) -> None:
     """Warn of a Dataset whose inputs differ each time they are read."""
-    for row in range(min(READS, len(dataset))):
-        first = dataset[row]
-        if not isinstance(first, tuple | list) or len(first) != 2:
-            raise ConfigError(f"{whose}: each item of its Dataset must be an (input, label) pair.")
-        for _ in range(2):
-            again = tree_leaves(dataset[row][0])
-            if all(_same(a, b) for a, b in zip(tree_leaves(first[0]), again, strict=True)):
-                continue
-            anew = "it is read anew for every batch, so two runs will differ"
-            once = "it is read once, so every epoch sees the same"
+    for row in range(min(READ_TWICE, len(dataset))):
+        first, again = (tree_leaves(_item(dataset, row, whose)[0]) for _ in range(2))
+        if not all(torch.equal(tensor(a), tensor(b)) for a, b in zip(first, again, strict=True)):
             logging.getLogger("fedpews").warning(
                 "%s: its Dataset gives other inputs each time it is asked (a random transform?); %s. "
                 "Use data.augment for what is to be random.",
                 whose,
-                anew if lazy else once,
+                "it is read anew for every batch, so two runs will differ"
+                if lazy
+                else "it is read once, so every epoch sees the same",
             )
             return
-
-
-def _same(a: Any, b: Any) -> bool:
-    first, second = tensor(a), tensor(b)
-    return first.shape == second.shape and torch.equal(first, second)

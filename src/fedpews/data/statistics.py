@@ -1,4 +1,4 @@
-"""Federated statistics: what a client tells of its training samples without showing a single one.
+"""Federated statistics: sums and histograms of each client's training samples, and never a single sample.
 
 Two passes. In the first a client sends counts of its classes and, for each feature, the mean and the sum of squared
 deviations (`describe`). The federation's means and deviations give the edges of the histograms (`Statistics.edges`),
@@ -23,10 +23,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedpews.data.federation import Federation
-from fedpews.data.inputs import Lazy, take
+from fedpews.data.inputs import Lazy, prepare, select, take
 from fedpews.errors import ConfigError, explain
 from fedpews.tasks.builtin import Regression
-from fedpews.torch_private import tree_leaves
+from fedpews.torch_private import tree_leaves, tree_map_only
 
 BINS = 40
 """Of a histogram, between the federation's mean ± 3 deviations; one more on each side counts what is beyond."""
@@ -90,31 +90,30 @@ def describe(data: Federation, client: int, privacy: Privacy) -> Sums:
     rows, least = data.clients[client], privacy.min_count
     if not len(rows):
         raise ConfigError(f"{data.names[client]} has no samples, and so no statistics.")
-    running: list[_Moments] = []
+    moments: list[_Moments] = []
     tokens = torch.zeros(BUCKETS, dtype=torch.int64)
     for chunk in _chunks(data, rows):
         views = list(_views(data, chunk))
-        for index, view in enumerate(views):
-            if index == len(running):
-                running.append(_Moments(view.values))
-            running[index].add(view.values)
+        moments = moments or [_Moments(view.values) for view in views]
+        for view, running in zip(views, moments, strict=True):
+            running.add(view.values)
             if view.tokens is not None:
                 tokens += _presence(view.tokens % BUCKETS, BUCKETS)
+    known = [pair for running in moments for pair in running.shown(least)]
     missing = data.missing[client] if data.missing else ()
-    features: list[FeatureSums] = []
-    for view, moments in zip(views, running, strict=True):
-        for index, name in enumerate(view.names):
-            mean, squares = moments.of(index, least)
-            gaps = missing[len(features)] if len(features) < len(missing) else 0
-            (hidden,) = suppress(torch.tensor([gaps]), torch.tensor([gaps]), least)
-            features.append(FeatureSums(name, mean, squares, hidden, view.low, view.high))
+    counts = torch.tensor([*missing, *[0] * len(known)][: len(known)])  # targets are never missing
+    hidden = [suppress(count, count, least)[0] for count in counts[:, None]]
+    bounds = [(name, view.low, view.high) for view in views for name in view.names]
     counts = _class_counts(data, rows)
     kept = (tokens >= least).nonzero().flatten().tolist()
     return Sums(
         len(rows),
         ", ".join("×".join(map(str, leaf.shape[1:])) for leaf in tree_leaves(take(data.x, rows[:1]))),
         suppress(_noised(counts, privacy.noise), counts, least),
-        features,
+        [
+            FeatureSums(name, mean, squares, gaps, low, high)
+            for (name, low, high), (mean, squares), gaps in zip(bounds, known, hidden, strict=True)
+        ],
         [view.values.shape[2] for view in views for _ in view.names],
         [(token, int(tokens[token])) for token in kept],
     )
@@ -124,29 +123,19 @@ def histograms(
     data: Federation, client: int, edges: Sequence[Sequence[float]], privacy: Privacy
 ) -> Histograms:
     """The second pass: the values below the first edge, between two edges, and from the last edge on."""
-    rows = data.clients[client]
-    counted: list[Tensor] = []
-    seen: list[Tensor] = []  # the samples that fall into each cell: an image has many values
-    for chunk in _chunks(data, rows):
-        offset = 0
-        for view in _views(data, chunk):
-            for index in range(len(view.names)):
-                feature = offset + index
-                cuts = torch.tensor(edges[feature], dtype=torch.float64)
-                if feature == len(counted):
-                    empty = torch.zeros(len(cuts) + 1 if len(cuts) else 0, dtype=torch.int64)
-                    counted.append(empty)
-                    seen.append(empty.clone())
-                if not len(cuts):
-                    continue
-                cell = torch.bucketize(view.values[:, index].double(), cuts, right=True)  # (rows, values)
-                counted[feature] += torch.bincount(cell.flatten(), minlength=len(cuts) + 1)
-                seen[feature] += _presence(cell, len(cuts) + 1)
-            offset += len(view.names)
-    widths = [view.values.shape[2] for view in _views(data, rows[:1]) for _ in view.names]
+    cuts = [torch.tensor(row, dtype=torch.float64) for row in edges]
+    # of each feature: the values in each cell, and the samples they are of; an image has many values
+    cells = [torch.zeros(2, len(row) + 1 if len(row) else 0, dtype=torch.int64) for row in edges]
+    for chunk in _chunks(data, data.clients[client]):
+        columns = [column for view in _views(data, chunk) for column in view.values.unbind(1)]
+        for column, cut, cell in zip(columns, cuts, cells, strict=True):
+            if len(cut):
+                index = torch.bucketize(column.double(), cut, right=True)  # (rows, values)
+                cell[0] += torch.bincount(index.flatten(), minlength=len(cut) + 1)
+                cell[1] += _presence(index, len(cut) + 1)
     return [
-        suppress(_noised(counts, privacy.noise * width), samples, privacy.min_count)
-        for counts, samples, width in zip(counted, seen, widths, strict=True)
+        suppress(_noised(counts, privacy.noise * column.shape[1]), samples, privacy.min_count)
+        for (counts, samples), column in zip(cells, columns, strict=True)
     ]
 
 
@@ -165,20 +154,15 @@ class Statistics:
         """The mean and the deviation of each feature over all clients; None if no client shows it."""
         pooled: list[tuple[float, float] | None] = []
         for index in range(len(self.features)):
-            parts = [
-                (site.samples * site.values[index], site.features[index].mean, site.features[index].squares)
-                for site in self.sites.values()
-            ]
             known = [
-                (n, mean, squares) for n, mean, squares in parts if mean is not None and squares is not None
+                (site.samples * site.values[index], feature.mean, feature.squares)
+                for site in self.sites.values()
+                if (feature := site.features[index]).mean is not None and feature.squares is not None
             ]
             total = sum(n for n, _, _ in known)
-            if not total:
-                pooled.append(None)
-                continue
-            mean = sum(n * own for n, own, _ in known) / total
-            spread = sum(squares + n * (own - mean) ** 2 for n, own, squares in known) / total
-            pooled.append((mean, math.sqrt(spread)))
+            mean = sum(n * own for n, own, _ in known) / total if total else 0.0
+            squares = sum(squares + n * (own - mean) ** 2 for n, own, squares in known)
+            pooled.append((mean, math.sqrt(squares / total)) if total else None)
         return pooled
 
     @property
@@ -208,8 +192,7 @@ class Statistics:
         """The centre and the spread of each feature for ``data.scaling = "federated"``; flags stay 0 and 1."""
         centres, spreads = [], []
         for name, pooled in zip(self.features, self.pooled(), strict=True):
-            kept = pooled is None or name.endswith(FLAG)
-            mean, spread = (0.0, 1.0) if kept or pooled is None else pooled
+            mean, spread = (0.0, 1.0) if pooled is None or name.endswith(FLAG) else pooled
             centres.append(mean)
             spreads.append(spread if spread > 0 else 1.0)
         return centres, spreads
@@ -223,42 +206,36 @@ def gather(data: Federation, privacy: Privacy) -> Statistics:
     """The statistics of a federation in one process, as its clients would send them."""
     clients = range(len(data))
     sums = {data.names[client]: describe(data, client, privacy) for client in clients}
-    found = Statistics(data.name, list(data.class_names), privacy, sums)
-    counts = {data.names[client]: histograms(data, client, found.edges, privacy) for client in clients}
+    statistics = Statistics(data.name, list(data.class_names), privacy, sums)
+    counts = {data.names[client]: histograms(data, client, statistics.edges, privacy) for client in clients}
     sent = {name: len(to_bytes(sums[name])) + len(to_bytes(counts[name])) for name in sums}
-    return replace(found, histograms=counts, bytes_sent=sent)
+    return replace(statistics, histograms=counts, bytes_sent=sent)
 
 
 def scale(data: Federation, scaling: tuple[Sequence[float], Sequence[float]]) -> Federation:
     """The federation with every feature of its inputs moved by a centre and divided by a spread."""
     if isinstance(data.x, Lazy):
         raise ConfigError("data.scaling = 'federated' needs the inputs in memory; set data.lazy to false.")
-    numbers = iter(zip(*scaling, strict=True))
 
-    def scaled(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {key: scaled(value) for key, value in x.items()}
-        if isinstance(x, tuple):
-            return tuple(map(scaled, x))
-        values, names = _values_of(x[:1], data)
-        pairs = [next(numbers) for _ in names]
-        if not (x.is_floating_point() or x.dtype == torch.uint8):
-            return x
-        wide = [1, -1, *(1 for _ in x.shape[2:])] if values.shape[1] > 1 or x.shape[1] == 1 else [1]
-        centre, spread = (
-            torch.tensor(part, dtype=torch.float32).view(wide) for part in zip(*pairs, strict=True)
-        )
-        return (take(x, slice(None)) - centre.to(x.device)) / spread.to(x.device)
+    def scaled(inputs: Any) -> Any:
+        numbers = iter(zip(*scaling, strict=True))
 
-    x = scaled(data.x)
-    numbers = iter(zip(*scaling, strict=True))
-    return replace(data, x=x, test_x=scaled(data.test_x) if len(data.test_y) else data.test_x)
+        def scale_leaf(x: Tensor) -> Any:
+            values, names = _values_of(x[:1], data)
+            pairs = [next(numbers) for _ in names]
+            if not (x.is_floating_point() or x.dtype == torch.uint8):
+                return x
+            wide = [1, -1, *(1 for _ in x.shape[2:])] if values.shape[1] > 1 or x.shape[1] == 1 else [1]
+            centre, spread = torch.tensor(pairs, dtype=torch.float32, device=x.device).T
+            return (prepare(x) - centre.view(wide)) / spread.view(wide)
+
+        return tree_map_only(Tensor, scale_leaf, inputs)
+
+    return replace(data, x=scaled(data.x), test_x=scaled(data.test_x) if len(data.test_y) else data.test_x)
 
 
 def federated_scaling(data: Federation, least: int) -> Federation:
     """Every client's inputs standardised by the training samples of all clients together."""
-    if isinstance(data.x, Lazy):
-        return scale(data, ([], []))
     sums = {str(client): describe(data, client, Privacy(least)) for client in range(len(data))}
     return scale(data, Statistics(data.name, [], Privacy(least), sums).scaling())
 
@@ -321,14 +298,14 @@ def _chunks(data: Federation, rows: Tensor) -> Iterator[Tensor]:
 
 def _views(data: Federation, rows: Tensor) -> Iterator[_View]:
     """The features of some samples: those of the inputs, then the targets of regression."""
-    stored = data.x.take(rows) if isinstance(data.x, Lazy) else None
-    leaves = tree_leaves(stored) if stored is not None else [leaf[rows] for leaf in tree_leaves(data.x)]
+    leaves = tree_leaves(data.x.take(rows) if isinstance(data.x, Lazy) else select(data.x, rows))
     for number, leaf in enumerate(leaves):
         values, names = _values_of(leaf, data)
         names = [f"input {number}: {name}" for name in names] if len(leaves) > 1 else names
-        bounds = (-1.0, 1.0) if leaf.dtype == torch.uint8 else (None, None)
-        tokens = leaf.flatten(1) if leaf.dtype == torch.int64 and leaf.ndim > 1 else None
-        yield _View(names, values, tokens, *((0.0, None) if tokens is not None else bounds))
+        if leaf.dtype == torch.int64 and leaf.ndim > 1:
+            yield _View(names, values, leaf.flatten(1), low=0.0)
+        else:
+            yield _View(names, values, None, *((-1.0, 1.0) if leaf.dtype == torch.uint8 else ()))
     if isinstance(data.task, Regression):
         targets = data.y[rows].flatten(1) if data.y.ndim > 1 else data.y[rows, None]
         names = ["target"] if targets.shape[1] == 1 else [f"target {i}" for i in range(targets.shape[1])]
@@ -339,12 +316,12 @@ def _values_of(leaf: Tensor, data: Federation) -> tuple[Tensor, list[str]]:
     """Inputs as (rows, features, values) and the features' names."""
     if leaf.dtype == torch.int64 and leaf.ndim > 1:
         return (leaf.flatten(1) != 0).sum(1)[:, None, None], ["tokens"]
-    leaf = take(leaf, slice(None))
+    leaf = prepare(leaf)
     values = leaf.reshape(len(leaf), leaf.shape[1] if leaf.ndim > 1 else 1, -1)
     if values.shape[1] > MOST_FEATURES:
         return values.reshape(len(leaf), 1, -1), [f"all {values[0].numel():,} values"]
     word = "channel" if leaf.ndim > 2 else "column"
-    names = list(data.columns[:-1]) or [f"{word} {index}" for index in range(values.shape[1])]
+    names = list(data.columns[:-1])
     return values, names if len(names) == values.shape[1] else [f"{word} {i}" for i in range(values.shape[1])]
 
 
@@ -372,14 +349,12 @@ class _Moments:
         self.largest = torch.maximum(self.largest, by_sample.max(0).values)
         self.total += by_sample.sum(0)
 
-    def of(self, index: int, least: int) -> tuple[float | None, float | None]:
-        """Mean and squares of a feature; None if fewer than ``least`` samples differ, or one makes the difference."""
-        others = int(self.others[index])
-        samples_are_few = 0 < others < least
-        dominated = bool(self.largest[index] > DOMINANT * self.total[index])
-        if samples_are_few or dominated:
-            return None, None
-        return float(self.mean[index]), float(self.squares[index])
+    def shown(self, least: int) -> list[tuple[float, float] | tuple[None, None]]:
+        """Mean and squares; None of a feature in which fewer than ``least`` samples differ, or one dominates."""
+        few = (self.others > 0) & (self.others < least)
+        hidden = few | (self.largest > DOMINANT * self.total)
+        pairs = zip(self.mean.tolist(), self.squares.tolist(), hidden.tolist(), strict=True)
+        return [(None, None) if secret else (mean, squares) for mean, squares, secret in pairs]
 
 
 def _class_counts(data: Federation, rows: Tensor) -> Tensor:
@@ -394,9 +369,8 @@ def _class_counts(data: Federation, rows: Tensor) -> Tensor:
         return labels.sum(0).long()
     counts = torch.zeros(data.classes, dtype=torch.int64)
     for chunk in labels.flatten(1).split(max(1, CHUNK // max(1, labels[0].numel()))):
-        counts += _presence(chunk.clamp_min(-1) + 1, data.classes + 1)[
-            1:
-        ]  # negative labels are ignored positions
+        # negative labels are ignored positions
+        counts += _presence(chunk.clamp_min(-1) + 1, data.classes + 1)[1:]
     return counts
 
 

@@ -46,9 +46,7 @@ def roots(data_dir: Path | str | None = None) -> list[Path]:
     paths = {what: Path(path).expanduser() for what, path in named.items() if path is not None}
     for what, path in paths.items():
         if not path.is_dir():
-            raise DataMissing(
-                f"{what} {str(path)!r} is not a directory; name the one that holds your data sets."
-            )
+            raise DataMissing(f"{what} {str(path)!r} is not a directory.")
     return [*paths.values(), cache_dir()]
 
 
@@ -85,11 +83,7 @@ def obtain(source: Source, data_dir: Path | str | None = None) -> dict[str, Path
 
 
 def download(source: Source, into: Path, hint: Path | None = None) -> dict[str, Path]:
-    """Fetch a source's published files into a directory; files with another checksum are refused.
-
-    Args:
-        hint: the directory that an error tells the user to put a file in.
-    """
+    """Fetch a source's published files into a directory; an error tells the user to put them in ``hint``."""
     for file in source.files:
         _fetch(file, into, source, hint or into)
     return find(source, into)[0]
@@ -140,24 +134,28 @@ def _status(source: Source, directories: list[Path], check: bool) -> Status:
     if source.sources:
         singles = [_status(SOURCES[name], directories, check) for name in source.sources]
         states = {single.state for single in singles}
-        state = states.pop() if len(states) == 1 else "incomplete"
-        paths = tuple(path for single in singles for path in single.paths)
-        lacking = tuple(path for single in singles for path in single.lacking)
-        published = all(single.published for single in singles) if check and state == "ready" else None
-        return Status(source.name, state, paths, lacking, published)
+        return Status(
+            source.name,
+            states.pop() if len(states) == 1 else "incomplete",
+            tuple(path for single in singles for path in single.paths),
+            tuple(path for single in singles for path in single.lacking),
+            None
+            if any(single.published is None for single in singles)
+            else all(s.published for s in singles),
+        )
     if not source.files:
         return Status(source.name, "made")
-    best = Status(source.name, "missing", lacking=tuple(file.path for file in source.files))
+    # the first directory that has all files, else the first that has some
+    found = [find(source, root) for root in directories]
+    paths, lacking = min(found, key=lambda pair: 0 if not pair[1] else 1 if pair[0] else 2)
+    if lacking:
+        return Status(
+            source.name, "incomplete" if paths else "missing", tuple(paths.values()), tuple(lacking)
+        )
+    # unpacked archives have no published checksum
     md5s = {file.name: file.md5 for file in source.files}
-    for root in directories:
-        files, absent = find(source, root)
-        if not absent:
-            # unpacked archives have no published checksum
-            published = all(_md5(path) == md5s.get(name) for name, path in files.items()) if check else None
-            return Status(source.name, "ready", tuple(files.values()), (), published)
-        if files and best.state == "missing":
-            best = Status(source.name, "incomplete", tuple(files.values()), tuple(absent))
-    return best
+    published = all(_md5(path) == md5s.get(name) for name, path in paths.items()) if check else None
+    return Status(source.name, "ready", tuple(paths.values()), (), published)
 
 
 def _md5(path: Path) -> str:
@@ -182,10 +180,10 @@ def _fetch(file: File, into: Path, source: Source, hint: Path) -> None:
                 try:
                     pooch.retrieve(url, f"md5:{file.md5}", target.name, target.parent, downloader=downloader)
                     return
-                except (OSError, ValueError) as error:  # no network, refused, or a wrong checksum
+                except ValueError:
+                    reason = f"what {url.split('/')[2]} sent has a wrong checksum"
+                except OSError as error:  # no network, or refused
                     reason = f"{type(error).__name__} from {url.split('/')[2]}"
-                    if isinstance(error, ValueError):
-                        reason = f"what {url.split('/')[2]} sent has a wrong checksum"
     others = f" or its unpacked {source.members[0].rpartition('/')[0]}/" if source.members else ""
     raise DataMissing(
         f"{source.name}: {file.name} is not here and could not be downloaded: {reason}.\n"
@@ -194,7 +192,7 @@ def _fetch(file: File, into: Path, source: Source, hint: Path) -> None:
 
 
 class _Bar:
-    """A progress bar on standard error, with the methods that pooch calls."""
+    """Progress on standard error, with the methods that pooch calls."""
 
     def __init__(self, name: str) -> None:
         self.name, self.total, self.done, self.shown = name, 0, 0, -1

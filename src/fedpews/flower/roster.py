@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from fedpews.data import Federation
 from fedpews.data.client_tables import compare_columns
-from fedpews.data.digest import digest
+from fedpews.data.federation import digest
 from fedpews.data.inputs import take
 from fedpews.errors import ConfigError, explain
 from fedpews.flower.deploy.keys import fingerprint

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save
 from torch.nn.functional import cross_entropy, interpolate
 
 from fedpews.data import load
-from fedpews.data.digest import digest
-from fedpews.data.federation import Federation
+from fedpews.data.federation import Federation, digest
 from fedpews.data.store import cache_dir
 from fedpews.models.networks import ViT
 from fedpews.results.files import write_atomically
