@@ -15,11 +15,10 @@ from torch import nn
 
 from fedpews import compose, data, models
 from fedpews.config import override
-from fedpews.data.federation import Federation, digest, hold_out, number_classes
+from fedpews.data.federation import Federation, digest, number_classes
 from fedpews.data.inputs import take
-from fedpews.data.loading import load_table
+from fedpews.data.loading import hold_out_and_scale, load_table
 from fedpews.data.samples import Samples, from_clients
-from fedpews.data.statistics import federated_scaling
 from fedpews.data.table import FEDERATED
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine
@@ -158,10 +157,7 @@ def load_data(
             raise ConfigError(f"the data was made for {clients.task.name}, the experiment is for {task.name}")
         if table.classes:
             federation = number_classes(federation, table.classes)
-        if isinstance(table.validation, float):
-            federation = hold_out(federation, table.validation, table.seed)
-        if table.scaling == FEDERATED and len(federation.y):  # without samples they are at the sites
-            federation = federated_scaling(federation, table.min_count)
+        federation = hold_out_and_scale(federation, table)
     device = find_device(experiment.runtime.device)
     return federation if device.type == "cpu" else federation.to(device)
 

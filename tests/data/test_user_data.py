@@ -132,7 +132,7 @@ def test_a_folder_that_is_not_there_is_missing_data(tmp_path: Path) -> None:
     [
         (lambda root: Image.new("RGB", (5, 4)).save(root / "test/cat/0.png"), "is 5×4, those before it 6×4"),
         (lambda root: (root / "test/cat/0.png").write_bytes(b"no"), "cannot be read as an image"),
-        (lambda root: (root / "test/cat/a.dat").write_bytes(b"no"), "not an image"),
+        (lambda root: (root / "test/cat/a.dat").write_bytes(b"no"), "a.dat: cannot be read as an image"),
         (lambda root: (root / "none").mkdir(), "none: has no images"),
         (lambda root: Image.new("F", (6, 4)).save(root / "test/cat/0.tif"), "pixels of kind 'F'"),
     ],

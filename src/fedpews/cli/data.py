@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from os.path import commonpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedpews.cli.console import out
-from fedpews.cli.options import DataDir, parse_settings
+from fedpews.cli.options import DataDir, Set, parse_settings, say
 from fedpews.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedpews.data import Status
+    from fedpews.data.store import Status
 
 SHOWN = 30
 """Clients that are listed, a line for each."""
@@ -43,9 +43,9 @@ def status(
     """Which data sets are here, and where. Nothing is downloaded."""
     from fedpews.data import store
 
-    out.print(_table(store.status(data_dir, check=check)))
+    _print_status(store.status(data_dir, check=check))
     paths = ", then ".join(map(str, store.roots(data_dir)))
-    out.print(f"looked in {paths}", soft_wrap=True, markup=False)
+    say(f"looked in {paths}")
     out.print("`fedpews data get NAME` downloads one that is missing; a run does so by itself.")
 
 
@@ -59,16 +59,14 @@ def get(
     """Download data sets, unless they are here: into --data-dir, else into the cache."""
     from fedpews.data import store
 
-    out.print(_table(store.get(names, data_dir)))
+    _print_status(store.get(names, data_dir))
 
 
 @data.command()
 def show(
     config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
     data_dir: DataDir = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set data.alpha=0.1.")
-    ] = None,
+    set_: Set = None,
     picture: Annotated[
         Path | None,
         typer.Option("--out", help="Also draw classes × clients to this file (png, pdf, svg)."),
@@ -82,20 +80,17 @@ def show(
     federation = load_data(experiment, data_dir=data_dir)
     counts: list[list[int]] = federation.counts().tolist()
     sizes = [sum(row) for row in counts]
-    shape = _shape(federation.shape)
-    out.print(
+    say(
         f"{federation.name}: {len(counts):,} clients, {sum(sizes):,} training and {len(federation.test_y):,} "
-        f"test samples, {federation.outputs}, inputs {shape}",
-        soft_wrap=True,
-        markup=False,
+        f"test samples, {federation.outputs}, inputs {_shape(federation.shape)}"
     )
     by_class = federation.task.classes_of(federation.y) is not None
-    grid = _grid("client", "samples", *(("classes", "which") if by_class else ()))
+    rows = [["client", "samples", *(("classes", "which") if by_class else ())]]
     for name, row in list(zip(federation.names, counts, strict=True))[:SHOWN]:
         labels = [label for label, count in enumerate(row) if count]
         which = [str(len(labels)), _which(labels, federation.class_names)] if by_class else []
-        grid.add_row(escape(name), f"{sum(row):,}", *which)
-    out.print(grid)
+        rows.append([name, f"{sum(row):,}", *which])
+    print_table(rows)
     if len(counts) > SHOWN:
         ordered = sorted(sizes)
         out.print(
@@ -109,7 +104,7 @@ def show(
             draw_split(counts, federation.class_names, federation.client_names, picture)
         except (OSError, ValueError) as error:
             raise ConfigError(f"--out {picture}: the picture cannot be written: {error}") from error
-        out.print(f"drawn to {picture}", soft_wrap=True, markup=False)
+        say(f"drawn to {picture}")
 
 
 def _shape(shape: Any) -> str:
@@ -125,8 +120,8 @@ def _shape(shape: Any) -> str:
     return "×".join(map(str, shape))
 
 
-def _table(entries: Sequence[Status]) -> Table:
-    grid = _grid("data set", "state", "MB", "where")
+def _print_status(entries: Sequence[Status]) -> None:
+    rows = [["data set", "state", "MB", "where"]]
     for entry in entries:
         size = f"{entry.bytes / 1e6:.1f}" if entry.paths else ""
         where = commonpath([path.parent for path in entry.paths]) if entry.paths else ""
@@ -134,22 +129,23 @@ def _table(entries: Sequence[Status]) -> Table:
             where += ", as published" if entry.published else ", not the published files"
         if entry.state == "incomplete":
             where += f", lacks {', '.join(entry.lacking)}"
-        state = "made here" if entry.state == "made" else entry.state
-        grid.add_row(escape(entry.name), state, size, escape(where))
-    return grid
+        rows.append([entry.name, "made here" if entry.state == "made" else entry.state, size, where])
+    print_table(rows)
 
 
-def _grid(*columns: str) -> Table:
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for number, column in enumerate(columns):
-        numbers = column in ("MB", "samples", "classes")
-        grid.add_column(
-            column,
-            justify="right" if numbers else "left",
-            no_wrap=number < len(columns) - 1,
-            overflow="fold",  # a path or a list must not lose its end
-        )
-    return grid
+def print_table(
+    rows: Sequence[Sequence[str]],
+    title: str | None = None,
+    numbers: Container[str] = ("MB", "samples", "classes"),
+) -> None:
+    """Print rows, of which the first has the names of the columns; those of numbers are on the right."""
+    table = Table(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in rows[0]:
+        # folded, not cut: a path or a list must not lose its end
+        table.add_column(escape(column), overflow="fold", justify="right" if column in numbers else "left")
+    for row in rows[1:]:
+        table.add_row(*map(escape, row))
+    out.print(table)
 
 
 def _which(labels: Sequence[int], names: Sequence[str]) -> str:
@@ -157,7 +153,7 @@ def _which(labels: Sequence[int], names: Sequence[str]) -> str:
     if all(name.isdigit() for name in names):
         return _ranges(labels)
     more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-    return escape(", ".join(names[label] for label in labels[:NAMED]) + more)
+    return ", ".join(names[label] for label in labels[:NAMED]) + more
 
 
 def _ranges(numbers: Sequence[int]) -> str:

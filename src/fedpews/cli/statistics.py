@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
 
-from fedpews.cli.console import out
+from fedpews.cli.data import print_table
 from fedpews.cli.flower import Folder, ReadApp, ServerTest, flower, follow
 from fedpews.cli.options import Config, DataDir, Set, parse_settings, say
 from fedpews.flower import check_flwr
@@ -61,7 +57,7 @@ def flower_stats(
     show(read_statistics(run_folder), run_folder / PAGE)
 
 
-def show(found: Statistics, page: Path) -> None:
+def show(statistics: Statistics, page: Path) -> None:
     """Print the tables and write the page."""
     from fedpews.report.statistics import (
         advise,
@@ -73,24 +69,15 @@ def show(found: Statistics, page: Path) -> None:
         write_page,
     )
 
-    _grid("Sites", site_rows(found))
-    _grid("Mean ± deviation", feature_rows(found)[:21])
-    if len(found.features) > 20:
-        out.print(f"and {len(found.features) - 20} more features, in the page")
-    for title, matrix in (("labels", label_distances(found)), ("inputs", input_distances(found))):
+    print_table(site_rows(statistics), "Sites", ("samples", "classes", "bytes sent"))
+    features = feature_rows(statistics)
+    print_table(features[:21], "Mean ± deviation", features[0][1:])
+    if len(features) > 21:
+        say(f"and {len(features) - 21} more features, in the page")
+    names = list(statistics.sites)
+    for kind, matrix in (("labels", label_distances(statistics)), ("inputs", input_distances(statistics))):
         if matrix is not None and len(matrix) > 1:
-            _grid(
-                f"Distances of {title} (0 the same, 1 nothing in common)",
-                distance_rows(matrix, [*found.sites]),
-            )
-    say(" ".join(advise(found)))
-    say(f"look at {write_page(found, page)}")
-
-
-def _grid(title: str, rows: Sequence[Sequence[str]]) -> None:
-    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(rows[0]):
-        grid.add_column(escape(name), overflow="fold", justify="left" if number == 0 else "right")
-    for row in rows[1:]:
-        grid.add_row(*map(escape, row))
-    out.print(grid)
+            title = f"Distances of {kind} (0 the same, 1 nothing in common)"
+            print_table(distance_rows(matrix, names), title, names)
+    say(" ".join(advise(statistics)))
+    say(f"look at {write_page(statistics, page)}")

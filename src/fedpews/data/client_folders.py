@@ -40,7 +40,6 @@ from fedpews.outside import MEGABYTE, read_text
 from fedpews.tasks.class_names import check_listed, check_spellings
 from fedpews.tasks.task import Task
 
-IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 TABLES = {".csv", ".parquet"}
 NOTES = {".txt", ".md", ".rst", ".csv", ".json", ".toml", ".yaml", ".yml"}  # may be beside the entries
 CLASSES = "classes.txt"
@@ -247,10 +246,6 @@ def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Ar
         images, labels = raw.setdefault(path, ([], []))
         for inner in (inner for inner in listed(path) if inner.is_dir()):
             for file in listed(inner):
-                if file.suffix.lower() not in IMAGES:
-                    raise ConfigError(
-                        f"{file}: not an image ({', '.join(sorted(IMAGES))}); move it elsewhere."
-                    )
                 # any size will do where all are resized
                 image = read_image(file, image_size, None if image_size else size)
                 size = size or (image.shape[0], image.shape[1])

@@ -60,17 +60,17 @@ def combine(
     rows = torch.arange(len(y)).split(sizes)
     owner = torch.arange(count).repeat_interleave(torch.tensor(test_sizes))
     names = [source.name for source in sources]
-    labels = [
+    class_names = [
         f"{each.name}: {label}" if count > 1 else label for each in sources for label in each.class_names
     ]
-    data = (x, y, rows[:count], test_x, test_y, offset, table.name, labels, names, owner)
+    data = (x, y, rows[:count], test_x, test_y, offset, table.name, class_names, names, owner)
     return build(*data, task=task, validation=rows[count:])
 
 
 def _scalings(table: DataTable, count: int) -> list[str]:
     """One scaling for each source."""
     scaling = table.scaling or "symmetric"
-    scalings = [scaling] * count if isinstance(scaling, str) else list(scaling)
+    scalings: list[str] = [scaling] * count if isinstance(scaling, str) else [*scaling]
     if len(scalings) != count:
         raise ConfigError(f"data.scaling lists {len(scalings)} scalings for the {count} sources.")
     if table.storage == "bytes" and set(scalings) != {"symmetric"}:

@@ -74,17 +74,14 @@ class Federation:
 
     def to(self, device: torch.device | str) -> Federation:
         """The federation with all tensors on a device."""
-        return replace(
+        return _with_rows(
             self,
+            torch.cat([*self.clients, *self.validation]).to(device),
             x=move(self.x, device),
             y=self.y.to(device),
-            clients=_split(torch.cat(self.clients).to(device), self.clients),
             test_x=move(self.test_x, device),
             test_y=self.test_y.to(device),
             test_owner=None if self.test_owner is None else self.test_owner.to(device),
-            validation=_split(torch.cat(self.validation).to(device), self.validation)
-            if self.validation
-            else (),
         )
 
     @property
@@ -158,17 +155,12 @@ def build(
     check_labels(y, classes, "the training data", task)
     check_labels(test_y, classes, "the test data", task)
     if class_names and len(class_names) != classes:
-        raise ConfigError(f"{len(class_names)} class names for {classes} classes; give one each, or none.")
+        raise ConfigError(f"{len(class_names)} class names for {classes} classes; give one each.")
     if client_names and len(client_names) != len(clients):
+        raise ConfigError(f"{len(client_names)} client names for {len(clients)} clients; give one each.")
+    if test_owner is not None and test_owner.shape != test_y.shape[:1]:
         raise ConfigError(
-            f"{len(client_names)} client names for {len(clients)} clients; give one each, or none."
-        )
-    if test_owner is not None and (
-        test_owner.shape != test_y.shape[:1]
-        or not -1 <= int(test_owner.min()) <= int(test_owner.max()) < len(clients)
-    ):
-        raise ConfigError(
-            f"test_owner must give each test sample a client from 0 to {len(clients) - 1}, or −1."
+            f"test_owner has shape {tuple(test_owner.shape)}; give it a client per test sample."
         )
     names = tuple(class_names), tuple(client_names)
     data = Federation(x, y, (), test_x, test_y, classes, name, *names, test_owner, task)
@@ -183,13 +175,11 @@ def with_clients(
         raise ConfigError("there are no clients; give at least one.")
     if len(clients) * data.classes > 200 * MOST_CLASSES and data.task.classes_of(data.y) is not None:
         raise ConfigError(f"{len(clients):,} clients with {data.classes:,} classes are too many to count.")
-    if validation and len(validation) != len(clients):
-        raise ConfigError(f"{len(validation)} lists of validation rows for {len(clients)} clients.")
     shares = [*clients, *validation]
     for number, rows in enumerate(shares):
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             raise ConfigError(
-                f"client {number % len(clients)}: rows must be a one-dimensional int64 tensor, not {describe(rows)}."
+                f"rows of a client must be a one-dimensional int64 tensor; got {describe(rows)}."
             )
         if len(rows) == 0 and number < len(clients):
             raise ConfigError(f"client {number} has no samples; leave it out or give it some.")
@@ -202,22 +192,13 @@ def with_clients(
         raise ConfigError(
             f"sample {int(used.argmax())} is given {int(used.max())} times; a sample belongs to one client."
         )
-    views = _split(rows, shares)
-    return replace(data, clients=views[: len(clients)], validation=views[len(clients) :])
+    return _with_rows(replace(data, clients=tuple(clients), validation=tuple(validation)), rows)
 
 
 def compact(data: Federation) -> Federation:
     """The federation with only the samples that it uses, in the order of its clients, then of its validation rows."""
-    shares = [*data.clients, *data.validation]
-    used = torch.cat(shares)
-    rows = _split(torch.arange(len(used)), shares)
-    return replace(
-        data,
-        x=select(data.x, used),
-        y=data.y[used],
-        clients=rows[: len(data)],
-        validation=rows[len(data) :],
-    )
+    used = torch.cat([*data.clients, *data.validation])
+    return _with_rows(data, torch.arange(len(used)), x=select(data.x, used), y=data.y[used])
 
 
 def hold_out(data: Federation, share: float, seed: int = 0) -> Federation:
@@ -230,8 +211,6 @@ def hold_out(data: Federation, share: float, seed: int = 0) -> Federation:
     >>> len(data.clients[0]), len(data.validation[0])
     (8, 2)
     """
-    if not 0 < share < 1:
-        raise ConfigError(f"data.validation must be between 0 and 1; got {share}.")
     train, validation = [], []
     for number, rows in enumerate(data.clients):
         size = min(max(1, round(share * len(rows))), len(rows) - 1)
@@ -278,8 +257,7 @@ def _refuse_from_one(task: Task, y: Tensor) -> None:
         if present[0] == 1 and present == list(range(1, len(present) + 1)):
             top = present[-1]
             raise ConfigError(
-                f"labels are 1 to {top} and none is 0, but they count from 0: subtract 1. If class 0 is meant and "
-                f"only lacks samples, say so: classes={top + 1}, or task.classes = {top + 1}."
+                f"labels are 1 to {top} and none is 0: subtract 1, or set task.classes = {top + 1} if 0 is a class."
             )
 
 
@@ -299,6 +277,7 @@ def check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
         )
 
 
-def _split(rows: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Views of one tensor in the lengths of others: no copy, however many clients."""
-    return rows.split_with_sizes([len(share) for share in like])
+def _with_rows(data: Federation, rows: Tensor, **changes: Any) -> Federation:
+    """The federation with these rows, as many for each client as before; views of one tensor, not a copy each."""
+    views = rows.split_with_sizes([len(share) for share in (*data.clients, *data.validation)])
+    return replace(data, clients=views[: len(data)], validation=views[len(data) :], **changes)

@@ -72,21 +72,29 @@ def data_table(**options: Any) -> DataTable:
 
 def load_table(table: DataTable, data_dir: Path | str | None = None, task: Task | None = None) -> Federation:
     """The data that a table describes."""
-    task = task or Classification()
-    if table.scaling == FEDERATED:
-        plain = table.model_copy(update={"scaling": None})
-        return federated_scaling(load_table(plain, data_dir, task), table.min_count)
+    # federated scaling comes last, by the clients' statistics
+    plain = table.model_copy(update={"scaling": None}) if table.scaling == FEDERATED else table
     if ":" in table.name:
-        data, default = _load_own(table, task), "given"
+        data, default = _load_own(plain, task or Classification()), "given"
     else:
-        data = _load_named(table, task, data_dir)
+        data = _load_named(plain, task or Classification(), data_dir)
         default = SOURCES[table.name].partition if table.name in SOURCES else "source"
     if table.classes:
         data = number_classes(data, table.classes)
     # inputs that are read batch by batch stay with the clients they were given to
     if not isinstance(data.x, Lazy):
         data = assign(data, table, default)
-    return hold_out(data, table.validation, table.seed) if isinstance(table.validation, float) else data
+    return hold_out_and_scale(data, table)
+
+
+def hold_out_and_scale(data: Federation, table: DataTable) -> Federation:
+    """The federation with validation samples and federated scaling, if the table has them."""
+    if isinstance(table.validation, float):
+        data = hold_out(data, table.validation, table.seed)
+    # without samples, the data is at the sites
+    if table.scaling == FEDERATED and len(data.y):
+        data = federated_scaling(data, table.min_count)
+    return data
 
 
 def fit(name: str) -> tuple[Federation, dict[str, dict[str, Any]]]:

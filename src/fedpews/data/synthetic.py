@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 
 CORNERS = ((-4.0, 4.0), (4.0, 4.0), (-4.0, -4.0), (4.0, -4.0))
@@ -53,8 +52,6 @@ def sample(
     >>> tuple(x.shape), y.bincount().tolist()
     ((32, 5), [8, 8, 8, 8])
     """
-    if per_class < 1:
-        raise ConfigError(f"the number of samples per class must be above 0; got {per_class}.")
     centres, shapes, labels = clusters(shape, classes)
     generator = torch.Generator().manual_seed(fold(seed, "synthetic", purpose))
     points = []
