@@ -91,7 +91,7 @@ def with_value(value: float) -> Tensor:
         ({"y": Y[:, None]}, r"y must be \(samples,\)"),
         ({"x": X[:, 0]}, r"x must be \(samples, ...\)"),
         ({"y": Y - 1}, "label -1 is below 0"),
-        ({"classes": 2}, r"label 2 \(sample 2\) is outside the 2 classes 0 to 1"),
+        ({"classes": 2}, r"label 2 \(sample 2\) is outside the 2 classes"),
         ({"test_y": Y + 1, "classes": 3}, "the test data: label 3"),
         ({"classes": 0}, "classes must be a whole number above 0"),
         ({"test_x": X[:0], "test_y": Y[:0]}, "the test data: there are no samples"),

@@ -79,7 +79,7 @@ def test_a_download_with_a_wrong_checksum_is_not_kept(site: tuple[Path, str], tm
     path = folder / "medmnist/breastmnist.npz"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataMissing, match="wrong checksum"):
-        store.download(source, tmp_path)
+        store.obtain(source, tmp_path, keep=True)
     assert not (tmp_path / "medmnist/breastmnist.npz").exists()
 
 
@@ -91,10 +91,12 @@ def test_a_terminal_sees_how_far_a_download_is(
 ) -> None:
     folder, address = site
     source = published(folder, f"{address}/medmnist/breastmnist.npz")
-    store.download(source, tmp_path / "quiet")
+    for name in ("quiet", "seen"):
+        (tmp_path / name).mkdir()
+    store.obtain(source, tmp_path / "quiet", keep=True)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    store.download(source, tmp_path / "seen")
+    store.obtain(source, tmp_path / "seen", keep=True)
     assert "breastmnist.npz 100 % of 0.0 MB" in capsys.readouterr().err
 
 

@@ -210,5 +210,5 @@ def test_a_function_that_does_not_deliver_is_refused(module: str, name: str, mes
 
 
 def test_drawing_per_class_is_for_named_data(module: str) -> None:
-    with pytest.raises(ConfigError, match="not your own data"):
+    with pytest.raises(ConfigError, match="not for your own data"):
         load(f"{module}:make", train_per_class=1)

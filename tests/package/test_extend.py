@@ -59,7 +59,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "a metric": [
         (
             "tasks/builtin.py",
-            '        "accuracy": Metric(("correct", "seen"), metrics.accuracy),\n',
+            '        "calibration_error": Metric(("calibration",), metrics.calibration_error),\n',
             '        "worst_error": Metric(("correct", "seen"), lambda right, seen: float((1 - right / seen).max())),\n',  # noqa: E501
         )
     ],

@@ -53,9 +53,7 @@ def read_folder(table: DataTable, task: Task) -> Federation:
     """The clients of a folder; their class names may be fewer than the table's, and in another order."""
     folder = Path(table.name.removeprefix("folder:")).expanduser()
     if not folder.is_dir():
-        raise DataMissing(
-            f"data {table.name!r}: {str(folder)!r} is not a folder; it must hold an entry per client and a test."
-        )
+        raise DataMissing(f"data {table.name!r}: {str(folder)!r} is not a folder.")
     clients = {name: _splits(path) for name, path in _entries(folder).items()}
     test = clients.pop("test", {}).get("train")
     if not clients or (test is None and not all("test" in splits for splits in clients.values())):
@@ -92,24 +90,19 @@ def read_folder(table: DataTable, task: Task) -> Federation:
     if not _has_classes(task):
         class_names = ()
         _check_numbers(arrays, task)
-    elif names := _class_names(arrays, owners, kind):
-        _check_class_names(names, clients, class_names, table.classes)
-        class_names = class_names or tuple(sorted({*chain(*names.values())}, key=natural))
+    elif by_owner := _class_names(arrays, owners, kind):
+        _check_class_names(by_owner, clients, class_names, table.classes)
+        class_names = class_names or tuple(sorted({*chain(*by_owner.values())}, key=natural))
         number = {name: label for label, name in enumerate(class_names)}
         arrays = {
             path: (x, np.array([number[str(value)] for value in y.flat]).reshape(y.shape))
             for path, (x, y) in arrays.items()
         }
+    splits = [{split: arrays[path] for split, path in paths.items()} for paths in clients.values()]
+    tests = None if test is None else arrays[test]
+    names = (table.name, class_names, tuple(clients))
     try:
-        data = from_clients(
-            [{split: arrays[path] for split, path in splits.items()} for splits in clients.values()],
-            None if test is None else arrays[test],
-            len(class_names) or None,
-            table.name,
-            class_names,
-            tuple(clients),
-            task=task,
-        )
+        data = from_clients(splits, tests, len(class_names) or None, *names, task=task)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
     return replace(data, columns=columns, missing=missing)
@@ -123,15 +116,11 @@ def _entries(folder: Path) -> dict[str, Path]:
     entries: dict[str, Path] = {}
     for path in paths:
         if entries.setdefault(_name(path), path) != path:
-            raise ConfigError(
-                f"{folder}: {_name(path)!r} is there as a file and as a folder, or in two kinds."
-            )
+            raise ConfigError(f"{folder}: {_name(path)!r} is there as a file and as a folder.")
     for path in inside:
         known = path in paths or path.suffix.lower() in NOTES or not path.suffix
         if path.is_file() and not known:
-            raise ConfigError(
-                f"{path}: an entry must be an .npz file, a table (.csv, .parquet) or a folder; move this one elsewhere."
-            )
+            raise ConfigError(f"{path}: an entry must be an .npz file, a table (.csv, .parquet) or a folder.")
     return entries
 
 
@@ -253,7 +242,7 @@ def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Ar
                 labels.append(inner.name)
         if not images:
             raise ConfigError(
-                f"{path}: has no images; they go in a sub-folder for each class, e.g. {path.name}/cat/1.png."
+                f"{path}: has no images; put them in folders of classes: {path.name}/cat/1.png."
             )
     channels = max(image.shape[2] for images, _ in raw.values() for image in images)
     arrays: dict[Path, Arrays] = {}

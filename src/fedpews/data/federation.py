@@ -145,9 +145,7 @@ def build(
     test_x, test_y = check_samples(test_x, test_y, "the test data", task)
     for what, ours, other in (("inputs", shape(x), shape(test_x)), ("labels", y.shape[1:], test_y.shape[1:])):
         if ours != other:
-            raise ConfigError(
-                f"training {what} have shape {ours} but test {what} {other}; both must be the same."
-            )
+            raise ConfigError(f"training {what} are {ours}, test {what} {other}; both must be the same.")
     if classes is None:
         labels = torch.cat([y, test_y])
         classes = task.width(labels)
@@ -159,9 +157,7 @@ def build(
     if client_names and len(client_names) != len(clients):
         raise ConfigError(f"{len(client_names)} client names for {len(clients)} clients; give one each.")
     if test_owner is not None and test_owner.shape != test_y.shape[:1]:
-        raise ConfigError(
-            f"test_owner has shape {tuple(test_owner.shape)}; give it a client per test sample."
-        )
+        raise ConfigError(f"test_owner must have a client for each of {len(test_y)} test samples.")
     names = tuple(class_names), tuple(client_names)
     data = Federation(x, y, (), test_x, test_y, classes, name, *names, test_owner, task)
     return with_clients(data, clients, validation)
@@ -179,7 +175,7 @@ def with_clients(
     for number, rows in enumerate(shares):
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             raise ConfigError(
-                f"rows of a client must be a one-dimensional int64 tensor; got {describe(rows)}."
+                f"a client's rows must be a one-dimensional int64 tensor, not {describe(rows)}."
             )
         if len(rows) == 0 and number < len(clients):
             raise ConfigError(f"client {number} has no samples; leave it out or give it some.")
@@ -189,9 +185,7 @@ def with_clients(
         raise ConfigError(f"the clients' rows are {low} to {high}, but there are {len(data.y)} samples.")
     used = torch.bincount(rows, minlength=len(data.y))
     if int(used.max()) > 1:
-        raise ConfigError(
-            f"sample {int(used.argmax())} is given {int(used.max())} times; a sample belongs to one client."
-        )
+        raise ConfigError(f"sample {int(used.argmax())} is given {int(used.max())} times, not once.")
     return _with_rows(replace(data, clients=tuple(clients), validation=tuple(validation)), rows)
 
 
@@ -272,9 +266,7 @@ def check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
         raise ConfigError(f"{whose}: label {largest} is no class: there are at most {MOST_CLASSES:,}.")
     if largest >= classes:
         at = int((y == largest).reshape(len(y), -1).any(1).nonzero()[0])
-        raise ConfigError(
-            f"{whose}: label {largest} (sample {at}) is outside the {classes} classes 0 to {classes - 1}."
-        )
+        raise ConfigError(f"{whose}: label {largest} (sample {at}) is outside the {classes} classes.")
 
 
 def _with_rows(data: Federation, rows: Tensor, **changes: Any) -> Federation:

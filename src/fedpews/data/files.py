@@ -45,9 +45,7 @@ def read_npz(path: Path, *keys: str) -> dict[str, NDArray[Any]]:
             entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             missing = ", ".join(key for key in keys if key not in entries)
             if missing:
-                raise ConfigError(
-                    f"{path}: lacks {missing}; it has {', '.join(entries)[:200] or 'no arrays'}."
-                )
+                raise ConfigError(f"{path}: lacks {missing}; it has {', '.join(entries)[:200]}.")
             size, packed = sum(_array_size(archive, entries[key]) for key in keys), path.stat().st_size
             if size > FREE + MOST_TIMES * packed:
                 raise ConfigError(

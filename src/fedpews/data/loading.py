@@ -16,7 +16,7 @@ from fedpews.data import readers, store, synthetic
 from fedpews.data.catalogue import SOURCES
 from fedpews.data.client_folders import read_folder
 from fedpews.data.combine import combine
-from fedpews.data.federation import Federation, build, compact, hold_out, number_classes, with_clients
+from fedpews.data.federation import Federation, compact, hold_out, number_classes, with_clients
 from fedpews.data.files import UnequalSizes
 from fedpews.data.hugging_face import read_hugging_face
 from fedpews.data.inputs import Lazy, select
@@ -184,12 +184,10 @@ def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Fe
     if known is not None and known.kind == "synthetic":
         if table.scaling is not None:
             raise ConfigError(f"scaling is for images; {known.name} has none.")
-        x, y = synthetic.sample(table.train_per_class or 1, table.seed, "train", classes=known.classes)
+        train = synthetic.sample(table.train_per_class or 1, table.seed, "train", classes=known.classes)
         test = synthetic.sample(table.test_per_class or 1, table.seed, "test", classes=known.classes)
-        names = tuple(map(str, range(known.classes)))
-        return build(
-            x, y, [torch.arange(len(y))], *test, known.classes, known.name, names, (known.name,), task=task
-        )
+        names = (known.name, [*map(str, range(known.classes))], [known.name])
+        return from_clients([train], test, known.classes, *names, task=task)
     paths = [store.obtain(source, data_dir) for source in sources]  # all of them, before the first is read
     images = [
         readers.read(source, files, own_validation) for source, files in zip(sources, paths, strict=True)
@@ -200,22 +198,16 @@ def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Fe
 def _load_own(table: DataTable, task: Task) -> Federation:
     """The clients of ``folder:PATH``, ``hf:PATH`` or ``module:function``."""
     if (table.train_per_class, table.test_per_class, table.storage) != (None,) * 3:
-        raise ConfigError(
-            "train_per_class, test_per_class and storage are for named data, not your own data."
-        )
+        raise ConfigError("train_per_class, test_per_class and storage are not for your own data.")
     if table.name.startswith("folder:"):
         data = read_folder(table, task)
     elif table.scaling is not None:
-        raise ConfigError(
-            "data.scaling is for named images and for tables; a function scales its data itself."
-        )
+        raise ConfigError("data.scaling is for images and tables; a function scales its data itself.")
     else:
         data = read_hugging_face(table, task) if table.name.startswith("hf:") else _call(table, task)
     kept = table.partition in (None, *AS_GIVEN)
     if table.pool and kept:
-        raise ConfigError(
-            "data.pool puts your own clients' samples together; set data.partition to split them."
-        )
+        raise ConfigError("data.pool puts your own clients' samples together; set data.partition.")
     if not kept and not table.pool and len(data) > 1:
         shown = ", ".join(data.names[:5]) + (", ..." if len(data) > 5 else "")
         raise ConfigError(
@@ -244,12 +236,8 @@ def _call(table: DataTable, task: Task) -> Federation:
         raise ConfigError(f"data {name!r} could not be made: {type(error).__name__}: {error}") from error
     if isinstance(returned, Federation):
         if type(returned.task) is not type(task):
-            raise ConfigError(
-                f"data {name!r} is for {returned.task.name}; set task.name to that, not {task.name}."
-            )
-        given = {**vars(returned), "name": name, "task": task}
-        del given["columns"], given["missing"]
-        return build(**given)
+            raise ConfigError(f"data {name!r} is for the task {returned.task.name}, not {task.name}.")
+        return replace(returned, name=name, task=task)
     pair = (returned, None) if isinstance(returned, list) else returned
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ConfigError(

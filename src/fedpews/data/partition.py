@@ -50,9 +50,7 @@ def by_class(request: Request) -> list[Rows]:
     """Neighbouring classes in blocks, one block per client; by default a class each."""
     clients = request.options.clients or request.classes
     if clients > request.classes:
-        raise ConfigError(
-            f"partition 'class' of {request.classes} classes is for at most {request.classes} clients."
-        )
+        raise ConfigError(f"partition 'class': use at most {request.classes} clients, one per class.")
     blocks = np.array_split(np.arange(request.classes), clients)
     return [np.flatnonzero(np.isin(request.labels, block)) for block in blocks]
 
@@ -67,7 +65,7 @@ def by_class_lists(request: Request) -> list[Rows]:
         unknown = [label for label in wanted if label not in range(request.classes)]
         if unknown or not wanted or len(set(wanted)) != len(wanted):
             raise ConfigError(
-                f"class_lists: client {number} has {wanted}; give it different classes from 0 to {request.classes - 1}."
+                f"class_lists: client {number} has {wanted}; list classes below {request.classes}."
             )
     shares: list[list[Rows]] = [[] for _ in lists]
     # sorted: a set has no order, and all classes draw from one generator
@@ -202,9 +200,7 @@ def partition(
     shares = by_flwr(request) if name.startswith(FLWR) else PARTITIONS[name](request)
     for number, share in enumerate(shares):
         if len(share) == 0:
-            raise ConfigError(
-                f"partition {name!r} leaves client {number} without samples; use fewer clients."
-            )
+            raise ConfigError(f"partition {name!r} leaves client {number} without samples.")
     # in rising order a client's samples do not depend on how a partition happened to draw them
     return [np.sort(share).astype(np.int64) for share in shares]
 

@@ -50,15 +50,11 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     raw = _bytes(path)
     axes = raw[3] if len(raw) > 3 else 0
     if raw[:3] != b"\x00\x00\x08" or axes not in (1, 3) or len(raw) < 4 + 4 * axes:
-        raise ConfigError(
-            f"{path}: not an idx file of bytes (it starts with {raw[:4].hex(' ')}); fetch it again."
-        )
+        raise ConfigError(f"{path}: not an idx file of bytes (it starts with {raw[:4].hex(' ')}).")
     shape = np.frombuffer(raw, ">u4", axes, 4).astype(int)
     values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
     if values.size != int(np.prod(shape, dtype=object)):
-        raise ConfigError(
-            f"{path}: truncated: its header promises {shape.tolist()} values, not {values.size}."
-        )
+        raise ConfigError(f"{path}: its header promises {shape.tolist()} values, not {values.size}.")
     return values.reshape(shape)
 
 
@@ -78,9 +74,7 @@ def read_cifar_rows(raw: bytes, classes: int, where: str) -> tuple[NDArray[np.ui
     """Rows of the binary version: label (of CIFAR-100: coarse, fine), then 1,024 bytes each of R, G and B."""
     head = 2 if classes == 100 else 1
     if len(raw) == 0 or len(raw) % (head + 3072):
-        raise ConfigError(
-            f"{where}: truncated or damaged: {len(raw)} bytes are no whole number of {head + 3072}-byte rows."
-        )
+        raise ConfigError(f"{where}: {len(raw)} bytes are no whole number of {head + 3072}-byte rows.")
     rows = np.frombuffer(raw, np.uint8).reshape(-1, head + 3072)
     return rows[:, head:].reshape(-1, 3, 32, 32), rows[:, head - 1]
 
@@ -124,9 +118,7 @@ def _bytes(path: Path) -> bytes:
         with path.open("rb") if path.suffix != ".gz" else gzip.open(path) as file:
             raw: bytes = file.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(
-            f"{path}: cannot be read, truncated or damaged ({error}); fetch it again."
-        ) from error
+        raise ConfigError(f"{path}: cannot be read, truncated or damaged ({error}).") from error
     if len(raw) > MOST_BYTES:
         raise ConfigError(f"{path}: has more than {MOST_BYTES:,} bytes, which no data set here has.")
     return raw
@@ -143,9 +135,7 @@ def _unpack(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
                     file = tar.extractfile(member)
                     packed[member.name] = file.read() if file else b""
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ConfigError(
-            f"{archive}: cannot be read, truncated or damaged ({error}); fetch it again."
-        ) from error
+        raise ConfigError(f"{archive}: cannot be read, truncated or damaged ({error}).") from error
     missing = [name for name in names if name not in packed]
     if missing:
         raise ConfigError(f"{archive}: lacks {missing[0]}; it must be the binary version of the data set.")

@@ -103,21 +103,13 @@ def from_clients(
             check_labels(y, classes, f"client {number}", task)
     (x, y), (test_x, test_y) = _join(train), _join([*pairs["test"].values()])
     rows = torch.arange(len(y)).split([len(y) for _, y in train])
-    sizes = torch.tensor([len(y) for _, y in pairs["test"].values()])
-    return build(
-        x,
-        y,
-        rows[: len(clients)],
-        test_x,
-        test_y,
-        classes,
-        name,
-        class_names,
-        client_names,
-        None if [*pairs["test"]] == [-1] else torch.tensor([*pairs["test"]]).repeat_interleave(sizes),
-        task=task,
-        validation=rows[len(clients) :],
-    )
+    owner = None
+    if [*pairs["test"]] != [-1]:
+        sizes = torch.tensor([len(y) for _, y in pairs["test"].values()])
+        owner = torch.tensor([*pairs["test"]]).repeat_interleave(sizes)
+    names = (name, class_names, client_names)
+    data = (x, y, rows[: len(clients)], test_x, test_y, classes, *names, owner)
+    return build(*data, task=task, validation=rows[len(clients) :])
 
 
 def _is_pair(samples: Any) -> bool:

@@ -258,9 +258,7 @@ def sums_from_bytes(data: bytes, like: Sums | None = None) -> Sums:
                 f"its features are {', '.join(mine):.500}; the first client has {', '.join(other):.500}"
             )
         if len(sums.classes) != len(like.classes):
-            raise ConfigError(
-                f"it counts {len(sums.classes)} classes; the first client has {len(like.classes)}"
-            )
+            raise ConfigError(f"it has {len(sums.classes)} classes, the first client {len(like.classes)}")
     return sums
 
 

@@ -72,20 +72,20 @@ def find(source: Source, root: Path) -> tuple[dict[str, Path], list[str]]:
     return paths, [file.path for file in source.files if file.name not in paths]
 
 
-def obtain(source: Source, data_dir: Path | str | None = None) -> dict[str, Path]:
-    """A source's files, from the first directory that has all of them, else downloaded to the cache."""
+def obtain(source: Source, data_dir: Path | str | None = None, keep: bool = False) -> dict[str, Path]:
+    """A source's files, from the first directory that has all of them, else downloaded to the cache.
+
+    Args:
+        keep: download to the data directory instead.
+    """
     directories = roots(data_dir)
     for root in directories:
         paths, missing = find(source, root)
         if not missing:
             return paths
-    return download(source, directories[-1], directories[0])
-
-
-def download(source: Source, into: Path, hint: Path | None = None) -> dict[str, Path]:
-    """Fetch a source's published files into a directory; an error tells the user to put them in ``hint``."""
+    into = directories[0 if keep else -1]
     for file in source.files:
-        _fetch(file, into, source, hint or into)
+        _fetch(file, into, source, directories[0])
     return find(source, into)[0]
 
 
@@ -103,12 +103,9 @@ def get(names: Iterable[str], data_dir: Path | str | None = None) -> list[Status
     wanted = {source.name: source for name in names for source in named(name)}
     if data_dir is not None:
         Path(data_dir).expanduser().mkdir(parents=True, exist_ok=True)
-    directories = roots(data_dir)
-    into = directories[-1] if data_dir is None else directories[0]
     for source in wanted.values():
-        if source.files and all(find(source, root)[1] for root in directories):
-            download(source, into)
-    return [_status(source, directories, check=False) for source in wanted.values()]
+        obtain(source, data_dir, keep=data_dir is not None)
+    return [_status(source, roots(data_dir), check=False) for source in wanted.values()]
 
 
 def named(name: str) -> list[Source]:
@@ -122,9 +119,7 @@ def named(name: str) -> list[Source]:
                 f"unknown data set {single!r}; {nearest(single, SOURCES)} (Your own: folder:PATH or module:function.)"
             )
         if SOURCES[single].kind in ("combination", "synthetic"):
-            raise ConfigError(
-                f"{single!r} cannot be part of {name!r}; combine single image sets, e.g. cifar10+mnist."
-            )
+            raise ConfigError(f"{single!r} cannot be part of {name!r}; combine single image sets.")
     if len(set(names)) != len(names):
         raise ConfigError(f"{name!r} names a data set twice; name each once.")
     return [SOURCES[single] for single in names]
@@ -133,25 +128,22 @@ def named(name: str) -> list[Source]:
 def _status(source: Source, directories: list[Path], check: bool) -> Status:
     if source.sources:
         singles = [_status(SOURCES[name], directories, check) for name in source.sources]
-        states = {single.state for single in singles}
+        states, checked = {single.state for single in singles}, [single.published for single in singles]
         return Status(
             source.name,
             states.pop() if len(states) == 1 else "incomplete",
             tuple(path for single in singles for path in single.paths),
             tuple(path for single in singles for path in single.lacking),
-            None
-            if any(single.published is None for single in singles)
-            else all(s.published for s in singles),
+            None if None in checked else all(checked),
         )
     if not source.files:
         return Status(source.name, "made")
     # the first directory that has all files, else the first that has some
-    found = [find(source, root) for root in directories]
-    paths, lacking = min(found, key=lambda pair: 0 if not pair[1] else 1 if pair[0] else 2)
+    candidates = [find(source, root) for root in directories]
+    paths, lacking = min(candidates, key=lambda pair: 0 if not pair[1] else 1 if pair[0] else 2)
     if lacking:
-        return Status(
-            source.name, "incomplete" if paths else "missing", tuple(paths.values()), tuple(lacking)
-        )
+        state = "incomplete" if paths else "missing"
+        return Status(source.name, state, tuple(paths.values()), tuple(lacking))
     # unpacked archives have no published checksum
     md5s = {file.name: file.md5 for file in source.files}
     published = all(_md5(path) == md5s.get(name) for name, path in paths.items()) if check else None

@@ -92,8 +92,5 @@ def _targets(module: nn.Module, wanted: Sequence[str] | None, full: Collection[s
                 f"model.lora.targets: no layer is called {target!r}; {nearest(target, sorted(ends))}"
             )
         if any(isinstance(layers[name], nn.MultiheadAttention) for name in matches):
-            raise ConfigError(
-                f"model.lora.targets: {target!r} is torch's MultiheadAttention, which peft adapts by writing into "
-                "its weights; choose linear layers"
-            )
+            raise ConfigError(f"model.lora.targets: {target!r} is a MultiheadAttention; choose linear layers")
     return list(wanted)

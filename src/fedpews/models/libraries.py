@@ -26,9 +26,7 @@ def library_model(name: str, shape: Sequence[int], classes: int, options: dict[s
         with nullcontext() if fetch else offline():
             return _transformers(module, model, shape, classes, options, fetch)
     if len(shape) != 3:
-        raise ConfigError(
-            f"model {name} needs images (channels, height, width), not inputs of {tuple(shape)}"
-        )
+        raise ConfigError(f"model {name} needs images, not inputs of shape {tuple(shape)}")
     is_timm = library == "timm"
     known = module.list_models() if is_timm else module.models.list_models(module=module.models)
     # timm's names may end in those of weights: resnet18.a1_in1k

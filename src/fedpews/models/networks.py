@@ -64,14 +64,10 @@ class CNN(nn.Module):
             raise ValueError(f"hidden must list the channels of each convolution; got {list(hidden)}")
         self.pools = min(3, len(hidden)) if pools is None else pools
         if not 0 <= self.pools <= len(hidden):
-            raise ValueError(
-                f"pools must be between 0 and {len(hidden)}, one for each convolution; got {pools}"
-            )
+            raise ValueError(f"pools must be between 0 and {len(hidden)}; got {pools}")
         side = size // 2**self.pools
         if side < 1:
-            raise ValueError(
-                f"{self.pools} poolings need images of at least {2**self.pools}×{2**self.pools}; lower pools"
-            )
+            raise ValueError(f"{self.pools} poolings need images of at least {2**self.pools}×{2**self.pools}")
         widths = (channels, *hidden)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, kernel_size=3, padding=1) for a, b in pairwise(widths))
         self.classifier = nn.Linear(hidden[-1] * side * side, classes)

@@ -13,16 +13,7 @@ if TYPE_CHECKING:
     from fedpews.tasks.metrics import Metric
     from fedpews.tasks.task import Task, make
 
-__all__ = [
-    "Classification",
-    "Metric",
-    "Multilabel",
-    "Regression",
-    "Segmentation",
-    "Task",
-    "Tokens",
-    "make",
-]
+__all__ = ["Classification", "Metric", "Multilabel", "Regression", "Segmentation", "Task", "Tokens", "make"]
 
 
 def __getattr__(name: str) -> Any:
