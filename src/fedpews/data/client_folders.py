@@ -86,16 +86,17 @@ def read_folder(table: DataTable, task: Task) -> Federation:
         arrays = {path: (each.x, each.y) for path, each in tables.items()}
         train = [tables[splits["train"]] for splits in clients.values()]
         columns, missing = train[0].columns, tuple(each.missing for each in train)
-    class_names = _listed_classes(folder)
-    if not _has_classes(task):
-        class_names = ()
+    class_names: tuple[str, ...] = ()
+    if task.classes_of(torch.zeros(1, dtype=torch.int64)) is None:  # a sample does not have one class
         _check_numbers(arrays, task)
-    elif by_owner := _class_names(arrays, owners, kind):
-        _check_class_names(by_owner, clients, class_names, table.classes)
-        class_names = class_names or tuple(sorted({*chain(*by_owner.values())}, key=natural))
+    else:
+        class_names = _class_names(folder, arrays, owners, table)
         number = {name: label for label, name in enumerate(class_names)}
         arrays = {
-            path: (x, np.array([number[str(value)] for value in y.flat]).reshape(y.shape))
+            path: (
+                x,
+                np.array([number[str(value)] for value in y.flat]).reshape(y.shape) if _is_text(y) else y,
+            )
             for path, (x, y) in arrays.items()
         }
     splits = [{split: arrays[path] for split, path in paths.items()} for paths in clients.values()]
@@ -149,25 +150,14 @@ def _file(path: Path) -> Path:
     return files[0] if files else path
 
 
-def _listed_classes(folder: Path) -> tuple[str, ...]:
-    file = folder / CLASSES
-    if not file.is_file():
-        return ()
-    names = tuple(line.strip() for line in read_text(file, MEGABYTE).splitlines() if line.strip())
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"{file}: must list the classes, one a line, none twice.")
-    return names
-
-
-def _has_classes(task: Task) -> bool:
-    """Whether a sample has one class."""
-    return task.classes_of(torch.zeros(1, dtype=torch.int64)) is not None
+def _is_text(y: NDArray[Any]) -> bool:
+    return y.dtype.kind in "UO"
 
 
 def _check_numbers(arrays: Mapping[Path, Arrays], task: Task) -> None:
     """Refuse labels that are text, with the first one that is no number."""
     for path, (_, y) in arrays.items():
-        for row, value in enumerate(y.flat if y.dtype.kind in "UO" else ()):
+        for row, value in enumerate(y.flat if _is_text(y) else ()):
             try:
                 float(value)
             except (TypeError, ValueError):
@@ -176,37 +166,45 @@ def _check_numbers(arrays: Mapping[Path, Arrays], task: Task) -> None:
                 ) from None
 
 
-def _class_names(arrays: Mapping[Path, Arrays], owners: Mapping[Path, str], kind: str) -> dict[str, set[str]]:
-    """The class names of each client and test set, where labels are text."""
-    text = [path for path, (_, y) in arrays.items() if y.dtype.kind in "UO"]
-    for path in arrays.keys() - text if text else ():
+def _class_names(
+    folder: Path, arrays: Mapping[Path, Arrays], owners: Mapping[Path, str], table: DataTable
+) -> tuple[str, ...]:
+    """The names of all classes: those in classes.txt, else those of all labels; () if labels are numbers.
+
+    Names that contradict each other, classes.txt or data.classes are refused.
+    """
+    file = folder / CLASSES
+    known: tuple[str, ...] = ()
+    if file.is_file():
+        known = tuple(line.strip() for line in read_text(file, MEGABYTE).splitlines() if line.strip())
+        if not known or len(set(known)) < len(known):
+            raise ConfigError(f"{file}: must list the classes, one a line, none twice.")
+    text = [path for path, (_, y) in arrays.items() if _is_text(y)]
+    if not text:
+        return known
+    for path in arrays.keys() - text:
         raise ConfigError(f"labels are numbers in {path} and text in {text[0]}; use one kind for all.")
-    if kind == "images":  # a class may have no images yet
-        return {
-            owner: {inner.name for inner in listed(path) if inner.is_dir()} for path, owner in owners.items()
-        }
-    return {owners[path]: {str(value) for value in arrays[path][1].flat} for path in text}
-
-
-def _check_class_names(
-    names: Mapping[str, set[str]], clients: Iterable[str], listed: tuple[str, ...], classes: list[str] | None
-) -> None:
-    """Refuse class names that contradict each other, classes.txt or data.classes."""
-    if classes:
-        check_listed(names, classes)
-    if listed:
-        check_listed(names, listed, CLASSES)
+    names = {
+        # a folder names a class that may have no images yet
+        owner: {inner.name for inner in listed(path) if inner.is_dir()}
+        if path.is_dir()
+        else {str(value) for value in arrays[path][1].flat}
+        for path, owner in owners.items()
+    }
+    if table.classes:
+        check_listed(names, table.classes)
+    if known:
+        check_listed(names, known, CLASSES)
     check_spellings(names)
-    if classes or listed:
-        return
-    tests = {"test", *(f"{client}'s test" for client in clients)}
-    trained = {*chain(*(mine for owner, mine in names.items() if owner not in tests))}
-    for owner, mine in names.items():
-        if mine - trained:
+    tests = {owner for owner in names if owner == "test" or owner.endswith("'s test")}
+    trained = {*chain(*(names[owner] for owner in names.keys() - tests))}
+    for owner in () if table.classes or known else sorted(tests):
+        if names[owner] - trained:
             raise ConfigError(
-                f"{owner} has the class {min(mine - trained)!r}, which no client has for training; the clients "
+                f"{owner} has the class {min(names[owner] - trained)!r}, which no client has for training; the clients "
                 f"have {', '.join(sorted(trained, key=natural))}. If it is intended, list all classes: data.classes."
             )
+    return known or tuple(sorted({*chain(*names.values())}, key=natural))
 
 
 def read_client_npz(path: Path) -> Arrays:

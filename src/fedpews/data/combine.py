@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,13 +22,8 @@ from fedpews.tasks.task import Task
 CHUNK = 4096
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The images of one split of a source, and the rows of them to use."""
-
-    pixels: NDArray[np.uint8]  # (images, channels, height, width)
-    labels: NDArray[np.int64]  # (images,), of all sources together
-    rows: NDArray[np.int64]
+Selection = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
+"""Images (images, channels, height, width), the rows of them to use, and the labels of those rows."""
 
 
 def combine(
@@ -48,7 +42,8 @@ def combine(
     offset, count = 0, len(sources)
     for source, splits in zip(sources, images, strict=True):
         for split, (pixels, labels) in splits.items():
-            chosen[split].append(Selection(pixels, labels + offset, _draw(source, labels, split, table)))
+            rows = _draw(source, labels, split, table)
+            chosen[split].append((pixels, rows, labels[rows] + offset))
         offset += source.classes
     # in memory: the training images of all sources, then their validation images
     x, y, sizes = _join(chosen["train"] + chosen["val"], shape, dtype)
@@ -57,14 +52,14 @@ def combine(
     for index in reversed(range(count)):  # the first source last: others may need its statistics
         seen = views[0 if scalings[index] == "first" else index]
         _rescale(scalings[index], seen, [*views[index::count], tests[index]])
-    rows = torch.arange(len(y)).split(sizes)
+    shares = torch.arange(len(y)).split(sizes)
     owner = torch.arange(count).repeat_interleave(torch.tensor(test_sizes))
     names = [source.name for source in sources]
     class_names = [
         f"{each.name}: {label}" if count > 1 else label for each in sources for label in each.class_names
     ]
-    data = (x, y, rows[:count], test_x, test_y, offset, table.name, class_names, names, owner)
-    return build(*data, task=task, validation=rows[count:])
+    data = (x, y, shares[:count], test_x, test_y, offset, table.name, class_names, names, owner)
+    return build(*data, task=task, validation=shares[count:])
 
 
 def _scalings(table: DataTable, count: int) -> list[str]:
@@ -103,19 +98,18 @@ def _join(
     selections: Sequence[Selection], shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, list[int]]:
     """The images of all selections in one tensor, (images, channels, height, width), their labels and numbers."""
-    sizes = [len(selection.rows) for selection in selections]
+    sizes = [len(rows) for _, rows, _ in selections]
     x = torch.empty(sum(sizes), *shape, dtype=dtype)
     start = 0
-    for selection in selections:
-        for rows in np.array_split(selection.rows, max(1, -(-len(selection.rows) // CHUNK))):
-            chunk = torch.from_numpy(selection.pixels[rows]).float()
+    for pixels, selected, _ in selections:
+        for rows in np.array_split(selected, max(1, -(-len(selected) // CHUNK))):
+            chunk = torch.from_numpy(pixels[rows]).float()
             if chunk.shape[2:] != x.shape[2:]:
                 chunk = F.interpolate(chunk, size=x.shape[2:], mode="bilinear", align_corners=False)
             # one channel is copied to all three
             x[start : start + len(rows)] = chunk.round() if dtype == torch.uint8 else chunk / 127.5 - 1
             start += len(rows)
-    y = np.concatenate([selection.labels[selection.rows] for selection in selections])
-    return x, torch.from_numpy(y), sizes
+    return x, torch.from_numpy(np.concatenate([labels for _, _, labels in selections])), sizes
 
 
 def _rescale(scaling: str, seen: Tensor, views: Sequence[Tensor]) -> None:

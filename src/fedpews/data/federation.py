@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpews.data.inputs import Inputs, Lazy, check_samples, describe, device, move, select, shape, take
+from fedpews.data.inputs import Inputs, Lazy, check_samples, describe, move, select, shape, take
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 from fedpews.tasks.builtin import Classification
@@ -56,7 +56,7 @@ class Federation:
     @property
     def device(self) -> torch.device:
         """The device of the tensors."""
-        return device(self.x)
+        return torch.device("cpu") if isinstance(self.x, Lazy) else tree_leaves(self.x)[0].device
 
     @property
     def shape(self) -> Any:

@@ -69,11 +69,6 @@ def prepare(x: Any) -> Any:
     return tree_map_only(Tensor, prepare, x)
 
 
-def device(x: Inputs) -> torch.device:
-    """The device of the samples."""
-    return torch.device("cpu") if isinstance(x, Lazy) else tree_leaves(x)[0].device
-
-
 def move(x: Inputs, to: torch.device | str) -> Inputs:
     """The inputs on a device; those read batch by batch cannot be moved."""
     if isinstance(x, Lazy):
