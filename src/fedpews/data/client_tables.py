@@ -97,14 +97,14 @@ def label_column(where: str, columns: Sequence[str], label: str | None) -> str:
     return likely[0]
 
 
-def compare_columns(own: Sequence[str], reference: Sequence[str]) -> str:
+def compare_columns(columns: Sequence[str], reference: Sequence[str]) -> str:
     """How a table's columns differ from the reference; "" if they do not.
 
     >>> compare_columns(["age (number)", "hb (number)"], ["age (number)", "bmi (number)"])
     'lacks bmi (number) and has hb (number) in addition'
     """
-    lacking = ", ".join(name for name in reference if name not in own)
-    more = ", ".join(name for name in own if name not in reference)
+    lacking = ", ".join(name for name in reference if name not in columns)
+    more = ", ".join(name for name in columns if name not in reference)
     return " and ".join([f"lacks {lacking}"] * bool(lacking) + [f"has {more} in addition"] * bool(more))
 
 

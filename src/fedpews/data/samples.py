@@ -75,7 +75,7 @@ def from_clients(
     if isinstance(test, list | tuple) and test and all(map(_is_pair, test)):
         if len(test) != len(clients):
             raise ConfigError(f"{len(test)} test sets for {len(clients)} clients; give one, or one for each.")
-        splits = [each | {"test": own} for each, own in zip(splits, test, strict=True)]
+        splits = [each | {"test": samples} for each, samples in zip(splits, test, strict=True)]
         test = None
     pairs: dict[str, dict[int, tuple[Inputs, Tensor]]] = {split: {} for split in SPLITS}
     for number, samples in enumerate(splits):

@@ -160,8 +160,8 @@ class Statistics:
                 if (feature := site.features[index]).mean is not None and feature.squares is not None
             ]
             total = sum(n for n, _, _ in known)
-            mean = sum(n * own for n, own, _ in known) / total if total else 0.0
-            squares = sum(squares + n * (own - mean) ** 2 for n, own, squares in known)
+            mean = sum(n * of_site for n, of_site, _ in known) / total if total else 0.0
+            squares = sum(squares + n * (of_site - mean) ** 2 for n, of_site, squares in known)
             pooled.append((mean, math.sqrt(squares / total)) if total else None)
         return pooled
 
@@ -252,11 +252,9 @@ def sums_from_bytes(data: bytes, like: Sums | None = None) -> Sums:
     if len(sums.values) != len(sums.features):
         raise ConfigError("its statistics have another number of features than of values")
     if like is not None:
-        mine, other = ([feature.name for feature in each.features] for each in (sums, like))
-        if mine != other:
-            raise ConfigError(
-                f"its features are {', '.join(mine):.500}; the first client has {', '.join(other):.500}"
-            )
+        names, first = (", ".join(feature.name for feature in each.features) for each in (sums, like))
+        if names != first:
+            raise ConfigError(f"its features are {names:.500}; the first client has {first:.500}")
         if len(sums.classes) != len(like.classes):
             raise ConfigError(f"it has {len(sums.classes)} classes, the first client {len(like.classes)}")
     return sums
