@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedpews.data.synthetic import CLASSES, TILTED, sample
+from fedpews.data.synthetic import TILTED, sample
 
+CLASSES = 4
 WIDTHS = (5, 32, 64, 128, 32, CLASSES)
 HIDDEN = WIDTHS[1:-1]
 CLIENTS, BATCH, TARGET = 2, 32, 0.99

@@ -2,10 +2,10 @@
 
     python benchmarks/run_queue.py [--jobs 2] [--out build/lab] [FILE]
 
-FILE (default benchmarks/queue.txt) has a line for each piece of work, ``study cells seeds [KEY=VALUE ...] [--small]``,
-or a script, ``python FILE ...``. A line ``wait`` waits for all lines before it. What is finished is skipped, so the same
-command goes on after a stop. Afterwards put the runs in compact form into the
-repository: ``fedpews reproduce STUDY --no-run --out build/lab --pages docs/results``.
+FILE (default benchmarks/queue.txt) has a line for each piece of work: ``study cells seeds [KEY=VALUE ...] [--small]``,
+or a script, ``python FILE ...``. A line ``wait`` waits for all lines before it. What is finished is skipped, so the
+same command goes on after a stop. Afterwards put the runs in compact form into the repository:
+``fedpews reproduce STUDY --no-run --out build/lab --pages docs/results``.
 """
 
 from __future__ import annotations
