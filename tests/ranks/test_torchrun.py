@@ -82,8 +82,8 @@ def test_a_killed_rank_is_started_again_and_the_numbers_are_the_same(
 ) -> None:
     ended = torchrun(2, *deadly, "--method", "scaffold+pews", "--out", str(tmp_path / "two"), restarts=1)
     assert ended.returncode == 0, ended.stderr
-    # from the last checkpoint, since the killed rank's clients had memories
-    assert "from round 3" in ended.stderr
+    # the last complete round was saved: the first rank has all memories
+    assert "from round 4" in ended.stderr
     alone = fedpews(*SETTINGS, *deadly, "--method", "scaffold+pews", "--out", str(tmp_path / "one"))
     assert alone.code == 0, alone.stderr
     assert rounds_of(tmp_path / "one") == rounds_of(tmp_path / "two")
@@ -98,7 +98,7 @@ def test_a_killed_rank_ends_all_with_a_checkpoint_and_code_five(
     assert re.search(r"rank +: 0 .*\n +exitcode +: 5 ", ended.stderr)
     # one line of ours, before what torchrun has to say
     assert "Traceback" not in ended.stderr.partition("torch/distributed/elastic")[0]
-    # FedAvg's clients keep nothing, so the last complete round was saved, though no checkpoint was due
+    # the last complete round was saved, though no checkpoint was due
     again = fedpews(*SETTINGS, *deadly, "--method", "fedavg", "--out", str(tmp_path / "two"), "--resume")
     assert again.code == 0, again.stderr
     assert "from round 4" in again.stderr

@@ -3,16 +3,13 @@
 torchrun's store outlives a restart, with the addresses of processes that are dead (pytorch/pytorch#135712), and agents
 on several machines need not agree on the number of restarts. So the first rank names each attempt, and the keys of an
 attempt begin with its name.
-
-A message is JSON and tensors, packed into one tensor of bytes, without pickle. It is packed where the tensors are, so
-that on a GPU nothing passes through the host.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,9 +31,7 @@ from fedpews.errors import (
     RunFailed,
     first_line,
 )
-from fedpews.methods.contract import Download, Upload
 from fedpews.ranks.rank import Rank
-from fedpews.trees import Nest, flatten, unflatten
 
 ALIGN = 16
 """Every tensor's bytes start at a multiple of this, so that they can be read in place as any type."""
@@ -44,98 +39,61 @@ ALIGN = 16
 LENGTH = 8
 """Bytes of the length of the JSON header."""
 
-TYPES = {
-    str(dtype): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-    )
-}
-"""The types of tensors in a message, by name."""
+TENSOR = "$tensor"
+"""In the JSON of a message: the number of the tensor that belongs there."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank sends another.
+    """JSON values, tensors and dataclasses of both, in nested dicts and lists; a dataclass arrives as a dict.
 
-    >>> sent = Message("train", {"lr": 0.1}, {"x": {"w": torch.ones(2)}})
-    >>> unpack(pack(sent, torch.device("cpu")))
-    Message(kind='train', about={'lr': 0.1}, tensors={'x': {'w': tensor([1., 1.])}})
+    >>> unpack(pack(Message("train", {"lr": 0.1, "x": {"w": torch.ones(2)}}), torch.device("cpu")))
+    Message(kind='train', body={'lr': 0.1, 'x': {'w': tensor([1., 1.])}})
     """
 
     kind: str
-    about: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Nest = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
 
 
 def pack(message: Message, device: torch.device) -> Tensor:
-    """(bytes,) uint8 on the device. A tensor that occurs several times is sent once."""
-    leaves, layout = flatten(message.tensors)
-    # one model for all clients is one tensor in all their downloads
-    distinct = {id(leaf): leaf for leaf in leaves}
-    number = {key: i for i, key in enumerate(distinct)}
-    header = {
-        "kind": message.kind,
-        "about": message.about,
-        "layout": layout,
-        "which": [number[id(leaf)] for leaf in leaves],
-        "leaves": [(str(leaf.dtype), list(leaf.shape)) for leaf in distinct.values()],
-    }
-    text = json.dumps(header).encode()
+    """(bytes,) uint8, packed on the device without pickle. A tensor that occurs several times is sent once."""
+    tensors: dict[int, Tensor] = {}
+    numbers: dict[int, int] = {}
+
+    def encode(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Tensor):
+            return vars(value)
+        # one model for all clients is one tensor in all their downloads
+        tensors[id(value)] = value
+        return {TENSOR: numbers.setdefault(id(value), len(numbers))}
+
+    body = json.dumps(message.body, default=encode)
+    shapes = [(str(tensor.dtype), list(tensor.shape)) for tensor in tensors.values()]
+    text = json.dumps([message.kind, body, shapes]).encode()
     length = torch.tensor([len(text)]).view(torch.uint8)
-    parts = [length, torch.frombuffer(bytearray(text), dtype=torch.uint8)]
-    parts = [torch.cat(parts).to(device)]
-    parts += [leaf.detach().to(device).contiguous().flatten().view(torch.uint8) for leaf in distinct.values()]
-    return torch.cat([pad(part, (0, -part.numel() % ALIGN)) for part in parts])
+    pieces = [torch.cat([length, torch.frombuffer(bytearray(text), dtype=torch.uint8)]).to(device)]
+    for tensor in tensors.values():
+        pieces.append(tensor.detach().to(device).contiguous().flatten().view(torch.uint8))
+    return torch.cat([pad(piece, (0, -piece.numel() % ALIGN)) for piece in pieces])
 
 
 def unpack(data: Tensor) -> Message:
     """The inverse of ``pack``; tensors stay on the device where the bytes are."""
     start = LENGTH + int(data[:LENGTH].view(torch.int64))
-    header = json.loads(bytes(data[LENGTH:start].cpu().numpy()))
-    leaves = []
-    for name, shape in header["leaves"]:
+    kind, body, shapes = json.loads(bytes(data[LENGTH:start].cpu().numpy()))
+    tensors: list[Tensor] = []
+    for name, shape in shapes:
         start += -start % ALIGN
-        dtype, shape = TYPES[name], torch.Size(shape)
-        end = start + shape.numel() * dtype.itemsize
+        dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+        end = start + torch.Size(shape).numel() * dtype.itemsize
         # a copy, so that keeping one tensor does not keep the whole message
-        leaves.append(data[start:end].view(dtype).view(shape).clone())
+        tensors.append(data[start:end].view(dtype).view(shape).clone())
         start = end
-    tensors = unflatten(iter([leaves[i] for i in header["which"]]), header["layout"])
-    return Message(header["kind"], header["about"], tensors)
 
+    def decode(value: dict[str, Any]) -> Any:
+        return tensors[value[TENSOR]] if isinstance(value.get(TENSOR), int) else value
 
-def download_parts(download: Download) -> tuple[dict[str, Any], Nest]:
-    """A download as JSON and tensors: the whole of it, also what a site would not be sent."""
-    tensors: Nest = {"params": dict(download.params), "extra": _trees(download.extra)}
-    if download.neurons is not None:
-        tensors["neurons"] = download.neurons
-    return {"round": download.round, "phase": download.phase, "total": download.total}, tensors
-
-
-def join_download(about: Mapping[str, Any], tensors: Nest) -> Download:
-    """The inverse of ``download_parts``."""
-    return Download(**about, **tensors)
-
-
-def upload_parts(upload: Upload) -> tuple[dict[str, Any], Nest]:
-    """An upload as JSON and tensors: the whole of it, so that sums equal those of one process to the bit."""
-    tensors: Nest = {"params": dict(upload.params), "extra": _trees(upload.extra)}
-    if upload.neurons is not None:
-        tensors["neurons"] = upload.neurons
-    if upload.mask is not None:
-        tensors["mask"] = dict(upload.mask)
-    about = {key: getattr(upload, key) for key in ("client", "round", "samples", "steps", "loss")}
-    return about, tensors
-
-
-def join_upload(about: Mapping[str, Any], tensors: Nest) -> Upload:
-    """The inverse of ``upload_parts``."""
-    return Upload(**about, **tensors)
-
-
-def _trees(extra: Mapping[str, Mapping[str, Tensor]]) -> Nest:
-    return {key: dict(tree) for key, tree in extra.items()}
+    return Message(kind, json.loads(body, object_hook=decode))
 
 
 PREFIX = "fedpews"
@@ -243,7 +201,7 @@ def error_message(error: BaseException) -> Message:
 def read_error(message: Message, rank: int) -> FedpewsError:
     """The inverse of ``error_message``: an error that ends the command with the same code."""
     kinds = {kind.exit_code: kind for kind in (ConfigError, DataMissing, CheckpointError, RunFailed)}
-    return kinds.get(message.about["code"], RunFailed)(f"rank {rank}: {message.about['text']}")
+    return kinds.get(message.body["code"], RunFailed)(f"rank {rank}: {message.body['text']}")
 
 
 @contextmanager

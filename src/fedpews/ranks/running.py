@@ -7,7 +7,7 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,10 @@ from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost
 from fedpews.experiment import Experiment
-from fedpews.ranks.engine import RankEngine, RankMemories
+from fedpews.ranks.engine import RankEngine, answer
 from fedpews.ranks.group import ERROR, LEADER, Group, Message, device_name, error_message, joined, read_error
 from fedpews.ranks.rank import Rank
-from fedpews.ranks.share import Worker
 from fedpews.result import Result
-from fedpews.results.layout import CHECKPOINT, MEMORIES
-from fedpews.results.memories import MemoryStore
 from fedpews.running import train
 from fedpews.server import cohort_size
 
@@ -63,29 +60,19 @@ def lead(
     A run that torchrun restarts after a rank died is resumed, with or without ``resume``.
     """
     try:
-        built = _build(experiment, group.here, data_dir)
+        setup = _build(experiment, group.here, data_dir)
     finally:
-        # received also if there will be no run, so that the ranks can be told
+        # received also if there will be no run, so that the ranks can be sent its end
         others = {rank: group.receive(rank) for rank in group.others}
     for rank, message in others.items():
-        _check_alike(built, message, rank)
-    _check_size(built.setup, group.here)
-    device = built.setup.net.device
-    folder = None if out is None else Path(out) / CHECKPOINT / MEMORIES
-    memories = RankMemories(group, MemoryStore(folder, device))
+        _check_alike(setup, message, rank)
+    _check_size(setup, group.here)
 
     def make_engine(setup: Setup) -> tuple[Engine, str]:
-        engine, why = built.engine(setup.experiment)
-        return RankEngine(group, setup, engine, memories), f"on {group.here.world} ranks, {why}"
+        engine, why = _build_engine(setup, group.here)
+        return RankEngine(group, setup, engine), f"on {group.here.world} ranks, {why}"
 
-    result = train(
-        built.setup,
-        out=out,
-        resume=resume or group.again,
-        callbacks=callbacks,
-        make_engine=make_engine,
-        memories=memories,
-    )
+    result = train(setup, out=out, resume=resume or group.again, callbacks=callbacks, make_engine=make_engine)
     for rank in group.others:
         group.send(rank, Message(NEXT))
     return result
@@ -108,20 +95,20 @@ def work(here: Rank, experiments: Sequence[Experiment], data_dir: str | Path | N
 def serve(group: Group, experiment: Experiment, data_dir: str | Path | None) -> int | None:
     """Answer the first rank until the run is over: None if another run may follow, else an exit code."""
     try:
-        built = _build(experiment, group.here, data_dir)
-        share = Worker(built.setup, built.engine(experiment)[0])
+        setup = _build(experiment, group.here, data_dir)
+        engine = _build_engine(setup, group.here)[0]
     except Exception as error:  # noqa: BLE001 - raised again by the first rank
         group.send(LEADER, error_message(error))
         return _end(group, group.receive(LEADER))
-    with closing(share):
-        group.send(LEADER, Message(READY, built.identity))
+    with closing(engine):
+        group.send(LEADER, Message(READY, _identity(setup)))
         while True:
-            asked = group.receive(LEADER)
-            if asked.kind == NEXT:
+            message = group.receive(LEADER)
+            if message.kind == NEXT:
                 return None
-            if asked.kind == END:
-                return _end(group, asked)
-            group.send(LEADER, _answer(share, asked))
+            if message.kind == END:
+                return _end(group, message)
+            group.send(LEADER, message if message.kind == READY else _train(setup, engine, message))
 
 
 def _ignore(*signals: signal.Signals) -> None:
@@ -134,48 +121,20 @@ def _end(group: Group, message: Message) -> int:
     """The exit code, once the first rank has ended: torchrun stops all ranks when one ends."""
     with suppress(RankLost):
         group.receive(LEADER)
-    return int(message.about["code"])
+    return int(message.body["code"])
 
 
-def _answer(share: Worker, asked: Message) -> Message:
-    if asked.kind == READY:
-        return asked
+def _train(setup: Setup, engine: Engine, message: Message) -> Message:
     try:
-        return share.answer(asked)
-    except FedpewsError as error:
-        return error_message(error)
+        return answer(setup, engine, message)
     except Exception as error:  # noqa: BLE001 - raised again by the first rank
-        # a bug: the first rank prints the message, and this one the traceback
-        traceback.print_exc()
+        if not isinstance(error, FedpewsError):
+            # a bug: the first rank prints the message, and this one the traceback
+            traceback.print_exc()
         return error_message(error)
 
 
-@dataclass(frozen=True)
-class _Built:
-    """An experiment as this rank built it."""
-
-    setup: Setup
-    here: Rank
-
-    def engine(self, experiment: Experiment) -> tuple[Engine, str]:
-        """The engine of one process, with this rank's share of the machine's cores."""
-        cores = max(1, available_cores() // self.here.local_world)
-        return build_engine(
-            replace(self.setup, experiment=_with(experiment, workers=experiment.runtime.workers or cores))
-        )
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """What must be the same at all ranks for equal numbers."""
-        return {
-            "experiment": self.setup.experiment.fingerprint(),
-            "data": self.setup.data_hash,
-            "version of fedpews": fedpews.__version__,
-            "version of torch": torch.__version__,
-        }
-
-
-def _build(experiment: Experiment, here: Rank, data_dir: str | Path | None) -> _Built:
+def _build(experiment: Experiment, here: Rank, data_dir: str | Path | None) -> Setup:
     """The setup of `fedpews.build.build`, with all tensors on this rank's device."""
     if experiment.data.name == "sites":
         raise ConfigError(
@@ -183,7 +142,13 @@ def _build(experiment: Experiment, here: Rank, data_dir: str | Path | None) -> _
             "torchrun is for clients on your own machines. Run `fedpews flower start` without it."
         )
     local = _with(experiment, device=device_name(experiment.runtime.device, here))
-    return _Built(replace(build(local, data_dir=data_dir), experiment=experiment), here)
+    return replace(build(local, data_dir=data_dir), experiment=experiment)
+
+
+def _build_engine(setup: Setup, here: Rank) -> tuple[Engine, str]:
+    """The engine of one process, with this rank's share of the machine's cores."""
+    workers = setup.experiment.runtime.workers or max(1, available_cores() // here.local_world)
+    return build_engine(replace(setup, experiment=_with(setup.experiment, workers=workers)))
 
 
 def _with(experiment: Experiment, **changes: Any) -> Experiment:
@@ -191,27 +156,35 @@ def _with(experiment: Experiment, **changes: Any) -> Experiment:
     return experiment.model_copy(update={"runtime": experiment.runtime.model_copy(update=changes)})
 
 
-def _check_alike(built: _Built, there: Message, rank: int) -> None:
-    if there.kind == ERROR:
-        raise read_error(there, rank)
-    differ = [what for what, value in built.identity.items() if there.about[what] != value]
-    if differ:
-        raise ConfigError(
-            f"rank {rank} has another {differ[0]} than rank 0; give all ranks the same command, the same data and the "
-            "same versions"
-        )
+def _identity(setup: Setup) -> dict[str, Any]:
+    """What must be the same at all ranks for equal numbers."""
+    return {
+        "experiment": setup.experiment.fingerprint(),
+        "data": setup.data_hash,
+        "version of fedpews": fedpews.__version__,
+        "version of torch": torch.__version__,
+    }
+
+
+def _check_alike(setup: Setup, message: Message, rank: int) -> None:
+    if message.kind == ERROR:
+        raise read_error(message, rank)
+    for name, value in _identity(setup).items():
+        if message.body[name] != value:
+            raise ConfigError(
+                f"rank {rank} has another {name} than rank 0; give all ranks the same command, the same data and "
+                "the same versions"
+            )
 
 
 def _check_size(setup: Setup, here: Rank) -> None:
-    experiment = setup.experiment
-    cohort = cohort_size(len(setup.data), experiment.participation)
-    jobs = cohort * len(experiment.seeds)
-    if here.world > jobs:
-        seeds = len(experiment.seeds)
+    seeds = len(setup.experiment.seeds)
+    cohort = cohort_size(len(setup.data), setup.experiment.participation)
+    if here.world > cohort * seeds:
         times = f" for each of {seeds} seeds" if seeds > 1 else ""
         raise ConfigError(
             f"{here.world} ranks were started, but a round trains {cohort} clients{times}, so "
-            f"{here.world - jobs} would have nothing to do; start at most {jobs}"
+            f"{here.world - cohort * seeds} would have nothing to do; start at most {cohort * seeds}"
         )
 
 
