@@ -1,7 +1,9 @@
-"""Functions that are called while a run goes on, and a progress bar as one of them."""
+"""What a run calls while it goes on, a progress bar, and signals (Ctrl-C) that end it after a round."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,3 +42,36 @@ def progress_bar(label: str) -> Iterator[Callback]:
         yield Callback(
             begin=lambda experiment, done, engine: bar.begin(experiment.rounds, done), round=bar.round
         )
+
+
+@contextmanager
+def stop_signal(callbacks: Sequence[Callable[[], None]] = ()) -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C (or SIGTERM, or SIGHUP), so that the round is finished and saved; a second stops at once.
+
+    A signal that is ignored stays ignored: that is how nohup keeps a run going when its terminal is closed.
+
+    Args:
+        callbacks: called on the first signal.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        for callback in callbacks:
+            callback()
+
+    signals = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.getsignal(number) for number in signals}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

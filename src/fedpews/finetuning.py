@@ -1,10 +1,13 @@
-"""After the last round: every client trains the global model on, for itself alone."""
+"""Training without the federation: by the server before round 1 (pretrain), by each client after the last (finetune).
+
+Both use the clients' optimiser without the method's own terms.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from statistics import fmean
 from typing import Any
 
@@ -24,12 +27,15 @@ Models = dict[int, dict[int, Tree]]
 """By seed and client."""
 
 
-def alone(setup: Setup, data: Federation, epochs: int, jobs: int) -> Engine:
-    """What trains a model on one data set for so many epochs, as the run's own engine would."""
-    runtime = setup.experiment.runtime
-    how = Schedule(setup.experiment.train.batch_size, epochs, None, schedule(setup.experiment).augment)
-    workers = runtime.workers or available_cores()
-    return choose_engine(runtime.engine, setup.net, data, how, workers, rounds=1, jobs=jobs)[0]
+def pretrain(setup: Setup) -> Mapping[int, Tree]:
+    """Each seed's global model before round 1: as it starts, or after so many epochs on the public data."""
+    if setup.public is None:
+        return setup.starts
+    table = setup.experiment.pretrain
+    lr = setup.rules.lr_at(1) if table.lr is None else table.lr
+    downloads = {seed: Download(0, "pretrain", 1, params) for seed, params in setup.starts.items()}
+    with _trained(setup, setup.public, downloads, table.epochs, lr) as (_, models):
+        return {seed: clients[0] for seed, clients in models.items()}
 
 
 def check_finetuning(setup: Setup) -> None:
@@ -47,37 +53,46 @@ def check_finetuning(setup: Setup) -> None:
 
 
 def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[str, Any]]:
-    """Each client's model after so many epochs from the global one, and how good each is for its own client.
-
-    Clients use the method's optimiser without the method's own terms.
-    """
-    experiment = setup.experiment
-    table, last = experiment.finetune, experiment.rounds
+    """Each client's model after so many epochs from the global one, and how good each is for its own client."""
+    table, last, clients = setup.experiment.finetune, setup.experiment.rounds, range(len(setup.data))
     assert table.epochs is not None, "asked for only where it is"
     lr = setup.rules.lr_at(last) if table.lr is None else table.lr
-    half, clients = own_solver(setup.method, 0.0), range(len(setup.data))
-    jobs = [
-        Job(seed, client, half, Download(last + 1, "finetune", len(setup.data), params), None, lr)
-        for seed, params in models.items()
-        for client in clients
-    ]
-    engine = alone(setup, setup.data, table.epochs, len(jobs))
-    tuned: Models = {seed: {} for seed in models}
-    with closing(engine):
-        done, bad = sort_out(setup.net, engine.train(jobs))
-        if bad:
-            raise RunFailed(
-                f"client {bad[0].client} diverges in fine-tuning (seed {bad[0].seed}): {bad[0].reason}"
-            )
-        for one in done:
-            tuned[one.seed][one.client] = one.upload.params
-        found = [score_personal(engine, setup.data, seed, own) for seed, own in tuned.items()]
+    downloads = {s: Download(last + 1, "finetune", len(clients), params) for s, params in models.items()}
+    with _trained(setup, setup.data, downloads, table.epochs, lr) as (engine, tuned):
+        values = [score_personal(engine, setup.data, seed, trees) for seed, trees in tuned.items()]
     # nan where the metric is undefined for every client
-    means = [fmean(each.values()) if each else math.nan for each in found]
+    means = [fmean(each.values()) if each else math.nan for each in values]
     name = personal_metric(setup.data.task)
     return tuned, {
         "epochs": table.epochs,
         "lr": lr,
         f"personal_{name}": {"mean": fmean(means), "by_seed": means},
-        f"client_personal_{name}": [[each.get(client) for client in clients] for each in found],
+        f"client_personal_{name}": [[each.get(client) for client in clients] for each in values],
     }
+
+
+@contextmanager
+def _trained(
+    setup: Setup, data: Federation, downloads: Mapping[int, Download], epochs: int, lr: float
+) -> Iterator[tuple[Engine, Models]]:
+    """Each seed's download after so many epochs at each client of the data, and the engine that trained them."""
+    half, experiment = own_solver(setup.method, 0.0), setup.experiment
+    jobs = [
+        Job(seed, client, half, download, None, lr)
+        for seed, download in downloads.items()
+        for client in range(len(data))
+    ]
+    how = Schedule(experiment.train.batch_size, epochs, None, schedule(experiment).augment)
+    workers = experiment.runtime.workers or available_cores()
+    engine, _ = choose_engine(
+        experiment.runtime.engine, setup.net, data, how, workers, rounds=1, jobs=len(jobs)
+    )
+    models: Models = {seed: {} for seed in downloads}
+    with closing(engine):
+        finished, diverged = sort_out(setup.net, engine.train(jobs))
+        if diverged:
+            first, phase = diverged[0], jobs[0].download.phase
+            raise RunFailed(f"client {first.client} diverges in {phase} (seed {first.seed}): {first.reason}")
+        for done in finished:
+            models[done.seed][done.client] = done.upload.params
+        yield engine, models

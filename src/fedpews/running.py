@@ -19,18 +19,17 @@ from fedpews.build import (
     resolve,
     settings_of,
 )
-from fedpews.callbacks import Callback, progress_bar
+from fedpews.callbacks import Callback, progress_bar, stop_signal
 from fedpews.data.federation import Federation
 from fedpews.data.samples import Samples
 from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import settled
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
-from fedpews.finetuning import check_finetuning, fine_tune
+from fedpews.finetuning import check_finetuning, fine_tune, pretrain
 from fedpews.methods.contract import Method
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.notices import Notices
-from fedpews.pretraining import pretrain
 from fedpews.result import Result
 from fedpews.results import layout
 from fedpews.results.checkpoint import Checkpoint
@@ -38,10 +37,8 @@ from fedpews.results.early_stop import NO_VALIDATION, StopRule
 from fedpews.results.folder import RunFolder
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize, value_of
-from fedpews.resuming import add_fingerprints
-from fedpews.saving import Saver
+from fedpews.saving import Saver, add_fingerprints
 from fedpews.server import Server
-from fedpews.stopping import stop_signal
 from fedpews.tasks import Task
 from fedpews.trees import Tree, place_like
 

@@ -280,6 +280,6 @@ def test_a_model_may_be_a_name() -> None:
 def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"model": small, "clients": CLIENTS, "test": (X, Y), "method": "fedavg", "out": tmp_path}
     fedpews.run(**given, **FAST)
-    monkeypatch.setattr("fedpews.resuming.STATE_LAYOUT", "another")
+    monkeypatch.setattr("fedpews.saving.STATE_LAYOUT", "another")
     with pytest.raises(CheckpointError, match="another version"):
         fedpews.run(**given, **FAST, resume=True)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import fedpews
+from fedpews.callbacks import stop_signal
 from fedpews.engines.compiled.cache import remove_abandoned, run_apart, scratch_folder
 from fedpews.errors import Interrupted
 from fedpews.paper.cells import Runner
 from fedpews.paper.plan import plan
 from fedpews.paper.reproduce import load_study
 from fedpews.results.checkpoint import newest
-from fedpews.stopping import stop_signal
 from waiting import when
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock, Timeout
 
+from fedpews.callbacks import stop_signal
 from fedpews.config import config_name
 from fedpews.errors import (
     ConfigError,
@@ -36,7 +37,6 @@ from fedpews.paper.cluster import Cluster
 from fedpews.paper.measures import ValidationMeans
 from fedpews.paper.study import Cell, canonical
 from fedpews.paper.sweep import Grid, Range, command
-from fedpews.stopping import stop_signal
 
 if TYPE_CHECKING:
     from optuna import Study
