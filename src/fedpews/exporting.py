@@ -6,14 +6,13 @@ The formats: ``onnx``, ``torch-export`` (a .pt2 program), ``hf`` (a transformers
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import platform
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpews import __version__
-from fedpews.build import build_network, build_task, load_data
+from fedpews.build import build_task, load_data
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.data.statistics import suppress
@@ -30,15 +29,16 @@ from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError, RunFailed, first_line, need_extra
 from fedpews.experiment import Experiment
 from fedpews.neurons.modules import arguments, main_output
-from fedpews.result import Run, load
+from fedpews.result import Run, build_module, load
 from fedpews.results import layout
 from fedpews.results.files import write_atomically
-from fedpews.results.schema import GIVEN, FederationShape, read_object
+from fedpews.results.masks import read_federation
+from fedpews.results.records import client_values
+from fedpews.results.schema import GIVEN
 from fedpews.results.statistics import interval
 from fedpews.results.tensors import read_tensors
 from fedpews.tasks.names import show
 from fedpews.torch_private import tree_map_only
-from fedpews.trees import Tree
 
 SAMPLES = 32
 """Held-out samples on which a file is compared with the module."""
@@ -118,23 +118,14 @@ def choose_from_run(
             f"{folder}: its model or its data was given in Python, so export it there: "
             "fedpews.exporting.export(Chosen(...), format, folder)"
         )
-    seed = experiment.seeds[0] if seed is None else seed
-    if seed not in experiment.seeds:
-        raise ConfigError(f"{folder} has no seed {seed}; it has {', '.join(map(str, experiment.seeds))}")
-    about, trees = f"the {'best' if best else 'final'} global model", run.best if best else run.params
+    seed, params = run.weights(seed, best, None if client is None else _client_number(run, client))
+    about = f"the {'best' if best else 'final'} global model"
     if client is not None:
-        number = _client_number(run, client)
-        about, trees = (
-            f"the fine-tuned model of {client}",
-            {seed: run.finetuned.get(seed, {}).get(number, {})},
-        )
-    if not trees.get(seed):
-        key = "finetune.epochs" if client is not None else "stop.best"
-        raise ConfigError(
-            f"{folder} has no {about.removeprefix('the ')} of seed {seed}; a run keeps it if {key} is set"
-        )
+        about = f"the fine-tuned model of {client}"
     run.check_trust()
-    module, samples, compared_on = build_module(experiment, trees[seed], seed, data_dir)
+    data, compared_on = _held_out(experiment, data_dir)
+    module = build_module(experiment, data, seed, params, folder)
+    samples = take(data.test_x, slice(0, SAMPLES))
     return Chosen(experiment, module, samples, f"{about}, seed {seed}", compared_on, run)
 
 
@@ -152,34 +143,27 @@ def choose_weights(
         table = experiment.data.model_copy(update=changes)
         experiment = experiment.model_copy(update={"data": table})
     params = read_tensors(weights, follow=True)
-    module, samples, compared_on = build_module(experiment, params, experiment.seeds[0], data_dir)
-    return Chosen(experiment, module, samples, f"the weights {weights.name}", compared_on)
+    samples, compared_on = _held_out(experiment, data_dir)
+    module = build_module(experiment, samples, experiment.seeds[0], params)
+    inputs = take(samples.test_x, slice(0, SAMPLES))
+    return Chosen(experiment, module, inputs, f"the weights {weights.name}", compared_on)
 
 
-def build_module(
-    experiment: Experiment, params: Tree, seed: int, data_dir: Path | None
-) -> tuple[nn.Module, Any, str]:
-    """The experiment's model with these values, inputs to try it on, and what those are."""
-    shape, classes = experiment.flower.input_shape, experiment.data.classes or experiment.flower.classes
+def _held_out(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, str]:
+    """Data with inputs to compare on, and what those are."""
     if experiment.data.name != "sites":
         data = load_data(experiment, data_dir=data_dir)
-        compared_on = f"{min(SAMPLES, len(data.test_y))} held-out samples"
-    elif shape and classes:
-        generator = torch.Generator().manual_seed(0)
-        x, y = torch.randn(SAMPLES, *shape, generator=generator), torch.zeros(0, dtype=torch.int64)
-        count = classes if isinstance(classes, int) else len(classes)
-        data = Federation(x, y, (), x, y, count, task=build_task(experiment))
-        compared_on = f"{SAMPLES} random inputs, as the data is at the sites"
-    else:
+        return data, f"{min(SAMPLES, len(data.test_y))} held-out samples"
+    shape, classes = experiment.flower.input_shape, experiment.data.classes or experiment.flower.classes
+    if not shape or not classes:
         raise ConfigError(
             "data.name is 'sites': flower.input_shape and data.classes must say what the model is for"
         )
-    net = build_network(experiment, data)[0].at(seed)
-    try:
-        module = net.module(params)
-    except (KeyError, RuntimeError) as error:
-        raise ConfigError(f"these are not this model's weights: {first_line(error)}") from error
-    return module, take(data.test_x, slice(0, SAMPLES)), compared_on
+    x = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(0, dtype=torch.int64)
+    count = classes if isinstance(classes, int) else len(classes)
+    random = Federation(x, y, (), x, y, count, task=build_task(experiment))
+    return random, f"{SAMPLES} random inputs, as the data is at the sites"
 
 
 def model_card(chosen: Chosen, format: str, difference: float) -> str:
@@ -211,25 +195,22 @@ def _inputs(chosen: Chosen) -> str:
     scaling, run = chosen.experiment.data.scaling, chosen.run
     text = f"{shapes}".replace("torch.", "").replace("'", "")
     if scaling == FEDERATED and run is not None and (run.folder / layout.STATISTICS).exists():
-        found = json.loads((run.folder / layout.STATISTICS).read_text())
-        return (
-            f"{text}, standardised by the statistics of all sites ({len(found['sites'])} in statistics.json)"
-        )
+        return f"{text}, standardised by the statistics of all sites ({layout.STATISTICS})"
     words = "as given" if scaling is None and ":" in chosen.experiment.data.name else scaling or "symmetric"
     return f"{text}; data.scaling: {words}. Bytes become value / 127.5 − 1."
 
 
 def _data_section(run: Run) -> list[str]:
-    path = run.folder / layout.FEDERATION
-    facts: FederationShape = read_object(path, FederationShape) if path.exists() else {}
-    counts, least = facts.get("counts"), run.experiment.data.min_count
+    facts, least = read_federation(run.folder), run.experiment.data.min_count
+    counts = facts.get("counts")
     if not counts:
         return ["## Data", "", "The data is at the sites, and its counts are not known here.", ""]
-    names = facts.get("client_names") or [str(number) for number in range(len(counts))]
+    names = _client_names(run, len(counts))
     classes = facts.get("class_names") or [str(label) for label in range(len(counts[0]))]
-    lines = ["## Data", "", "Training samples of each class at each client; cells of fewer than "]
-    lines[-1] += f"{least} samples are suppressed."
-    lines += ["", f"| client | {' | '.join(classes)} |", f"|---|{'---|' * len(classes)}"]
+    text = (
+        f"Training samples of each class at each client; cells of fewer than {least} samples are suppressed."
+    )
+    lines = ["## Data", "", text, "", f"| client | {' | '.join(classes)} |", f"|---|{'---|' * len(classes)}"]
     for name, row in zip(names, counts, strict=False):
         cells = suppress(torch.tensor(row), torch.tensor(row), least)
         lines.append(
@@ -251,7 +232,7 @@ def _metrics_section(run: Run) -> list[str]:
             for name in sites
         ]
     else:
-        by_client = [_by_client(record, metric) for record in final]
+        by_client = [client_values(record, metric) or [] for record in final]
         names = _client_names(run, max(map(len, by_client), default=0))
         rows += [(name, [row[i] for row in by_client if i < len(row)]) for i, name in enumerate(names)]
     lines = ["## Metrics", "", f"Of the global model after round {last}, {len(over_all)} seed(s).", ""]
@@ -265,15 +246,8 @@ def _metrics_section(run: Run) -> list[str]:
     return [*lines, ""]
 
 
-def _by_client(record: Mapping[str, Any], metric: str) -> Sequence[float | None]:
-    found = record.get("client_metrics", {}).get(metric)
-    return found or (record.get("client_accuracy") or [] if metric == "accuracy" else [])
-
-
 def _client_names(run: Run, count: int) -> list[str]:
-    path = run.folder / layout.FEDERATION
-    facts: FederationShape = read_object(path, FederationShape) if path.exists() else {}
-    names = facts.get("client_names") or []
+    names: list[str] = read_federation(run.folder).get("client_names") or []
     return names if len(names) >= count else [str(number) for number in range(count)]
 
 
@@ -354,8 +328,12 @@ def _write_onnx(module: nn.Module, samples: Any, folder: Path) -> Reader:
         program.save(str(path))
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # the converter raises errors of many kinds
+        # it wraps the cause in reports of many lines
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
         raise ConfigError(
-            f"the model cannot be written as ONNX: {_cause(error)}; try --format torch-export"
+            f"the model cannot be written as ONNX: {first_line(cause)}; try --format torch-export"
         ) from error
     names = [entry.name for entry in session.get_inputs()]
 
@@ -367,13 +345,6 @@ def _write_onnx(module: nn.Module, samples: Any, folder: Path) -> Reader:
     return read
 
 
-def _cause(error: BaseException) -> str:
-    """The first error of a chain: the converter wraps what it found in reports of many lines."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error)
-
-
 def _write_hf(module: nn.Module, samples: Any, folder: Path) -> Reader:
     inner: Any = next((part for part in module.modules() if hasattr(part, "save_pretrained")), None)
     if inner is None:
@@ -382,10 +353,9 @@ def _write_hf(module: nn.Module, samples: Any, folder: Path) -> Reader:
             "try --format safetensors"
         )
     inner.save_pretrained(folder)
-    kept = type(inner).from_pretrained(folder)
     again = copy.deepcopy(module)
-    found = next(part for part in again.modules() if hasattr(part, "save_pretrained"))
-    found.load_state_dict(kept.state_dict())
+    copied: Any = next(part for part in again.modules() if hasattr(part, "save_pretrained"))
+    copied.load_state_dict(type(inner).from_pretrained(folder).state_dict())
     return lambda x: _call(again.eval(), x)
 
 

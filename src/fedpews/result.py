@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from fedpews.build import Model, build_network, build_task, load_data
 from fedpews.config import flatten
+from fedpews.data.federation import Federation
 from fedpews.data.inputs import check, prepare
 from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
@@ -36,31 +38,50 @@ if TYPE_CHECKING:
     from fedpews.report.runs import Run as ReportedRun
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What `run` returns and `load` reads."""
 
     experiment: Experiment
     rounds: Rounds
     summary: dict[str, Any]
+    """Empty if the run is not finished."""
     params: dict[int, Tree]
-    """The global model by seed."""
+    """The last global model by seed."""
+    best: dict[int, Tree]
+    """The best global model by seed, of a run that keeps it (``stop.patience``, ``stop.best``)."""
     neurons: dict[int, dict[int, Tensor]]
     """By seed and client: who owned what in the last warmup round."""
+    finetuned: dict[int, dict[int, Tree]]
+    """By seed and client: the global model after ``finetune.epochs`` at the client."""
+
+    def weights(self, seed: int | None, best: bool, client: int | None) -> tuple[int, Tree]:
+        """The seed, by default the first, and the weights of the model that ``model`` returns."""
+        seed = self.experiment.seeds[0] if seed is None else seed
+        name, setting, tree = "model", "", self.params.get(seed)
+        if best:
+            name, setting, tree = "best model", "stop.best", self.best.get(seed)
+        if client is not None:
+            name, setting = f"fine-tuned model of client {client}", "finetune.epochs"
+            tree = self.finetuned.get(seed, {}).get(client)
+        if tree is None:
+            hint = f"a run keeps it if {setting} is set" if setting else f"there is {sorted(self.params)}"
+            raise ConfigError(f"this run has no {name} of seed {seed}; {hint}")
+        return seed, tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Trained):
+    """A finished run."""
+
     folder: Path | None
     _net: Network
-    best: dict[int, Tree] = field(default_factory=dict)
-    """The best global model by seed, of a run that keeps it (``stop.patience``, ``stop.best``)."""
-    finetuned: dict[int, dict[int, Tree]] = field(default_factory=dict)
-    """By seed and client: the global model after ``finetune.epochs`` at the client."""
 
     def model(self, seed: int | None = None, *, best: bool = False, client: int | None = None) -> nn.Module:
         """A model of a seed (by default the first), ready for use: the last global one, the best one, or that of a
         client after fine-tuning."""
-        seed = self.experiment.seeds[0] if seed is None else seed
-        if client is not None:
-            return self._net.at(seed).module(_get(self.finetuned.get(seed, {}), client, "finetune.epochs"))
-        return self._net.at(seed).module(_get(self.best, seed, "stop.best") if best else self.params[seed])
+        seed, params = self.weights(seed, best, client)
+        return self._net.at(seed).module(params)
 
     def __repr__(self) -> str:
         metric = self.experiment.goal.metric
@@ -110,29 +131,11 @@ class Result:
         return draw([self._run()], kind, path, format, masks)
 
 
-def _get(trees: Mapping[int, Tree], key: int, setting: str) -> Tree:
-    if key not in trees:
-        raise ConfigError(f"there is none for {key}; a run keeps it if {setting} is set")
-    return trees[key]
-
-
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Run(Trained):
     """A run read from its folder, finished or not."""
 
     folder: Path
-    experiment: Experiment
-    rounds: Rounds
-    summary: dict[str, Any]
-    """Empty if the run is not finished."""
-    params: dict[int, Tree]
-    """The last global model by seed."""
-    best: dict[int, Tree]
-    """The best global model by seed, of a run that keeps it."""
-    neurons: dict[int, dict[int, Tensor]]
-    """By seed and client: who owned what in the last warmup round."""
-    finetuned: dict[int, dict[int, Tree]] = field(default_factory=dict)
-    """By seed and client: the global model after ``finetune.epochs`` at the client."""
     _model: Model | None = None
     _trust: bool = False
 
@@ -154,35 +157,21 @@ class Run:
             outputs = main_output(module(*args, **kwargs))
         return build_task(self.experiment).scores(outputs)
 
-    def model(self, seed: int | None = None, *, best: bool = False) -> nn.Module:
-        """The last or the best global model of a seed (by default the first), ready for use.
+    def model(self, seed: int | None = None, *, best: bool = False, client: int | None = None) -> nn.Module:
+        """A model of a seed, as that of a `Result`.
 
         It is the module that `load` was given, or else the experiment's model, built again, which needs its data.
         """
-        model = self._model
-        seed = self.experiment.seeds[0] if seed is None else seed
-        trees = self.best if best else self.params
-        if seed not in trees:
-            raise ConfigError(f"{self.folder} has no {'best ' if best else ''}model of seed {seed}")
-        params = trees[seed]
-        if model is None and GIVEN in (self.experiment.model.name, self.experiment.data.name):
-            raise ConfigError(
-                f"{self.folder}: its model or its data was given in Python, so the model cannot be built here; "
-                "pass your module, or a function that makes it: load(folder, model=...)"
-            )
-        if model is None:
-            self.check_trust()
-            net = build_network(self.experiment, load_data(self.experiment))[0]
-            base = read_federation(self.folder).get("model", {}).get("base", "")
-            if has_adapters(net) and net.frozen_digest() != base:
+        seed, params = self.weights(seed, best, client)
+        if self._model is None:
+            if GIVEN in (self.experiment.model.name, self.experiment.data.name):
                 raise ConfigError(
-                    f"{self.folder} was run on another base model than {self.experiment.model.start}"
+                    f"{self.folder}: its model or its data was given in Python, so the model cannot be built here; "
+                    "pass your module, or a function that makes it: load(folder, model=...)"
                 )
-            try:
-                return net.at(seed).module(params)
-            except (KeyError, RuntimeError) as error:
-                raise ConfigError(f"this is not the model that was trained: {first_line(error)}") from error
-        module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+            self.check_trust()
+            return build_module(self.experiment, load_data(self.experiment), seed, params, self.folder)
+        module = copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
         missing = params.keys() - module.state_dict().keys()
         if missing:
             raise ConfigError(f"this is not the model that was trained: it has no {sorted(missing)[0]}")
@@ -227,41 +216,54 @@ def load(folder: str | Path, *, model: Model | None = None, trust: bool = False)
     for name in read_sums(path):
         read_verified(path / name)
     experiment = Experiment.load(path / layout.CONFIG)
-    finetuned = {seed: path / layout.finetuned_file(seed) for seed in experiment.seeds}
+
+    def read(name: str, reader: Callable[[Path], Any] = read_tensors) -> dict[int, Any]:
+        files = {seed: path / name.format(seed) for seed in experiment.seeds}
+        return {seed: reader(file) for seed, file in files.items() if file.exists()}
+
     return Run(
-        path,
-        experiment,
-        Rounds(read_rounds(path) if is_expected(path / layout.ROUNDS) else []),
-        read_summary(path / layout.SUMMARY) if layout.is_finished(path) else {},
-        _models({seed: path / layout.model_file(seed) for seed in experiment.seeds}),
-        _models({seed: path / layout.best_file(seed) for seed in experiment.seeds}),
-        {seed: _masks(file) for seed, file in layout.masks_files(path).items()},
-        {seed: _by_client(file) for seed, file in finetuned.items() if file.exists()},
-        model,
-        trust,
+        folder=path,
+        experiment=experiment,
+        rounds=Rounds(read_rounds(path) if is_expected(path / layout.ROUNDS) else []),
+        summary=read_summary(path / layout.SUMMARY) if layout.is_finished(path) else {},
+        params=read(layout.MODEL),
+        best=read(layout.BEST),
+        neurons=read(layout.MASKS, _read_masks),
+        finetuned=read(layout.FINETUNED, _read_clients),
+        _model=model,
+        _trust=trust,
     )
 
 
-def _models(files: Mapping[int, Path]) -> dict[int, Tree]:
-    return {seed: read_tensors(file) for seed, file in files.items() if file.exists()}
+def _read_masks(file: Path) -> dict[int, Tensor]:
+    return {client: tree[""].bool() for client, tree in _read_clients(file, "client-([0-9]{1,9})()").items()}
 
 
-def _by_client(file: Path) -> dict[int, Tree]:
-    """Tensors named client-0/…, by client."""
+def _read_clients(file: Path, pattern: str = "client-([0-9]{1,9})/(.+)") -> dict[int, Tree]:
+    """The tensors of each client, whose number and their names the pattern finds."""
     clients: dict[int, Tree] = {}
     for name, value in read_tensors(file).items():
-        client, _, rest = name.removeprefix("client-").partition("/")
-        if not (client.isascii() and client.isdigit() and rest):
+        match = re.fullmatch(pattern, name)
+        if match is None:
             raise ConfigError(f"{file} is damaged: {name!r:.60} is of no client")
-        clients.setdefault(int(client), {})[rest] = value
+        clients.setdefault(int(match[1]), {})[match[2]] = value
     return clients
 
 
-def _masks(file: Path) -> dict[int, Tensor]:
-    masks = read_tensors(file)
-    clients = {name: name.removeprefix("client-") for name in masks}
-    # isascii too: ² is a digit to isdigit, and no number
-    strange = [name for name, number in clients.items() if not (number.isascii() and number.isdigit())]
-    if strange:
-        raise ConfigError(f"{file} is damaged: {strange[0]!r:.60} is no client")
-    return {int(clients[name]): mask.bool() for name, mask in masks.items()}
+def build_module(
+    experiment: Experiment, data: Federation, seed: int, params: Tree, folder: Path | None = None
+) -> nn.Module:
+    """The experiment's model with these values.
+
+    Args:
+        folder: of the run that trained them, which knows the base model of adapters.
+    """
+    net = build_network(experiment, data)[0]
+    if folder is not None and has_adapters(net):
+        base = read_federation(folder).get("model", {}).get("base", "")
+        if net.frozen_digest() != base:
+            raise ConfigError(f"{folder} was run on another base model than {experiment.model.start}")
+    try:
+        return net.at(seed).module(params)
+    except (KeyError, RuntimeError) as error:
+        raise ConfigError(f"this is not the model that was trained: {first_line(error)}") from error

@@ -273,15 +273,15 @@ class Training:
         if experiment.finetune.epochs is not None:
             finetuned, summary["finetuned"] = fine_tune(setup, models)
         return Result(
-            experiment,
-            Rounds(self.records),
-            summary,
-            models,
-            {seed: setup.method.last_owned(state) for seed, state in self.server.states.items()},
-            self.saver.path,
-            setup.net,
-            self.best,
-            finetuned,
+            experiment=experiment,
+            rounds=Rounds(self.records),
+            summary=summary,
+            params=models,
+            best=self.best,
+            neurons={seed: setup.method.last_owned(state) for seed, state in self.server.states.items()},
+            finetuned=finetuned,
+            folder=self.saver.path,
+            _net=setup.net,
         )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedpews.callbacks import Callback
 from fedpews.errors import ConfigError, need_extra
@@ -22,16 +23,17 @@ if TYPE_CHECKING:
 PROJECT = "fedpews"
 
 
-class Tracker(Protocol):
+@dataclass(frozen=True)
+class Tracker:
     """One seed's run at a tracker."""
 
-    def log(self, round: int, values: Mapping[str, float]) -> None: ...
+    log: Callable[[int, dict[str, float]], Any]
+    """Called with the round and its numbers."""
+    close: Callable[[], Any]
 
-    def close(self) -> None: ...
 
-
-Open = Callable[[Path, str, int, Mapping[str, Any], int], Tracker]
-"""(folder, label, seed, config, rounds done before) -> the seed's run."""
+Open = Callable[[Path, str, int, dict[str, Any], int], Tracker]
+"""(folder, name, seed, config, rounds done before) -> the seed's run."""
 
 
 @contextmanager
@@ -39,16 +41,22 @@ def tracking(names: Sequence[str], folder: Path) -> Iterator[Callback]:
     """A callback that logs to the named trackers; they are closed whatever happens.
 
     Args:
-        folder: the run's own; what a tracker keeps on disk goes there unless its own settings say otherwise.
+        folder: the run's; a tracker's files go there unless its own settings say otherwise.
     """
-    openers = {name: _opener(name) for name in dict.fromkeys(names)}
+    openers = []
+    for name in dict.fromkeys(names):
+        if name not in TRACKERS:
+            raise ConfigError(f"there is no tracker {name!r}; choose from {', '.join(TRACKERS)}")
+        need_extra(name, name, f"--log {name}")
+        openers.append(TRACKERS[name])
     opened: dict[int, list[Tracker]] = {}
 
     def begin(experiment: Experiment, done: int, engine: str) -> None:
         for seed in experiment.seeds:
+            config = experiment.to_dict() | {"seed": seed}
             opened[seed] = [
-                start(folder, experiment.method_label, seed, experiment.to_dict(), done)
-                for start in openers.values()
+                start(folder, f"{experiment.method_label}-seed-{seed}", seed, config, done)
+                for start in openers
             ]
 
     def round(records: Sequence[Record]) -> None:
@@ -77,109 +85,76 @@ def scalars(record: Record) -> dict[str, float]:
     }
 
 
-def _opener(name: str) -> Open:
-    if name not in TRACKERS:
-        raise ConfigError(f"there is no tracker {name!r}; choose from {', '.join(TRACKERS)}")
-    module, make = TRACKERS[name]
-    need_extra(name, module, f"--log {name}")
-    return make
-
-
 def _identity(folder: Path, seed: int) -> str:
     """The same for the same folder and seed, so that a resumed run is found again."""
     return blake2b(f"{folder.resolve()}|{seed}".encode(), digest_size=8).hexdigest()
 
 
-class _TensorBoard:
-    def __init__(self, folder: Path, label: str, seed: int, config: Mapping[str, Any], done: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+def _tensorboard(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
 
-        place = folder / "tensorboard" / f"{label}-seed-{seed}"
-        self._writer = SummaryWriter(str(place), purge_step=done + 1 if done else None)
+    writer = SummaryWriter(str(folder / "tensorboard" / name), purge_step=done + 1 if done else None)
 
-    def log(self, round: int, values: Mapping[str, float]) -> None:
+    def log(round: int, values: dict[str, float]) -> None:
         for key, value in values.items():
-            self._writer.add_scalar(key, value, round)
+            writer.add_scalar(key, value, round)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Wandb:
-    def __init__(self, folder: Path, label: str, seed: int, config: Mapping[str, Any], done: int) -> None:
-        import wandb
-
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(
-            project=PROJECT,
-            group=label,
-            name=f"{label}-seed-{seed}",
-            id=_identity(folder, seed),
-            config={**config, "seed": seed},
-            dir=str(folder),
-            reinit="create_new",
-            resume="allow",
-        )
-
-    def log(self, round: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=round)
-
-    def close(self) -> None:
-        self._run.finish()
+    return Tracker(log, writer.close)
 
 
-class _Mlflow:
-    def __init__(self, folder: Path, label: str, seed: int, config: Mapping[str, Any], done: int) -> None:
-        from mlflow import MlflowClient
-        from mlflow.tracking import get_tracking_uri, is_tracking_uri_set
+def _wandb(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+    import wandb
 
-        # with no server set, a file in the run's folder: MLflow's own default would be the working directory
-        uri = get_tracking_uri() if is_tracking_uri_set() else f"sqlite:///{folder.resolve()}/mlflow.db"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(uri)
-        known = self._client.get_experiment_by_name(PROJECT)
-        place = known.experiment_id if known is not None else self._client.create_experiment(PROJECT)
-        tag = _identity(folder, seed)
-        found = self._client.search_runs([place], f"tags.fedpews = '{tag}'") if done else []
-        if found:
-            self._id = found[0].info.run_id
-            return
-        run = self._client.create_run(place, run_name=f"{label}-seed-{seed}", tags={"fedpews": tag})
-        self._id = run.info.run_id
-        for key, value in {**config, "seed": seed}.items():
-            self._client.log_param(self._id, key, value)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(
+        project=PROJECT,
+        group=name.removesuffix(f"-seed-{seed}"),
+        name=name,
+        id=_identity(folder, seed),
+        config=config,
+        dir=str(folder),
+        reinit="create_new",
+        resume="allow",
+    )
+    return Tracker(lambda round, values: run.log(values, step=round), run.finish)
 
-    def log(self, round: int, values: Mapping[str, float]) -> None:
+
+def _mlflow(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+    from mlflow import MlflowClient
+    from mlflow.tracking import get_tracking_uri, is_tracking_uri_set
+
+    # with no server set, a file in the run's folder: MLflow's own default would be the working directory
+    uri = get_tracking_uri() if is_tracking_uri_set() else f"sqlite:///{folder.resolve()}/mlflow.db"
+    folder.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(uri)
+    known = client.get_experiment_by_name(PROJECT)
+    project = known.experiment_id if known is not None else client.create_experiment(PROJECT)
+    tag = _identity(folder, seed)
+    runs = client.search_runs([project], f"tags.fedpews = '{tag}'") if done else []
+    run = runs[0] if runs else client.create_run(project, run_name=name, tags={"fedpews": tag})
+    run_id = run.info.run_id
+    for key, value in () if runs else config.items():
+        client.log_param(run_id, key, value)
+
+    def log(round: int, values: dict[str, float]) -> None:
         for key, value in values.items():
-            self._client.log_metric(self._id, key, value, step=round)
+            client.log_metric(run_id, key, value, step=round)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
-
-
-class _Trackio:
-    def __init__(self, folder: Path, label: str, seed: int, config: Mapping[str, Any], done: int) -> None:
-        import trackio
-
-        self._run = trackio.init(
-            project=PROJECT,
-            name=f"{label}-seed-{seed}-{_identity(folder, seed)[:6]}",
-            config={**config, "seed": seed},
-            resume="allow",
-            embed=False,
-        )
-
-    def log(self, round: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=round)
-
-    def close(self) -> None:
-        self._run.finish()
+    return Tracker(log, lambda: client.set_terminated(run_id))
 
 
-TRACKERS: Mapping[str, tuple[str, Open]] = {
-    "tensorboard": ("tensorboard", _TensorBoard),
-    "wandb": ("wandb", _Wandb),
-    "mlflow": ("mlflow", _Mlflow),
-    "trackio": ("trackio", _Trackio),
+def _trackio(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+    import trackio
+
+    name = f"{name}-{_identity(folder, seed)[:6]}"
+    run = trackio.init(project=PROJECT, name=name, config=config, resume="allow", embed=False)
+    return Tracker(lambda round, values: run.log(values, step=round), run.finish)
+
+
+TRACKERS: Mapping[str, Open] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "trackio": _trackio,
 }
-"""Name -> the module it needs, and how a seed's run is opened."""
+"""By the name of the module that each needs."""

@@ -48,7 +48,7 @@ def stopped(out: Path, after: int = 7, **more: Any) -> Path:
     """A run that was killed after a round: its summary is not there, nor is what goes with it."""
     run(out, stop_after=after, **more)
     sums = read_sums(out)
-    for name in (layout.SUMMARY, layout.model_file(0)):
+    for name in (layout.SUMMARY, layout.MODEL.format(0)):
         (out / name).unlink()
         del sums[name]
     write_sums(out, sums)

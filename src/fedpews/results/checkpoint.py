@@ -74,11 +74,11 @@ def save(
     nest: Nest = {str(seed): state for seed, state in states.items()}
     if best:
         nest[_BEST] = {str(seed): tree for seed, tree in best.items()}
-    state = write_nest(folder / layout.state_file(round), nest, {"round": round})
+    state = write_nest(folder / layout.STATE.format(round), nest, {"round": round})
     contents = Contents(round, state, dict(growing), versions, dict(about))
     text = json.dumps(vars(contents))
     whole = f'{{"digest": "{digest(text.encode())}", "checkpoint": {text}}}\n'
-    write_atomically(folder / layout.contents_file(round), whole.encode())
+    write_atomically(folder / layout.CONTENTS.format(round), whole.encode())
     return contents
 
 
@@ -138,7 +138,7 @@ def rounds(run: Path) -> list[int]:
 
 def read_contents(run: Path, round: int) -> Contents:
     """What ``round-N.json`` says; a damaged file is a CheckpointError."""
-    path = run / layout.CHECKPOINT / layout.contents_file(round)
+    path = run / layout.CHECKPOINT / layout.CONTENTS.format(round)
     try:
         whole = json.loads(read_bytes(path))
         body = whole["checkpoint"]
@@ -159,7 +159,7 @@ def _read(run: Path, contents: Contents) -> Checkpoint:
         path = folder / layout.MEMORIES / name
         if digest(read_bytes(path)) != expected:
             raise CheckpointError(f"{path} is damaged: it does not match its digest")
-    path = folder / layout.state_file(contents.round)
+    path = folder / layout.STATE.format(contents.round)
     nest, header = read_nest(path, expected=contents.state)
     if header.get("round") != contents.round:
         raise CheckpointError(f"{path} is that of round {header.get('round')}")

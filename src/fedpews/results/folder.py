@@ -151,15 +151,15 @@ class RunFolder:
 
         files: dict[str, bytes] = {}
         for seed, tree in best.items():
-            files[layout.best_file(seed)] = _tensors(tree)
+            files[layout.BEST.format(seed)] = _tensors(tree)
         for seed, clients in finetuned.items():
             named = {f"client-{i}/{name}": v for i, tree in clients.items() for name, v in tree.items()}
-            files[layout.finetuned_file(seed)] = _tensors(named)
+            files[layout.FINETUNED.format(seed)] = _tensors(named)
         for seed, tree in params.items():
-            files[layout.model_file(seed)] = _tensors(tree)
+            files[layout.MODEL.format(seed)] = _tensors(tree)
             if neurons[seed]:
                 masks = {f"client-{client}": mask.to(uint8) for client, mask in neurons[seed].items()}
-                files[layout.masks_file(seed)] = _tensors(masks)
+                files[layout.MASKS.format(seed)] = _tensors(masks)
         # last: a folder with a summary is a finished run, so everything else must be there
         files[layout.SUMMARY] = (json.dumps(summary, indent=2) + "\n").encode()
         for file in self._growing.values():

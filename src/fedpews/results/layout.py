@@ -21,7 +21,20 @@ GROWING = (ROUNDS, NEURONS)
 """Files that grow by lines while the run goes on."""
 LOCK = ".lock"
 
+MODEL = "model-{}.safetensors"
+"""The global model of a seed."""
+BEST = "best-{}.safetensors"
+"""The best global model of a seed, of a run that keeps it."""
+MASKS = "masks-{}.safetensors"
+"""Who owned which neurons in the last warmup round of a seed, named client-0, …"""
+FINETUNED = "finetuned-{}.safetensors"
+"""Every client's model of a seed after fine-tuning, its tensors named client-0/…"""
+
 CHECKPOINT = "checkpoint"
+STATE = "state-{}.safetensors"
+"""In the checkpoint's folder: every seed's state of the method after a round."""
+CONTENTS = "round-{}.json"
+"""In the checkpoint's folder: which files make up the checkpoint of a round, and their digests."""
 MEMORIES = "clients"
 """In the checkpoint's folder: what each client remembers."""
 
@@ -61,44 +74,6 @@ def legal_name(text: str) -> str:
     return f"_{name}" if is_reserved or not name else name
 
 
-def state_file(round: int) -> str:
-    """In the checkpoint's folder: every seed's state of the method after a round."""
-    return f"state-{round}.safetensors"
-
-
-def contents_file(round: int) -> str:
-    """In the checkpoint's folder: which files make up the checkpoint of a round, and their digests."""
-    return f"round-{round}.json"
-
-
-def model_file(seed: int) -> str:
-    """The global model of a seed."""
-    return f"model-{seed}.safetensors"
-
-
-def best_file(seed: int) -> str:
-    """The best global model of a seed, of a run that keeps it."""
-    return f"best-{seed}.safetensors"
-
-
-def finetuned_file(seed: int) -> str:
-    """Every client's model of a seed after fine-tuning, its tensors named client-0/…"""
-    return f"finetuned-{seed}.safetensors"
-
-
-def masks_file(seed: int) -> str:
-    """Who owned which neurons in the last warmup round of a seed."""
-    return f"masks-{seed}.safetensors"
-
-
-def masks_files(folder: Path) -> dict[int, Path]:
-    """The masks of every seed that has them."""
-    names = {file.stem.removeprefix("masks-"): file for file in folder.glob("masks-*.safetensors")}
-    # other names are not a run's
-    files = {int(seed): file for seed, file in names.items() if re.fullmatch("[0-9]{1,20}", seed)}
-    return dict(sorted(files.items()))
-
-
 def is_finished(folder: Path) -> bool:
     """Whether the run in a folder came to its end."""
     return (folder / SUMMARY).exists()
@@ -109,7 +84,7 @@ def is_begun(folder: Path) -> bool:
     names = (CONFIG, ROUNDS, SUMMARY, NEURONS, FEDERATION, CHECKPOINT)
     if any((folder / name).exists() or (folder / name).is_symlink() for name in names):
         return True
-    return any(any(folder.glob(f"{kind}-*.safetensors")) for kind in ("model", "best", "masks"))
+    return any(any(folder.glob(name.format("*"))) for name in (MODEL, BEST, MASKS))
 
 
 def refuse_links(run: Path) -> None:
