@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import CheckpointError
 from fedpews.outside import json_lines
 from fedpews.results import layout
-from fedpews.results.files import digest, matching, read_bytes, remove_file, sync_folder, write_atomically
-from fedpews.results.memories import Store, Version, file_name
+from fedpews.results.files import digest, matching, read_bytes, remove_file, sync, write_atomically
+from fedpews.results.memories import Version, file_name
 from fedpews.results.tensors import read_nest, write_nest
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ _NAMES = re.compile(r"round-(\d{1,9})\.json|state-(\d{1,9})\.safetensors")
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What ``round-N.json`` says."""
+class Checkpoint:
+    """Everything a run needs to continue as if it had not stopped; ``round-N.json`` has all but the tensors."""
 
     round: int
     state: str
@@ -41,6 +41,9 @@ class Contents:
     memories: dict[str, Version]
     """By "seed-client"."""
     about: dict[str, Any]
+    states: dict[int, Nest] = field(default_factory=dict)
+    best: dict[int, Tree] = field(default_factory=dict)
+    """The best model of each seed so far, if the run keeps it."""
 
     @property
     def memory_files(self) -> dict[str, str]:
@@ -48,38 +51,22 @@ class Contents:
         return {file_name(key, v.number): v.digest for key, v in self.memories.items() if v.digest}
 
 
-@dataclass(frozen=True)
-class Checkpoint(Contents):
-    """Everything a run needs to continue as if it had not stopped."""
+def save(run: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Write a checkpoint beside the others; a kill at any moment leaves all of it or nothing.
 
-    states: dict[int, Nest]
-    best: dict[int, Tree] = field(default_factory=dict)
-    """The best model of each seed so far, if the run keeps it."""
-
-
-def save(
-    run: Path,
-    round: int,
-    states: Mapping[int, Nest],
-    best: Mapping[int, Tree],
-    memories: Store,
-    growing: Mapping[str, str],
-    about: Mapping[str, Any],
-) -> Contents:
-    """Write a checkpoint beside the others; a kill at any moment leaves all of it or nothing."""
+    The memories must be on disk already. Returned without its tensors, and with the digest of their file.
+    """
     folder = run / layout.CHECKPOINT
     folder.mkdir(exist_ok=True)
-    # the memories must be on disk before the file that names them
-    versions = memories.commit()
-    nest: Nest = {str(seed): state for seed, state in states.items()}
-    if best:
-        nest[_BEST] = {str(seed): tree for seed, tree in best.items()}
-    state = write_nest(folder / layout.STATE.format(round), nest, {"round": round})
-    contents = Contents(round, state, dict(growing), versions, dict(about))
-    text = json.dumps(vars(contents))
+    nest: Nest = {str(seed): state for seed, state in checkpoint.states.items()}
+    if checkpoint.best:
+        nest[_BEST] = {str(seed): tree for seed, tree in checkpoint.best.items()}
+    state = write_nest(folder / layout.STATE.format(checkpoint.round), nest, {"round": checkpoint.round})
+    saved = replace(checkpoint, state=state, states={}, best={})
+    text = json.dumps({key: value for key, value in vars(saved).items() if key not in ("states", "best")})
     whole = f'{{"digest": "{digest(text.encode())}", "checkpoint": {text}}}\n'
-    write_atomically(folder / layout.CONTENTS.format(round), whole.encode())
-    return contents
+    write_atomically(folder / layout.CONTENTS.format(checkpoint.round), whole.encode())
+    return saved
 
 
 def remove_others(run: Path, kept: Collection[int]) -> None:
@@ -92,7 +79,7 @@ def remove_others(run: Path, kept: Collection[int]) -> None:
         match = _NAMES.fullmatch(path.name)
         if match is not None and int(match[1] or match[2]) not in kept:
             remove_file(path)
-    sync_folder(folder)
+    sync(folder)
 
 
 def newest(run: Path) -> Checkpoint | None:
@@ -116,15 +103,6 @@ def newest(run: Path) -> Checkpoint | None:
     return None
 
 
-def before(run: Path, round: int) -> list[Contents]:
-    """The contents of the checkpoint before a round's, if there is one and it can be read."""
-    earlier = [other for other in rounds(run) if other < round]
-    try:
-        return [read_contents(run, other) for other in earlier[:1]]
-    except CheckpointError:
-        return []
-
-
 def rounds(run: Path) -> list[int]:
     """The rounds that have a checkpoint, the newest first."""
     folder = run / layout.CHECKPOINT
@@ -136,8 +114,8 @@ def rounds(run: Path) -> list[int]:
     return sorted((int(match[1]) for match in matches if match is not None and match[1]), reverse=True)
 
 
-def read_contents(run: Path, round: int) -> Contents:
-    """What ``round-N.json`` says; a damaged file is a CheckpointError."""
+def read_contents(run: Path, round: int) -> Checkpoint:
+    """A checkpoint without its tensors; a damaged ``round-N.json`` is a CheckpointError."""
     path = run / layout.CHECKPOINT / layout.CONTENTS.format(round)
     try:
         whole = json.loads(read_bytes(path))
@@ -145,52 +123,47 @@ def read_contents(run: Path, round: int) -> Contents:
         if digest(json.dumps(body).encode()) != whole["digest"] or body["round"] != round:
             raise CheckpointError(f"{path} is damaged: it does not match its digest")
         memories = {key: Version(*version) for key, version in body["memories"].items()}
-        return Contents(**body | {"memories": memories})
+        return Checkpoint(**body | {"memories": memories})
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error})") from error
 
 
-def _read(run: Path, contents: Contents) -> Checkpoint:
-    """A checkpoint with its states; every file it needs is verified."""
+def _read(run: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint with its tensors; every file it needs is verified."""
     folder = run / layout.CHECKPOINT
-    _check_rounds(contents, read_growing(run, layout.ROUNDS, contents), run / layout.ROUNDS)
-    read_growing(run, layout.NEURONS, contents)
-    for name, expected in contents.memory_files.items():
+    _check_rounds(checkpoint, read_growing(run, layout.ROUNDS, checkpoint), run / layout.ROUNDS)
+    read_growing(run, layout.NEURONS, checkpoint)
+    for name, expected in checkpoint.memory_files.items():
         path = folder / layout.MEMORIES / name
         if digest(read_bytes(path)) != expected:
             raise CheckpointError(f"{path} is damaged: it does not match its digest")
-    path = folder / layout.STATE.format(contents.round)
-    nest, header = read_nest(path, expected=contents.state)
-    if header.get("round") != contents.round:
-        raise CheckpointError(f"{path} is that of round {header.get('round')}")
-    best = nest.pop(_BEST, {})
+    path = folder / layout.STATE.format(checkpoint.round)
+    nest, _ = read_nest(path, expected=checkpoint.state)
     try:
-        return Checkpoint(
-            **vars(contents),
-            states={int(seed): state for seed, state in nest.items()},
-            best={int(seed): tree for seed, tree in best.items()},
-        )
+        best = {int(seed): tree for seed, tree in nest.pop(_BEST, {}).items()}
+        states = {int(seed): state for seed, state in nest.items()}
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error})") from error
+    return replace(checkpoint, states=states, best=best)
 
 
-def read_growing(run: Path, name: str, contents: Contents | None) -> bytes:
+def read_growing(run: Path, name: str, checkpoint: Checkpoint | None) -> bytes:
     """The lines of a growing file that a checkpoint knows; nothing without a checkpoint."""
-    if contents is None:
+    if checkpoint is None:
         return b""
-    data = matching(read_bytes(run / name), contents.growing[name], name)
+    data = matching(read_bytes(run / name), checkpoint.growing[name], name)
     if data is None:
         raise CheckpointError(f"{run / name} is not what its checkpoint says: it was changed")
     return data
 
 
-def _check_rounds(contents: Contents, lines: bytes, path: Path) -> None:
+def _check_rounds(checkpoint: Checkpoint, lines: bytes, path: Path) -> None:
     """The records must end with the checkpoint's round."""
     records = [record for _, record in json_lines(lines.decode(), str(path))]
     last = max((int(record["round"]) for record in records), default=0)
     # across sites, the last round's record waits for its evaluation
-    waiting = max((int(record["round"]) for record in contents.about.get("pending", [])), default=0)
-    if max(last, waiting) != contents.round:
+    waiting = max((int(record["round"]) for record in checkpoint.about.get("pending", [])), default=0)
+    if max(last, waiting) != checkpoint.round:
         raise CheckpointError(
-            f"{path} ends with round {last}, and the checkpoint is that of round {contents.round}"
+            f"{path} ends with round {last}, and the checkpoint is that of round {checkpoint.round}"
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fedpews.errors import ConfigError
 from fedpews.results.records import Record, value_of
 from fedpews.tasks.names import Goal
 
-Where = Literal["validation", "test"]
-ACCURACY = Goal()
+NO_VALIDATION = (
+    "stopping early or keeping the best model needs validation data, and there are none; set stop.on to 'test' if the "
+    "test data may choose (the metric on them is then no longer an honest estimate)"
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class StopRule:
 
     patience: int | None = None
     min_delta: float = 0.0
-    on: Where = "validation"
+    on: Literal["validation", "test"] = "validation"
     keeps_best: bool = False
-    goal: Goal = ACCURACY
+    goal: Goal = field(default_factory=Goal)
 
     @property
     def is_active(self) -> bool:
@@ -56,31 +58,15 @@ class StopRule:
 
     def best(self, records: Sequence[Record]) -> int:
         """The position of the last record that was better than the best before it."""
-        values = series(records, self.on, self.goal)
+        values = [self._value(record) for record in records]
         best = 0
         for i, value in enumerate(values):
             if value > values[best] + self.min_delta:
                 best = i
         return best
 
-
-def series(records: Sequence[Record], on: Where, goal: Goal = ACCURACY) -> list[float]:
-    """The metric that chooses the best round, for each record; higher is better, so the sign of a loss is changed.
-
-    The test data are for evaluating what was chosen, so they choose only if the user says so. An undefined value is
-    worse than any other.
-    """
-    if any("validation" not in record for record in records) and on == "validation":
-        raise ConfigError(NO_VALIDATION)
-    values = [
-        value_of(record, goal.metric) if on == "test" else record["validation"].get(goal.metric)
-        for record in records
-    ]
-    sign = 1 if goal.higher_is_better else -1
-    return [-math.inf if value is None else sign * float(value) for value in values]
-
-
-NO_VALIDATION = (
-    "stopping early or keeping the best model needs validation data, and there are none; set stop.on to 'test' if the "
-    "test data may choose (the metric on them is then no longer an honest estimate)"
-)
+    def _value(self, record: Record) -> float:
+        """The metric that chooses, its sign changed if lower is better; an undefined value is worse than any other."""
+        metric = self.goal.metric
+        value = value_of(record, metric) if self.on == "test" else record["validation"].get(metric)
+        return -math.inf if value is None else float(value) * (1 if self.goal.higher_is_better else -1)

@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedpews import outside
@@ -28,14 +29,21 @@ FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 MOST_TEXT = 1024 * outside.MEGABYTE
 """Bytes of one text file of a run; 2,000 rounds of five seeds with 100 clients have 60 million."""
 
-TENSORS = ".safetensors"
-
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.+-]+)")
 
 
 def digest(data: bytes) -> str:
     """The SHA-256 of a file's content."""
     return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _failing(path: Path, what: str = "written") -> Iterator[None]:
+    """Errors of the system as a CheckpointError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be {what}: {error.strerror or error}") from error
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -46,22 +54,21 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     """
     # a name that cannot be guessed, and never through a link
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o666)
+    with _failing(path):
         try:
-            _write_all(file, data)
+            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o666)
+            try:
+                _write_all(file, data)
+                if durable:
+                    os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(aside, path)
             if durable:
-                os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(aside, path)
-        if durable:
-            sync_folder(path.parent)
-    except BaseException as error:
-        aside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
-        raise
+                sync(path.parent)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -71,21 +78,13 @@ def _write_all(file: int, data: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-def sync(paths: Iterable[Path]) -> None:
-    """Wait until files are on disk."""
-    for path in paths:
-        # Windows syncs only files that are open for writing
-        _sync(path, os.O_RDWR)
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's names are on disk; Windows does that by itself."""
-    if os.name != "nt":
-        _sync(folder, os.O_RDONLY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    file = os.open(path, flags)
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    is_folder = path.is_dir()
+    # Windows syncs folders by itself, and only files that are open for writing
+    if is_folder and os.name == "nt":
+        return
+    file = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(file)
     finally:
@@ -95,26 +94,16 @@ def _sync(path: Path, flags: int) -> None:
 def read_bytes(path: Path, most: int = MOST_TEXT) -> bytes:
     """The content of a plain file; anything else, and text of more than ``most`` bytes, is a CheckpointError."""
     try:
-        return outside.read_bytes(path, sys.maxsize if path.suffix == TENSORS else most, follow=False)
+        return outside.read_bytes(path, sys.maxsize if path.suffix == ".safetensors" else most, follow=False)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
 
 
 def remove_file(path: Path) -> None:
     """Delete a file if it exists; a folder of that name does not belong to a run, and stays."""
-    try:
+    with _failing(path, "deleted"):
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be deleted: {error.strerror or error}") from error
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Delete the files that a killed process was writing; the caller has locked the run's folder."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if ASIDE.fullmatch(path.name):
-                remove_file(path)
 
 
 def read_sums(folder: Path) -> dict[str, str]:
@@ -185,11 +174,9 @@ class GrowingFile:
     def __init__(self, path: Path, keep: bytes) -> None:
         """Open a file and cut off what follows ``keep``, which it starts with: a killed run's later lines."""
         self._path, self._hasher, self.is_empty = path, hashlib.sha256(keep), not keep
-        try:
+        with _failing(path):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | FLAGS, 0o666)
             os.ftruncate(self._file, len(keep))
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
 
     @property
     def digest(self) -> str:
@@ -197,14 +184,10 @@ class GrowingFile:
 
     def append(self, text: str) -> None:
         data = text.encode()
-        if not data:
-            return
-        try:
+        with _failing(self._path):
             _write_all(self._file, data)
-        except OSError as error:
-            raise CheckpointError(f"{self._path} cannot be written: {error.strerror or error}") from error
         self._hasher.update(data)
-        self.is_empty = False
+        self.is_empty = self.is_empty and not data
 
     def sync(self) -> None:
         os.fsync(self._file)

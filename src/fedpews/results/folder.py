@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,14 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from fedpews.errors import CheckpointError, ConfigError, FolderInUse
 from fedpews.results import checkpoint, layout
-from fedpews.results.checkpoint import Checkpoint, Contents
+from fedpews.results.checkpoint import Checkpoint
 from fedpews.results.files import (
+    ASIDE,
     GrowingFile,
     digest,
     read_bytes,
     read_sums,
     remove_file,
-    remove_unfinished,
     write_atomically,
     write_sums,
 )
@@ -45,15 +45,17 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         layout.refuse_links(path)
         self._lock = _lock(path)
-        for folder in (path, path / layout.CHECKPOINT):
-            remove_unfinished(folder)
+        # files that a killed process was writing
+        for file in [*path.iterdir(), *(path / layout.CHECKPOINT).glob(".*.new")]:
+            if ASIDE.fullmatch(file.name):
+                remove_file(file)
         try:
             self._sums = read_sums(path)
         except CheckpointError:
             # written again as the run goes on
             self._sums = {}
         self._growing: dict[str, GrowingFile] = {}
-        self._checkpoints: list[Contents] = []  # the last two, the older one first
+        self._checkpoints: list[Checkpoint] = []  # the last two, the older one first
 
     def close(self) -> None:
         for file in self._growing.values():
@@ -87,7 +89,10 @@ class RunFolder:
     def start(self, resumed: Checkpoint | None, memories: Store) -> list[Record]:
         """Continue from a checkpoint, or from the start; the records until there."""
         if resumed is not None:
-            self._checkpoints = [*checkpoint.before(self.path, resumed.round), resumed]
+            earlier = [round for round in checkpoint.rounds(self.path) if round < resumed.round]
+            with suppress(CheckpointError):
+                self._checkpoints = [checkpoint.read_contents(self.path, round) for round in earlier[:1]]
+            self._checkpoints.append(resumed)
         self._remove_old(memories)
         memories.restore({} if resumed is None else resumed.memories)
         kept = {name: checkpoint.read_growing(self.path, name, resumed) for name in layout.GROWING}
@@ -125,18 +130,21 @@ class RunFolder:
         about: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint; a kill at any moment leaves this one or the one before it."""
-        # the records must be on disk before a checkpoint that has their digest
+        # the records and memories must be on disk before a checkpoint that has their digests
         for file in self._growing.values():
             file.sync()
         growing = {name: file.digest for name, file in self._growing.items()}
-        saved = checkpoint.save(self.path, round, states, best, memories, growing, about)
+        saved = checkpoint.save(
+            self.path,
+            Checkpoint(round, "", growing, memories.commit(), dict(about), dict(states), dict(best)),
+        )
         self._checkpoints = [*self._checkpoints[-1:], saved]
         self._remove_old(memories)
 
     def _remove_old(self, memories: Store) -> None:
         """Delete everything that neither of the last two checkpoints needs."""
-        checkpoint.remove_others(self.path, [contents.round for contents in self._checkpoints])
-        memories.keep({name for contents in self._checkpoints for name in contents.memory_files})
+        checkpoint.remove_others(self.path, [kept.round for kept in self._checkpoints])
+        memories.keep({name for kept in self._checkpoints for name in kept.memory_files})
 
     def finish(
         self,

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import finalize
 
-from fedpews.results.files import remove_file, sync, sync_folder
+from fedpews.results.files import remove_file, sync
 from fedpews.results.tensors import read_nest, write_nest
 
 if TYPE_CHECKING:
@@ -66,9 +66,10 @@ class MemoryStore:
 
     def __init__(self, folder: Path | None, device: torch.device | str = "cpu") -> None:
         self._folder, self._device = folder, device
-        self._recent: OrderedDict[str, Nest] = OrderedDict()  # in RAM, the least recent first
-        self._sizes: dict[str, int] = {}  # of those in RAM, in bytes
-        self._bytes = 0
+        self._recent: OrderedDict[str, tuple[Nest, int]] = (
+            OrderedDict()
+        )  # in RAM with bytes, the oldest first
+        self._bytes = 0  # of those in RAM
         self._unsaved: dict[str, None] = {}  # keys in RAM whose file is missing or outdated; an ordered set
         self._versions: dict[str, Version] = {}  # of the files
         self._unsynced: set[Path] = set()  # files that may not be on disk yet
@@ -83,7 +84,7 @@ class MemoryStore:
         key = f"{seed}-{client}"
         if key in self._recent:
             self._recent.move_to_end(key)
-            return self._recent[key]
+            return self._recent[key][0]
         if key not in self._versions:
             return None
         version = self._versions[key]
@@ -95,18 +96,24 @@ class MemoryStore:
         """Keep a client's memory; one without a single tensor is the same as none."""
         key = f"{seed}-{client}"
         self._release(key)
-        if key in self._versions:
-            # the file is outdated from now on, even if the new memory is empty
-            self._discard_file(key)
-        if self._add(key, memory):
+        # the file is outdated from now on, even if the new memory is empty
+        outdated = self._versions.pop(key, None)
+        path = None if outdated is None else self._path(key, outdated.number)
+        # a run that is killed before the next checkpoint goes back to the files of the last one
+        if path is not None and path.name not in self._needed:
+            self._unsynced.discard(path)
+            remove_file(path)
+        self._add(key, memory)
+        if key in self._recent:
             self._unsaved[key] = None
 
     def commit(self) -> dict[str, Version]:
         for key in list(self._unsaved):
             self._write(key)
         if self._unsynced and self._folder is not None:
-            sync(sorted(self._unsynced))
-            sync_folder(self._folder)
+            # the names of the files last
+            for path in [*sorted(self._unsynced), self._folder]:
+                sync(path)
             self._unsynced.clear()
         return dict(self._versions)
 
@@ -125,28 +132,27 @@ class MemoryStore:
                 # numbers only rise, so a new file never gets the name of one that a checkpoint needs
                 self._last = max(self._last, int(match[1]))
 
-    def _add(self, key: str, memory: Nest) -> bool:
+    def _add(self, key: str, memory: Nest) -> None:
         """Keep a memory in RAM, unless it has no tensor; the least recent ones go to disk."""
         # imported late: what reads results does not need torch
         from fedpews.trees import nest_bytes
 
         size = nest_bytes(memory)
         if size is None:
-            return False
-        self._recent[key], self._sizes[key] = memory, size
+            return
+        self._recent[key] = memory, size
         self._bytes += size
-        # the one just added stays, however large: it may be asked for next
+        # the one just added stays, however large: it may be needed next
         while self._bytes > RAM_BYTES and len(self._recent) > 1:
             oldest = next(iter(self._recent))
             # one that was read from disk and has not changed is not written
             if oldest in self._unsaved:
                 self._write(oldest)
             self._release(oldest)
-        return True
 
     def _release(self, key: str) -> None:
-        if self._recent.pop(key, None) is not None:
-            self._bytes -= self._sizes.pop(key)
+        _, size = self._recent.pop(key, (None, 0))
+        self._bytes -= size
         self._unsaved.pop(key, None)
 
     def _write(self, key: str) -> None:
@@ -154,16 +160,9 @@ class MemoryStore:
         path = self._path(key, self._last)
         path.parent.mkdir(parents=True, exist_ok=True)
         # synced by commit, before a checkpoint names it
-        self._versions[key] = Version(self._last, write_nest(path, self._recent[key], {}, durable=False))
+        self._versions[key] = Version(self._last, write_nest(path, self._recent[key][0], {}, durable=False))
         self._unsynced.add(path)
         del self._unsaved[key]
-
-    def _discard_file(self, key: str) -> None:
-        path = self._path(key, self._versions.pop(key).number)
-        # a run that is killed before the next checkpoint goes back to this file
-        if path.name not in self._needed:
-            self._unsynced.discard(path)
-            remove_file(path)
 
     def _path(self, key: str, number: int) -> Path:
         if self._folder is None:

@@ -105,10 +105,10 @@ def summarize(
     every = [evaluated(rounds.of_seed(seed)) for seed in rounds.seeds]
     # a run that is still going on, or was stopped, may not have been evaluated yet
     runs = [run for run in every if run]
-    finals = {metric: [value_of(run[-1], metric) for run in runs] for metric in _metrics(records, goal)}
+    measured = runs[-1][-1].get("metrics", {}) if runs else {}
+    metrics = dict.fromkeys([goal.metric, *measured])
+    finals = {metric: [value_of(run[-1], metric) for run in runs] for metric in metrics}
     reached = [rounds_to_target(run, goal) for run in every]
-    known = [value for value in reached if value is not None]
-    all_known = len(known) == len(runs)
     accuracy = {"target_accuracy": goal.value, "final_accuracy": _over_seeds(finals[goal.metric])}
     return {
         "method": method,
@@ -121,13 +121,7 @@ def summarize(
         "final": {metric: _over_seeds(values) for metric, values in finals.items()},
         **_by_client(runs, client_names),
         **_chosen(runs, goal),
-        # a mean over only the seeds that reached the target would be too good
-        "rounds_to_target": {
-            "mean": _mean(known) if all_known else None,
-            "std": _std(known) if all_known else None,
-            "by_seed": reached,
-            "reached": len(known),
-        },
+        "rounds_to_target": _over_seeds(reached) | {"reached": sum(value is not None for value in reached)},
         "measured_on": _measured_on(records),
         "totals": {
             "bytes_up": sum(record["bytes_up"] for record in records),
@@ -135,12 +129,6 @@ def summarize(
             "seconds": sum(record["seconds"] for record in records),
         },
     }
-
-
-def _metrics(records: Sequence[Record], goal: Goal) -> list[str]:
-    """The metrics that were measured, the goal's first."""
-    seen = evaluated(records)
-    return list(dict.fromkeys([goal.metric, *(seen[-1].get("metrics", {}) if seen else ())]))
 
 
 def _by_client(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> dict[str, Any]:
@@ -151,21 +139,21 @@ def _by_client(runs: Sequence[Sequence[Record]], names: Sequence[str]) -> dict[s
     metrics: dict[str, Any] = {}
     for metric in lasts[0] or {}:
         columns = list(zip(*((last or {})[metric] for last in lasts), strict=True))
-        means = [_mean([value for value in column if value is not None]) for column in columns]
+        by_client = [[value for value in column if value is not None] for column in columns]
         known = {
-            (names[client] if names else str(client)): value
-            for client, value in enumerate(means)
-            if value is not None
+            (names[client] if names else str(client)): statistics.fmean(values)
+            for client, values in enumerate(by_client)
+            if values
         }
         if known:
             worst = (min if higher_is_better(metric) else max)(known, key=lambda name: known[name])
-            values = list(known.values())
+            means = list(known.values())
             metrics[metric] = {
                 "by_client": known,
                 "worst": known[worst],
                 "worst_client": worst,
-                "std": statistics.pstdev(values),
-                "gap": max(values) - min(values),
+                "std": statistics.pstdev(means),
+                "gap": max(means) - min(means),
             }
     return {"clients": metrics}
 
@@ -204,22 +192,17 @@ def _measured_on(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
+    """The mean and the standard deviation with n − 1, as papers report it; a single run has none.
+
+    A mean over only the seeds that reached a target would be too good, so one unknown value makes both unknown.
+    """
     known = [value for value in values if value is not None]
     all_known = len(known) == len(values)
     return {
-        "mean": _mean(known) if all_known else None,
-        "std": _std(known) if all_known else None,
+        "mean": statistics.fmean(known) if known and all_known else None,
+        "std": statistics.stdev(known) if len(known) > 1 and all_known else None,
         "by_seed": list(values),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _std(values: Sequence[float]) -> float | None:
-    """The standard deviation with n − 1, as papers report it; a single run has none."""
-    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def read_rounds(path: Path) -> list[Record]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpews import outside
 from fedpews.errors import CheckpointError, ConfigError, first_line
 from fedpews.results.files import digest, read_bytes, write_atomically
 
@@ -20,16 +22,13 @@ if TYPE_CHECKING:
 def read_tensors(path: Path, *, follow: bool = False) -> dict[str, Tensor]:
     """The tensors of a plain file; with ``follow`` the path may be a link."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
-    if path.is_symlink() and not follow:
-        raise ConfigError(f"{path} is a link; a run's folder holds plain files only")
-    if not path.is_file():
-        raise ConfigError(f"{path} is not a plain file")
+    data = outside.read_bytes(path, sys.maxsize, follow=follow)
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        tensors: dict[str, Tensor] = load(data)
     # a type of numbers that torch does not have is a KeyError
-    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"{path} is damaged: {first_line(error)}") from error
     return tensors
 
