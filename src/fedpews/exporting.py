@@ -39,6 +39,7 @@ from fedpews.results.statistics import interval
 from fedpews.results.tensors import read_tensors
 from fedpews.tasks.names import show
 from fedpews.torch_private import tree_map_only
+from fedpews.trees import Tree
 
 SAMPLES = 32
 """Held-out samples on which a file is compared with the module."""
@@ -123,10 +124,7 @@ def choose_from_run(
     if client is not None:
         about = f"the fine-tuned model of {client}"
     run.check_trust()
-    data, compared_on = _held_out(experiment, data_dir)
-    module = build_module(experiment, data, seed, params, folder)
-    samples = take(data.test_x, slice(0, SAMPLES))
-    return Chosen(experiment, module, samples, f"{about}, seed {seed}", compared_on, run)
+    return _choose(experiment, seed, params, f"{about}, seed {seed}", data_dir, run)
 
 
 def choose_weights(
@@ -143,27 +141,29 @@ def choose_weights(
         table = experiment.data.model_copy(update=changes)
         experiment = experiment.model_copy(update={"data": table})
     params = read_tensors(weights, follow=True)
-    samples, compared_on = _held_out(experiment, data_dir)
-    module = build_module(experiment, samples, experiment.seeds[0], params)
-    inputs = take(samples.test_x, slice(0, SAMPLES))
-    return Chosen(experiment, module, inputs, f"the weights {weights.name}", compared_on)
+    return _choose(experiment, experiment.seeds[0], params, f"the weights {weights.name}", data_dir)
 
 
-def _held_out(experiment: Experiment, data_dir: Path | None) -> tuple[Federation, str]:
-    """Data with inputs to compare on, and what those are."""
+def _choose(
+    experiment: Experiment, seed: int, params: Tree, about: str, data_dir: Path | None, run: Run | None = None
+) -> Chosen:
+    """The experiment's model with these values, and held-out inputs; random ones if the data is at sites."""
     if experiment.data.name != "sites":
         data = load_data(experiment, data_dir=data_dir)
-        return data, f"{min(SAMPLES, len(data.test_y))} held-out samples"
-    shape, classes = experiment.flower.input_shape, experiment.data.classes or experiment.flower.classes
-    if not shape or not classes:
-        raise ConfigError(
-            "data.name is 'sites': flower.input_shape and data.classes must say what the model is for"
-        )
-    x = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
-    y = torch.zeros(0, dtype=torch.int64)
-    count = classes if isinstance(classes, int) else len(classes)
-    random = Federation(x, y, (), x, y, count, task=build_task(experiment))
-    return random, f"{SAMPLES} random inputs, as the data is at the sites"
+        compared_on = f"{min(SAMPLES, len(data.test_y))} held-out samples"
+    else:
+        shape, classes = experiment.flower.input_shape, experiment.data.classes or experiment.flower.classes
+        if not shape or not classes:
+            raise ConfigError(
+                "data.name is 'sites': flower.input_shape and data.classes must say what the model is for"
+            )
+        x = torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
+        y = torch.zeros(0, dtype=torch.int64)
+        count = classes if isinstance(classes, int) else len(classes)
+        data = Federation(x, y, (), x, y, count, task=build_task(experiment))
+        compared_on = f"{SAMPLES} random inputs, as the data is at the sites"
+    module = build_module(experiment, data, seed, params, None if run is None else run.folder)
+    return Chosen(experiment, module, take(data.test_x, slice(0, SAMPLES)), about, compared_on, run)
 
 
 def model_card(chosen: Chosen, format: str, difference: float) -> str:
@@ -225,12 +225,9 @@ def _metrics_section(run: Run) -> list[str]:
     final = [record for record in run.rounds if record["round"] == last]
     over_all = [value for value in run.summary["final"][metric]["by_seed"] if value is not None]
     rows = [("all", over_all)]
-    sites = final[0].get("sites")
-    if sites:
-        rows += [
-            (name, [r["sites"][name].get(metric) for r in final if name in r.get("sites", {})])
-            for name in sites
-        ]
+    if final[0].get("sites"):
+        for name in final[0]["sites"]:
+            rows.append((name, [record.get("sites", {}).get(name, {}).get(metric) for record in final]))
     else:
         by_client = [client_values(record, metric) or [] for record in final]
         names = _client_names(run, max(map(len, by_client), default=0))

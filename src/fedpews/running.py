@@ -185,10 +185,7 @@ class Training:
         Args:
             why: why this engine was chosen.
         """
-        experiment, done = (
-            self.setup.experiment,
-            0 if self.saver.resumed is None else self.saver.resumed.round,
-        )
+        experiment, done = self.setup.experiment, self.saver.saved
         engine = f"{self.server.engine.name} engine" + (f", {why}" if why else "")
         for callback in self.callbacks:
             callback.begin(experiment, done, engine)
@@ -205,12 +202,12 @@ class Training:
                 is_ended = bool(new) and True in [callback.round(new) for callback in self.callbacks]
                 if is_ended or stop.is_set():
                     self._checkpoint(round)
-                if stop.is_set() and not is_ended:
+                if is_ended:
+                    break
+                if stop.is_set():
                     raise Interrupted(
                         f"stopped after round {round} of {experiment.rounds}; {self.saver.describe()}"
                     )
-                if is_ended:
-                    break
         # the last record of a run that a callback ended may still wait for its evaluation
         self.records += self.saver.record(self.server.measurer.complete())
 

@@ -66,7 +66,8 @@ class Saver:
         self._changes: list[str] = [*known.get("went_on", ())]  # since the run began, each with its round
         self._logged = len(self._changes)  # changes that the records have already
         self._machines = list(dict.fromkeys([*known.get("machines", ()), describe_machine(setup.net.device)]))
-        self._saved = 0 if self.resumed is None else self.resumed.round  # the round of the last checkpoint
+        self.saved = 0 if self.resumed is None else self.resumed.round
+        """The round of the last checkpoint."""
         self._is_described = False
         if self._earlier is not None:
             self._compare(self._earlier)
@@ -108,7 +109,7 @@ class Saver:
             )
 
     def _log_change(self, text: str) -> None:
-        self._changes.append(f"after round {self._saved}: {text}")
+        self._changes.append(f"after round {self.saved}: {text}")
 
     def start(self, engine: Engine, why: str, memories: Store) -> list[Record]:
         """Continue with an engine, after all checks; the records so far.
@@ -165,7 +166,7 @@ class Saver:
 
     def checkpoint(self, round: int, server: Server, best: Mapping[int, Tree]) -> None:
         """Write a checkpoint, unless there is one of this round."""
-        if self._folder is None or self._saved == round:
+        if self._folder is None or self.saved == round:
             return
         about = {
             "layout": STATE_LAYOUT,
@@ -178,7 +179,7 @@ class Saver:
             "machines": self._machines,
         }
         self._folder.save_checkpoint(round, server.states, best, server.memories, about)
-        self._saved = round
+        self.saved = round
 
     def finish(self, result: Result) -> None:
         """Complete the summary, and write it with the models and masks."""
@@ -201,9 +202,9 @@ class Saver:
         if self._folder is None:
             return "nothing was saved"
         path = self._folder.path
-        if not self._saved:
+        if not self.saved:
             return f"nothing was saved yet; the same command with --resume begins again ({path})"
-        return f"saved as of round {self._saved}: go on with the same command and --resume ({path})"
+        return f"saved as of round {self.saved}: go on with the same command and --resume ({path})"
 
     def _federation(self, masked: bool) -> dict[str, Any]:
         setup, data = self._setup, self._setup.data

@@ -76,12 +76,11 @@ class Ownership:
 
     def is_whole(self) -> bool:
         """Whether the packed bits or bytes are as many as the numbers of clients and neurons say."""
-        packed, unit = (self.owned, 1) if self.owned is not None else (self.owners, 8)
-        count = self.neurons * (len(self.clients) if unit == 1 else 1)
-        if packed is None or (self.owned is not None and self.owners is not None):
+        if (self.owned is None) == (self.owners is None):
             return False
+        bits = self.neurons * (8 if self.owned is None else len(self.clients))
         try:
-            return len(b64decode(packed, validate=True)) == (count * unit + 7) // 8
+            return len(b64decode(self.owned or self.owners or "", validate=True)) == (bits + 7) // 8
         except ValueError:
             return False
 

@@ -12,7 +12,7 @@ from fedpews.outside import shaped
 from fedpews.results import layout
 from fedpews.results.columns import COLUMNS
 from fedpews.results.files import is_expected
-from fedpews.results.schema import RecordShape, Values, check_clients, read_lines
+from fedpews.results.schema import RecordShape, Values, read_lines
 from fedpews.tasks.names import Goal, higher_is_better
 
 if TYPE_CHECKING:
@@ -21,42 +21,33 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-class Rounds(Sequence[Record]):
+class Rounds(list[Record]):
     """The records of a run, a table with one row per seed and round.
 
     >>> Rounds([{"seed": 0, "round": 1, "accuracy": 0.5}]).column("accuracy")
     [0.5]
     """
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._records = list(records)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._records[index]
-
     def __repr__(self) -> str:
-        last = f", last {self._records[-1]}" if self._records else ""
+        last = f", last {self[-1]}" if self else ""
         return f"<{len(self)} rounds of seeds {self.seeds}{last}>"
 
     @property
     def seeds(self) -> list[int]:
-        return sorted({record["seed"] for record in self._records})
+        return sorted({record["seed"] for record in self})
 
     def of_seed(self, seed: int) -> list[Record]:
-        return [record for record in self._records if record["seed"] == seed]
+        return [record for record in self if record["seed"] == seed]
 
     def column(self, name: str) -> list[Any]:
         """One value a record; None for a round that was not evaluated (``runtime.evaluate_every``)."""
-        if not any(name in record for record in self._records):
+        if not any(name in record for record in self):
             raise KeyError(name)
-        return [record.get(name) for record in self._records]
+        return [record.get(name) for record in self]
 
     def to_pandas(self) -> pd.DataFrame:
         """The same as a DataFrame, with columns such as ``metrics.auroc``; needs pandas (``fedpews[pandas]``)."""
-        frame: pd.DataFrame = need_extra("pandas", "pandas", "to_pandas()").json_normalize(self._records)
+        frame: pd.DataFrame = need_extra("pandas", "pandas", "to_pandas()").json_normalize([*self])
         return frame
 
 
@@ -214,5 +205,13 @@ def read_rounds(path: Path) -> list[Record]:
     for record in records:
         drawn = {name: record[name] for name in COLUMNS if name in record}
         shaped(Values, drawn, f"{file}, round {record['round']}")
-    check_clients(records, str(file))
+    # either every evaluation has the metrics of single clients, and of as many, or none has
+    lengths = set()
+    for record in evaluated(records):
+        columns = {"": record.get("client_accuracy")} | record.get("client_metrics", {})
+        lengths.add(
+            tuple(sorted((key, len(values)) for key, values in columns.items() if values is not None))
+        )
+    if len(lengths) > 1 or len({length for columns in lengths for _, length in columns}) > 1:
+        raise ConfigError(f"{file} is damaged: its lines are not about the same clients")
     return records

@@ -6,7 +6,6 @@ checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Required
 
@@ -200,16 +199,3 @@ def _read_text(path: Path, most: int = MOST_TEXT) -> str:
         return read_verified(path, most).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text: {error}") from error
-
-
-def check_clients(records: Sequence[dict[str, Any]], where: str) -> None:
-    """Either every record of an evaluation says how single clients do, and of as many, or none does."""
-    seen = [record for record in records if "metrics" in record or "accuracy" in record]
-    columns = [{"": record.get("client_accuracy"), **record.get("client_metrics", {})} for record in seen]
-    shapes = {
-        tuple((key, None if values is None else len(values)) for key, values in sorted(clients.items()))
-        for clients in columns
-    }
-    sizes = {size for shape in shapes for _, size in shape if size is not None}
-    if len(shapes) > 1 or len(sizes) > 1:
-        raise ConfigError(f"{where} is damaged: its lines are not about the same clients")
