@@ -8,6 +8,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import torch
+
 from fedpews.build import Setup
 from fedpews.config import flatten
 from fedpews.engines.engine import Engine
@@ -124,7 +126,7 @@ class Saver:
         experiment, earlier = self._setup.experiment, self._earlier
         is_same = earlier is not None and earlier.fingerprint() == experiment.fingerprint()
         if not (is_same and self._folder.is_intact(layout.CONFIG)):
-            if is_same and self._folder.is_listed(layout.CONFIG):
+            if is_same and layout.CONFIG in self._folder.sums:
                 logging.getLogger("fedpews").warning(
                     "%s was lost or damaged; it is written again", self._folder.config
                 )
@@ -188,14 +190,20 @@ class Saver:
             result.summary["went_on"] = self._changes
         if self._folder is None:
             return
-        net = self._setup.net
-        params, best = result.params, result.best
-        if not has_adapters(net):
-            params, best = (
-                {seed: tree | net.at(seed).constants() for seed, tree in trees.items()}
-                for trees in (params, best)
-            )
-        self._folder.finish(result.summary, params, result.neurons, best, result.finetuned)
+        net, files = self._setup.net, {}
+        for seed, params in result.params.items():
+            constants = {} if has_adapters(net) else net.at(seed).constants()
+            files[layout.MODEL.format(seed)] = params | constants
+            if seed in result.best:
+                files[layout.BEST.format(seed)] = result.best[seed] | constants
+            clients = result.finetuned.get(seed, {}).items()
+            if clients:
+                tuned = {f"client-{i}/{name}": value for i, tree in clients for name, value in tree.items()}
+                files[layout.FINETUNED.format(seed)] = tuned
+            if result.neurons[seed]:
+                masks = {f"client-{i}": mask.to(torch.uint8) for i, mask in result.neurons[seed].items()}
+                files[layout.MASKS.format(seed)] = masks
+        self._folder.finish(result.summary, files)
 
     def describe(self) -> str:
         """What is saved of a run that stops now, and how to continue it."""

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from fedpews.errors import CheckpointError, ConfigError, FolderInUse
 from fedpews.results import checkpoint, layout
@@ -44,16 +44,23 @@ class RunFolder:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         layout.refuse_links(path)
-        self._lock = _lock(path)
+        # the system releases it even after kill -9; another thread than this one may close the folder
+        self._lock = FileLock(path / layout.LOCK, thread_local=False)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise FolderInUse(
+                f"{path} is in use by another run; wait for it or give another folder (--out)"
+            ) from error
         # files that a killed process was writing
         for file in [*path.iterdir(), *(path / layout.CHECKPOINT).glob(".*.new")]:
             if ASIDE.fullmatch(file.name):
                 remove_file(file)
         try:
-            self._sums = read_sums(path)
+            self.sums = read_sums(path)  # the digests of its files by name
         except CheckpointError:
             # written again as the run goes on
-            self._sums = {}
+            self.sums = {}
         self._growing: dict[str, GrowingFile] = {}
         self._checkpoints: list[Checkpoint] = []  # the last two, the older one first
 
@@ -73,12 +80,9 @@ class RunFolder:
     def is_intact(self, name: str) -> bool:
         """Whether a file is listed, and as it was written."""
         try:
-            return digest(read_bytes(self.path / name)) == self._sums.get(name)
+            return digest(read_bytes(self.path / name)) == self.sums.get(name)
         except CheckpointError:
             return False
-
-    def is_listed(self, name: str) -> bool:
-        return name in self._sums
 
     def write_config(self, toml: str) -> None:
         """Write the configuration and delete the summary, which is that of a shorter run."""
@@ -97,9 +101,9 @@ class RunFolder:
         memories.restore({} if resumed is None else resumed.memories)
         kept = {name: checkpoint.read_growing(self.path, name, resumed) for name in layout.GROWING}
         # before anything is cut; all other files are written again at the end
-        sums = {name: self._sums[name] for name in (layout.CONFIG, layout.FEDERATION) if name in self._sums}
-        self._sums = sums | {name: digest(lines) for name, lines in kept.items()}
-        write_sums(self.path, self._sums)
+        sums = {name: self.sums[name] for name in (layout.CONFIG, layout.FEDERATION) if name in self.sums}
+        self.sums = sums | {name: digest(lines) for name, lines in kept.items()}
+        write_sums(self.path, self.sums)
         self._growing = {name: GrowingFile(self.path / name, lines) for name, lines in kept.items()}
         return read_rounds(self.path)
 
@@ -114,12 +118,12 @@ class RunFolder:
         # neurons first: a page that is read meanwhile never has a round without its masks
         self._append(layout.NEURONS, [ownership.record() for ownership in observed])
         self._append(layout.ROUNDS, records)
-        write_sums(self.path, self._sums, durable=False)
+        write_sums(self.path, self.sums, durable=False)
 
     def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         file = self._growing[name]
         file.append("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
-        self._sums[name] = file.digest
+        self.sums[name] = file.digest
 
     def save_checkpoint(
         self,
@@ -146,48 +150,34 @@ class RunFolder:
         checkpoint.remove_others(self.path, [kept.round for kept in self._checkpoints])
         memories.keep({name for kept in self._checkpoints for name in kept.memory_files})
 
-    def finish(
-        self,
-        summary: Mapping[str, Any],
-        params: Mapping[int, Tree],
-        neurons: Mapping[int, Mapping[int, Tensor]],
-        best: Mapping[int, Tree],
-        finetuned: Mapping[int, Mapping[int, Tree]],
-    ) -> None:
-        """Write the files of a finished run: each seed's models and masks, and last the summary."""
-        from torch import uint8
+    def finish(self, summary: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write the files of a finished run: tensors by the name of their file, and last the summary."""
+        from safetensors.torch import save
 
-        files: dict[str, bytes] = {}
-        for seed, tree in best.items():
-            files[layout.BEST.format(seed)] = _tensors(tree)
-        for seed, clients in finetuned.items():
-            named = {f"client-{i}/{name}": v for i, tree in clients.items() for name, v in tree.items()}
-            files[layout.FINETUNED.format(seed)] = _tensors(named)
-        for seed, tree in params.items():
-            files[layout.MODEL.format(seed)] = _tensors(tree)
-            if neurons[seed]:
-                masks = {f"client-{client}": mask.to(uint8) for client, mask in neurons[seed].items()}
-                files[layout.MASKS.format(seed)] = _tensors(masks)
-        # last: a folder with a summary is a finished run, so everything else must be there
-        files[layout.SUMMARY] = (json.dumps(summary, indent=2) + "\n").encode()
         for file in self._growing.values():
             file.sync()
+        files = {
+            name: bytes(save({key: value.contiguous().cpu() for key, value in tree.items()}))
+            for name, tree in tensors.items()
+        }
+        # last: a folder with a summary is a finished run, so everything else must be there
+        files[layout.SUMMARY] = (json.dumps(summary, indent=2) + "\n").encode()
         for name, data in files.items():
             write_atomically(self.path / name, data)
-            self._sums[name] = digest(data)
-        write_sums(self.path, self._sums)
+            self.sums[name] = digest(data)
+        write_sums(self.path, self.sums)
 
     def _unlist(self, name: str) -> None:
         """Remove a file from the list before it is written again: a kill in between must not make it look damaged."""
-        if self._sums.pop(name, None) is not None:
-            write_sums(self.path, self._sums)
+        if self.sums.pop(name, None) is not None:
+            write_sums(self.path, self.sums)
 
     def _write(self, name: str, data: bytes) -> None:
         """Write a file and list it."""
         self._unlist(name)
         write_atomically(self.path / name, data)
-        self._sums[name] = digest(data)
-        write_sums(self.path, self._sums)
+        self.sums[name] = digest(data)
+        write_sums(self.path, self.sums)
 
 
 def go_back(path: Path, before: int) -> None:
@@ -200,22 +190,3 @@ def go_back(path: Path, before: int) -> None:
                 f"{path} has no checkpoint from before round {before}; it has those of rounds {rounds or 'none'}"
             )
         checkpoint.remove_others(path, kept)
-
-
-def _tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    from safetensors.torch import save
-
-    return bytes(save({key: value.contiguous().cpu() for key, value in tensors.items()}))
-
-
-def _lock(path: Path) -> BaseFileLock:
-    """Lock the folder for this process. The system releases it even after kill -9."""
-    # another thread than the one that opened the folder may close it
-    lock = FileLock(path / layout.LOCK, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise FolderInUse(
-            f"{path} is in use by another run; wait for it or give another folder (--out)"
-        ) from error
-    return lock
