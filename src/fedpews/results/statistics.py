@@ -26,6 +26,9 @@ EXACT_UP_TO = 16
 
 DRAWN = 9999
 
+BySeed = Mapping[int, float] | Sequence[float]
+"""Numbers by seed; in a sequence the indices are the seeds."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -75,18 +78,10 @@ def corrected(differences: Sequence[Difference]) -> list[Difference]:
     return [replace(difference, p=p) for difference, p in zip(differences, ps, strict=True)]
 
 
-def paired_difference(
-    a: Mapping[int, float] | Sequence[float],
-    b: Mapping[int, float] | Sequence[float],
-    higher_is_better: bool = True,
-    confidence: float = 0.95,
-) -> Difference:
-    """The mean gain of ``a`` over ``b`` with its interval, over the seeds that both have.
+def paired_difference(a: BySeed, b: BySeed, higher_is_better: bool = True) -> Difference:
+    """The mean gain of ``a`` over ``b`` with its 95 % interval, over the seeds that both have.
 
-    Args:
-        a: seed -> number, or numbers whose indices are the seeds. Numbers that are not finite are left out; for seeds
-            that never reach a target see ``restricted_rounds``.
-        b: the same of the run that it is compared with.
+    Numbers that are not finite are left out; for seeds that never reach a target see ``restricted_rounds``.
 
     >>> paired_difference([0.9, 0.8, 0.85] * 2, [0.6, 0.5, 0.55] * 2).describe(digits=2)
     'better by 0.30'
@@ -95,15 +90,11 @@ def paired_difference(
     if not gains:
         return Difference(math.nan, -math.inf, math.inf, 0, 1.0)
     mean = math.fsum(gains) / len(gains)
-    low, high = interval(gains, confidence)
+    low, high = interval(gains)
     return Difference(mean, low, high, len(gains), sign_flip_test(gains))
 
 
-def paired_gains(
-    a: Mapping[int, float] | Sequence[float],
-    b: Mapping[int, float] | Sequence[float],
-    higher_is_better: bool = True,
-) -> list[float]:
+def paired_gains(a: BySeed, b: BySeed, higher_is_better: bool = True) -> list[float]:
     """How much better ``a`` is in each seed that both have.
 
     >>> paired_gains({0: 10, 1: 12}, {1: 15, 2: 11}, higher_is_better=False)
@@ -114,8 +105,8 @@ def paired_gains(
     return [sign * (first[seed] - second[seed]) for seed in sorted(first.keys() & second.keys())]
 
 
-def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The confidence interval of a mean: Student's t for few values, a BCa bootstrap for ``BOOTSTRAP_FROM`` or more.
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a mean: Student's t for few values, a BCa bootstrap for ``BOOTSTRAP_FROM`` or more.
 
     A single value says nothing about its spread: the interval is everything.
     """
@@ -130,17 +121,16 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     if float(np.ptp(array)) <= 1e-12 * max(1.0, abs(mean)):
         return mean, mean
     if len(array) >= BOOTSTRAP_FROM:
-        resampled = stats.bootstrap(
-            (array,), np.mean, confidence_level=confidence, method="BCa", rng=np.random.default_rng(0)
-        ).confidence_interval
+        rng = np.random.default_rng(0)
+        resampled = stats.bootstrap((array,), np.mean, method="BCa", rng=rng).confidence_interval
         if math.isfinite(resampled.low) and math.isfinite(resampled.high):
             return float(resampled.low), float(resampled.high)
-    half = float(stats.sem(array)) * float(stats.t.ppf((1 + confidence) / 2, len(array) - 1))
+    half = float(stats.sem(array)) * float(stats.t.ppf(0.975, len(array) - 1))
     return mean - half, mean + half
 
 
 def unpaired_interval(
-    values: Sequence[float], mean: float, deviation: float, count: int, confidence: float = 0.95
+    values: Sequence[float], mean: float, deviation: float, count: int
 ) -> tuple[float, float, float]:
     """By how much the mean of these values exceeds a published mean, with both ends of Welch's interval.
 
@@ -160,7 +150,7 @@ def unpaired_interval(
         return difference, difference, difference
     counts = (len(array), count)
     freedom = sum(variances) ** 2 / sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
-    half = sum(variances) ** 0.5 * float(stats.t.ppf((1 + confidence) / 2, freedom))
+    half = sum(variances) ** 0.5 * float(stats.t.ppf(0.975, freedom))
     return difference, difference - half, difference + half
 
 
@@ -232,6 +222,6 @@ def restricted_rounds(
     return {seed: float(horizon if value is None else min(value, horizon)) for seed, value in pairs}
 
 
-def _by_seed(values: Mapping[int, float] | Sequence[float]) -> dict[int, float]:
+def _by_seed(values: BySeed) -> dict[int, float]:
     pairs = values.items() if isinstance(values, Mapping) else enumerate(values)
     return {seed: float(value) for seed, value in pairs if math.isfinite(value)}
