@@ -37,8 +37,10 @@ STATE_LAYOUT = "4"
 CHANGED = "runtime.resume=changed"
 """The setting that lets a run continue even if its numbers will differ from those of a run that never stopped."""
 
-FREE = ("runtime.workers", "runtime.checkpoint_every", "runtime.resume", "flower.")
-FREE += ("data.fingerprint", "model.fingerprint", "model.code")
+FREE = (
+    *("runtime.workers", "runtime.checkpoint_every", "runtime.resume", "flower."),
+    *("data.fingerprint", "model.fingerprint", "model.code"),
+)
 """Keys that may differ in a resumed run; data and model are compared themselves."""
 
 OF_LENGTH = {"rounds", "warmup.rounds", "warmup.fraction", "runtime.engine"}

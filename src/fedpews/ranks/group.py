@@ -60,7 +60,7 @@ def pack(message: Message, device: torch.device) -> Tensor:
     tensors: dict[int, Tensor] = {}
     numbers: dict[int, int] = {}
 
-    def encode(value: Any) -> dict[str, Any]:
+    def encode(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return vars(value)
         # one model for all clients is one tensor in all their downloads

@@ -66,9 +66,8 @@ class MemoryStore:
 
     def __init__(self, folder: Path | None, device: torch.device | str = "cpu") -> None:
         self._folder, self._device = folder, device
-        self._recent: OrderedDict[str, tuple[Nest, int]] = (
-            OrderedDict()
-        )  # in RAM with bytes, the oldest first
+        # in RAM, each with its bytes, the least recent first
+        self._recent: OrderedDict[str, tuple[Nest, int]] = OrderedDict()
         self._bytes = 0  # of those in RAM
         self._unsaved: dict[str, None] = {}  # keys in RAM whose file is missing or outdated; an ordered set
         self._versions: dict[str, Version] = {}  # of the files
