@@ -102,7 +102,7 @@ def choose_from_run(
     data_dir: Path | None = None,
     trust: bool = False,
 ) -> Chosen:
-    """The global model of a finished run, the best one, or a client's own after fine-tuning.
+    """The global model of a finished run, the best one, or a client's after fine-tuning.
 
     Args:
         trust: import the code and open the files that the folder's configuration names.
@@ -133,7 +133,7 @@ def choose_weights(
     """A model that a site keeps: its weights, and the experiment that they were trained in.
 
     Args:
-        data: the site's own, ``folder:PATH`` or ``FILE.py:function``.
+        data: the site's, ``folder:PATH`` or ``FILE.py:function``.
     """
     experiment = Experiment.load(config)
     if data is not None:
@@ -308,7 +308,7 @@ def _write_onnx(module: nn.Module, samples: Any, folder: Path) -> Reader:
 
     args, kwargs = arguments(samples)
     path = folder / "model.onnx"
-    # what torch says of its own parts and of packages that are not installed
+    # torch warns of its own internals and of packages that are not installed
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():

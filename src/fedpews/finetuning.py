@@ -53,9 +53,9 @@ def check_finetuning(setup: Setup) -> None:
 
 
 def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[str, Any]]:
-    """Each client's model after so many epochs from the global one, and how good each is for its own client."""
+    """Each client's model after so many epochs from the global one, and its metric on the client's data."""
     table, last, clients = setup.experiment.finetune, setup.experiment.rounds, range(len(setup.data))
-    assert table.epochs is not None, "asked for only where it is"
+    assert table.epochs is not None
     lr = setup.rules.lr_at(last) if table.lr is None else table.lr
     downloads = {s: Download(last + 1, "finetune", len(clients), params) for s, params in models.items()}
     with _trained(setup, setup.data, downloads, table.epochs, lr) as (engine, tuned):

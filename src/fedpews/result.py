@@ -51,7 +51,7 @@ class Trained:
     best: dict[int, Tree]
     """The best global model by seed, of a run that keeps it (``stop.patience``, ``stop.best``)."""
     neurons: dict[int, dict[int, Tensor]]
-    """By seed and client: who owned what in the last warmup round."""
+    """By seed and client: the neurons that the client owned in the last warmup round."""
     finetuned: dict[int, dict[int, Tree]]
     """By seed and client: the global model after ``finetune.epochs`` at the client."""
 

@@ -72,13 +72,13 @@ def run(
             each client is a dict with a ``test`` of its own.
         task: what to train for: a name, a table of options with a ``name``, or your own ``fedpews.tasks.Task``.
         metrics: what to measure; the first one counts.
-        loss: in the place of the task's own: (outputs, labels) -> one number per sample, or a mean.
+        loss: instead of the task's: (outputs, labels) -> one number per sample, or a mean.
         graph: the neurons of a model that cannot be traced.
         out: a folder to write the run to; without one nothing is kept on disk.
-        resume: go on where a run in ``out`` stopped.
+        resume: continue a run in ``out`` that stopped.
         data_dir: where to look for named data sets first.
         callbacks: called as the run goes on.
-        progress: show how far it is: a bar in a terminal, elsewhere a line of text every so often.
+        progress: show a progress bar in a terminal, elsewhere a line of text every so often.
         settings: changes to the experiment: ``rounds=50``, ``train={"lr": 0.1}``.
 
     >>> import torch
@@ -96,7 +96,6 @@ def run(
     elif method is not None:
         settings["method"] = method
     resolved = record_given(resolve(experiment, settings), model, clients)
-    made = build_task(resolved, own_task, loss)
     setup = build(
         resolved,
         model=model,
@@ -105,7 +104,7 @@ def run(
         graph=graph,
         data_dir=data_dir,
         method=method if isinstance(method, Method) else None,
-        task=made,
+        task=build_task(resolved, own_task, loss),
     )
     with progress_bar(resolved.method_label) if progress else nullcontext(Callback()) as bar:
         return train(setup, out=out, resume=resume, callbacks=[bar, *callbacks])

@@ -1,7 +1,7 @@
 """Experiment trackers that listen to a run: TensorBoard, Weights & Biases, MLflow and Trackio.
 
-Each is a thin adapter on ``Callback``, an extra of the package, and imported only when asked for. A seed is a run of
-its own there, and a run that goes on after a stop goes on there, too.
+Each is a thin adapter on ``Callback``, an extra of the package, and imported only when it is used. A seed is a separate
+run there, and a resumed run is continued there, too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def tracking(names: Sequence[str], folder: Path) -> Iterator[Callback]:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The numbers of a record by themselves.
+    """The numbers of a record.
 
     >>> scalars({"seed": 0, "round": 3, "phase": "train", "accuracy": 0.5, "client_accuracy": [0.4, 0.6]})
     {'accuracy': 0.5}
@@ -86,7 +86,7 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def _identity(folder: Path, seed: int) -> str:
-    """The same for the same folder and seed, so that a resumed run is found again."""
+    """An identifier of a folder and seed, by which a resumed run is continued."""
     return blake2b(f"{folder.resolve()}|{seed}".encode(), digest_size=8).hexdigest()
 
 

@@ -100,11 +100,11 @@ PREFIX = "fedpews"
 """Before all our keys in the store."""
 
 PAUSE = 0.05
-"""Seconds between two looks at which ranks have come."""
+"""Seconds between two checks for ranks that have joined."""
 
 
 def meet(here: Rank, patience: timedelta) -> tuple[Store, bool]:
-    """A store for this attempt alone, once all ranks have come, and whether there was an attempt before it."""
+    """A store for this attempt alone, once all ranks have joined, and whether there was an attempt before it."""
     store, _, _ = next(rendezvous("env://", here.rank, here.world, timeout=patience))
     return meet_at(PrefixStore(PREFIX, store), here, patience)
 
@@ -131,7 +131,7 @@ def meet_at(store: Store, here: Rank, patience: timedelta) -> tuple[Store, bool]
                 missing.remove(rank)
         time.sleep(PAUSE)
     if missing:
-        raise RankLost(f"of {here.world} ranks, {sorted(missing)} did not come within {patience}")
+        raise RankLost(f"of {here.world} ranks, {sorted(missing)} did not join within {patience}")
     return PrefixStore(name, store), again or here.restarts > 0
 
 
@@ -206,7 +206,7 @@ def read_error(message: Message, rank: int) -> FedpewsError:
 
 @contextmanager
 def joined(here: Rank, device: torch.device) -> Iterator[Group]:
-    """All ranks, once each of them has come."""
+    """All ranks, once each of them has joined."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, again = meet(here, PATIENCE)
@@ -232,7 +232,7 @@ def device_name(wanted: str, here: Rank) -> str:
     if wanted != "cuda":
         raise ConfigError(
             f"runtime.device is {wanted!r}, but {here.local_world} ranks run on this machine and each needs its "
-            "own; say cuda (a GPU for each rank), cpu or auto"
+            "own; set cuda (a GPU for each rank), cpu or auto"
         )
     if here.local_world > torch.cuda.device_count():
         raise ConfigError(

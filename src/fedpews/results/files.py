@@ -1,7 +1,7 @@
 """Files of a run's folder: written whole or not at all, and verified by their SHA-256 when they are read.
 
 There is one scheme of integrity: a table of digests by file name. ``SHA256SUMS`` is the table of a run's folder, in the
-form that ``sha256sum --check`` takes, and every checkpoint has one of its own files. The digest of a file that grows
+format of ``sha256sum --check``, and every checkpoint has a table of its files. The digest of a file that grows
 is that of all lines written so far: lines that a killed process added after it are ignored.
 """
 

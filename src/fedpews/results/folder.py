@@ -114,7 +114,7 @@ class RunFolder:
             self._write(layout.FEDERATION, (json.dumps(described) + "\n").encode())
 
     def append(self, records: Sequence[Record], observed: Sequence[Ownership] = ()) -> None:
-        """Append the records of a round, and who owned which neurons in it."""
+        """Append the records of a round, and which neurons each client owned in it."""
         # neurons first: a page that is read meanwhile never has a round without its masks
         self._append(layout.NEURONS, [ownership.record() for ownership in observed])
         self._append(layout.ROUNDS, records)

@@ -165,7 +165,7 @@ class MemoryStore:
 
     def _path(self, key: str, number: int) -> Path:
         if self._folder is None:
-            # made only when something has to leave RAM; removed with the store
+            # created only when a memory has to leave RAM; removed with the store
             self._folder = Path(mkdtemp(prefix="fedpews-"))
             finalize(self, rmtree, self._folder, ignore_errors=True)
         return self._folder / file_name(key, number)

@@ -154,7 +154,7 @@ class SitesErrorShape(TypedDict):
 
 
 class SeenShape(TypedDict):
-    """What a site said at first contact, in sites-seen.json."""
+    """What a site reported at first contact, in sites-seen.json."""
 
     key: str | None
     data: str
