@@ -10,7 +10,7 @@ from fedpews.compose import method as make
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.private import with_dp
+from fedpews.methods.private import Private
 from fedpews.methods.server_optimizers import SGD, FedExP
 from fedpews.testing import Playground, check_laws, small_clients, small_network
 from fedpews.warmup import Fixed, with_warmup
@@ -78,6 +78,6 @@ def test_it_keeps_the_contract(name: str) -> None:
 
 
 def test_it_asks_for_more_than_differential_privacy_pays_for() -> None:
-    private = with_dp(FedAvg(server=FedExP()), clip=1.0, noise=1.0)
+    private = Private(FedAvg(server=FedExP()), clip=1.0, noise=1.0)
     with pytest.raises(ConfigError, match="several averages in a round"):
         Playground(private, small_network(), small_clients()).play(1)

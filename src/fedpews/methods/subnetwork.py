@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.methods.contract import STEPS_TAKEN, ClientHalf, Download, Upload, Work
+from fedpews.methods.contract import (
+    STEPS_TAKEN,
+    ClientHalf,
+    ClientWrapper,
+    Download,
+    Upload,
+    Work,
+    inner_memory,
+)
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Batch, Network
 from fedpews.torch_private import is_transformed
@@ -125,24 +133,19 @@ def _step_cut(
 
 
 @dataclass(frozen=True)
-class AssignedClient(ClientHalf):
+class AssignedClient(ClientWrapper):
     """Trains the neurons the server assigned, and sends them back.
 
     Their outputs are multiplied by the ``scale`` that the server may send.
     """
-
-    inner: ClientHalf
-
-    def noise_size(self, net: Network) -> int:
-        return self.inner.noise_size(net)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         assert download.neurons is not None, "the server half assigns the neurons"
         gates = download.neurons.to(next(iter(download.params.values())).dtype)
         if "scale" in download.extra:
             gates = gates * download.extra["scale"]["scale"]
-        kept = None if memory is None else memory["inner"]
-        return {"inner": start_subnetwork(self.inner, net, download, kept), "gates": {"neurons": gates}}
+        inner = start_subnetwork(self.inner, net, download, inner_memory(memory))
+        return {"inner": inner, "gates": {"neurons": gates}}
 
     def step(
         self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
@@ -152,10 +155,7 @@ class AssignedClient(ClientHalf):
         return local | {"inner": inner}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        memory, upload = self.inner.finish(
-            net, download, local["inner"], replace(work, neurons=download.neurons)
-        )
-        return {"inner": memory}, upload
+        return super().finish(net, download, local, replace(work, neurons=download.neurons))
 
 
 def window(graph: NeuronGraph, width: float, offset: int = 0, device: torch.device | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The client halves of the warmup, and of the rounds after it."""
+"""The client half of a warmup with learned masks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedpews.methods.contract import PARAMS, THETA, ClientHalf, Download, Upload, Work, inner_memory
+from fedpews.methods.contract import PARAMS, THETA, ClientWrapper, Download, Upload, Work, inner_memory
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.functional import differentiate
 from fedpews.neurons.network import Batch, Network
@@ -20,10 +20,9 @@ CLOSED = -1000.0
 
 
 @dataclass(frozen=True)
-class LearnedClient(ClientHalf):
+class LearnedClient(ClientWrapper):
     """Algorithm 1: at every step first the mask scores s, then the weights of the neurons drawn by them."""
 
-    inner: ClientHalf
     masks: Learned
 
     def noise_size(self, net: Network) -> int:
@@ -96,29 +95,7 @@ class LearnedClient(ClientHalf):
         shared = theta if self.masks.upload == "probabilities" else neurons.to(theta.dtype)
         # the first 2h numbers are for the masks, the others for the inner method
         rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
-        memory, upload = self.inner.finish(net, download, local["inner"], rest)
+        memory, upload = super().finish(net, download, local, rest)
         if self.masks.upload == "probabilities":
             upload = upload.adding({THETA: {"neurons": theta}})
-        return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
-
-
-@dataclass(frozen=True)
-class WarmClient(ClientHalf):
-    """After the warmup: the inner half, with the memory it kept in the warmup."""
-
-    inner: ClientHalf
-
-    def noise_size(self, net: Network) -> int:
-        return self.inner.noise_size(net)
-
-    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        return self.inner.start(net, download, inner_memory(memory))
-
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
-        return self.inner.step(net, local, batch, noise, lr)
-
-    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        memory, upload = self.inner.finish(net, download, local, work)
-        return {"inner": memory}, upload
+        return memory | {"scores": local["scores"], "shared": {"neurons": shared}}, upload

@@ -12,22 +12,28 @@ from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import THETA, ClientHalf, Cohort, Download, Method, Upload, Wrapper
+from fedpews.methods.contract import (
+    THETA,
+    ClientHalf,
+    ClientWrapper,
+    Cohort,
+    Download,
+    Method,
+    Upload,
+    Wrapper,
+    change_each,
+)
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.neurons.network import Network
 from fedpews.trees import Nest, Tree, pick
 from fedpews.warmup.auto import Auto
-from fedpews.warmup.clients import LearnedClient, WarmClient
+from fedpews.warmup.clients import LearnedClient
 from fedpews.warmup.masks import Learned, Masks, draw_starts
 
 WARMUP = "warmup"
 
 
-def with_warmup(
-    method: Method,
-    rounds: int,
-    masks: Masks | None = None,
-) -> Method:
+def with_warmup(method: Method, rounds: int, masks: Masks | None = None) -> Method:
     """The same method, with a warmup of ``rounds`` rounds in which each client trains only its own neurons.
 
     During the warmup the server averages every element over the clients that own it. After it every client trains
@@ -43,9 +49,8 @@ def with_warmup(
     25
     """
     if not method.takes_warmup:
-        name = type(method).__name__
         raise ConfigError(
-            f"{name} trains parts of the network by its own rule, so it takes no warmup; "
+            f"{type(method).__name__} trains parts of the network by its own rule, so it takes no warmup; "
             "use a method that trains the whole network, such as fedavg"
         )
     return Warmup(method, rounds, Learned() if masks is None else masks)
@@ -68,7 +73,7 @@ class Warmup(Wrapper):
 
     def client(self, phase: str) -> ClientHalf:
         if phase != WARMUP:
-            return WarmClient(self.inner.client(phase))
+            return ClientWrapper(self.inner.client(phase))
         # the warmup replaces the phases of the inner method, and trains like its main one
         inner = self.inner.client("train")
         return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else AssignedClient(inner)
@@ -78,8 +83,7 @@ class Warmup(Wrapper):
         # without warmup rounds the neurons are not needed, so that the model is not traced
         shape = (total, net.graph.size) if self.rounds else (total, 0)
         theta = self.masks.first_theta if isinstance(self.masks, Learned) else 0.5
-        return {
-            "inner": self.inner.init(net, params, total),
+        return super().init(net, params, total) | {
             "warmup": {
                 "over": torch.tensor(False),
                 "auto": self.masks.begin() if isinstance(self.masks, Auto) else {},
@@ -117,33 +121,28 @@ class Warmup(Wrapper):
         }
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        warm = self.phase(state, cohort.round) == WARMUP
+        masks, took_part = self.masks, state["warmup"]["took_part"]
+        is_warm = self.phase(state, cohort.round) == WARMUP
         # ``masked``: methods with a state of their own (SCAFFOLD) then count the owners of each element
-        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm or cohort.masked))
-        if not warm:
+        inner = super().downloads(net, state, replace(cohort, masked=is_warm or cohort.masked))
+        if not is_warm:
             return inner
-        if not isinstance(self.masks, Learned):
-            assigned = [self.masks.assign(net.graph, i, cohort).to(net.device) for i in cohort.clients]
+        if not isinstance(masks, Learned):
+            assigned = [masks.assign(net.graph, client, cohort).to(net.device) for client in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
-        theta = {"neurons": self.mean_theta(state, cohort.run_seed)}
-        # one download for all clients stays one object, whose size is measured once
-        distinct = {id(d): d for d in inner}
-        shared = {
-            key: replace(d, phase=WARMUP, extra={**d.extra, THETA: theta}) for key, d in distinct.items()
-        }
-        downloads = [shared[id(d)] for d in inner]
-        if not self.masks.start_spread:
-            return downloads
-        # a new client's first scores are drawn here, so that a site needs no seed
-        known = state["warmup"]["took_part"][list(cohort.clients)].tolist()
-        new = [i for i, is_known in enumerate(known) if not is_known]
-        if new:
-            clients = [cohort.clients[i] for i in new]
-            starts = draw_starts(self.masks, net.graph.size, clients, cohort.run_seed).to(theta["neurons"])
-            for i, start in zip(new, starts, strict=True):
-                extra = {**downloads[i].extra, "start": {"neurons": start}}
-                downloads[i] = replace(downloads[i], extra=extra)
-        return downloads
+        theta = self.mean_theta(state, cohort.run_seed)
+
+        def add_theta(download: Download, new: int | None) -> Download:
+            extra = {**download.extra, THETA: {"neurons": theta}}
+            if new is not None:
+                # a new client's first scores are drawn here, so that a site needs no seed
+                (start,) = draw_starts(masks, net.graph.size, [new], cohort.run_seed).to(theta)
+                extra["start"] = {"neurons": start}
+            return replace(download, phase=WARMUP, extra=extra)
+
+        is_known = took_part[list(cohort.clients)].tolist() if masks.start_spread else [True] * len(inner)
+        new = [None if known else client for client, known in zip(cohort.clients, is_known, strict=True)]
+        return change_each(inner, new, add_theta)
 
     def mean_theta(self, state: Nest, seed: int) -> Tensor:
         """θ_g, the mean over all N clients; a client that has not uploaded yet has the θ of `Learned.newcomer`."""
@@ -156,36 +155,35 @@ class Warmup(Wrapper):
         return theta.mean(0)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        round = uploads[0].round
-        warm = self.phase(state, round) == WARMUP
-        if warm and self.masks.unowned == "zero":
+        masks, warmup, round = self.masks, dict(state["warmup"]), uploads[0].round
+        is_warm = self.phase(state, round) == WARMUP
+        if is_warm and masks.unowned == "zero":
             average = replace(average, zero_unowned=True)
-        inner = self.inner.update(net, state["inner"], uploads, average)
-        warmup = dict(state["warmup"])
+        new = super().update(net, state, uploads, average) | {"warmup": warmup}
         warmup["last"] = torch.zeros_like(warmup["last"])
-        if not warm:
-            if isinstance(self.masks, Auto) and not bool(warmup["auto"]["probed"]) and round <= self.rounds:
+        if not is_warm:
+            if isinstance(masks, Auto) and not bool(warmup["auto"]["probed"]) and round <= self.rounds:
                 before = pick(self.params(state), net.trainable)
-                cosine = self.masks.compare(before, [upload.params for upload in uploads])
-                warmup["auto"], over = self.masks.decide(warmup["auto"], cosine)
+                cosine = masks.compare(before, [upload.params for upload in uploads])
+                warmup["auto"], over = masks.decide(warmup["auto"], cosine)
                 warmup["over"] = torch.tensor(over)
-            return {"inner": inner, "warmup": warmup}
+            return new
         clients = torch.tensor([upload.client for upload in uploads], device=net.device)
         warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
         warmup["last"].index_fill_(0, clients, True)
         # in place: a copy of these tables would cost as much as there are clients in the federation
         owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])
         warmup["neurons"].index_copy_(0, clients, owned)  # (clients, neurons)
-        if isinstance(self.masks, Learned):
+        if isinstance(masks, Learned):
             # θ itself, or only the neurons that the client uploads
             shared = [
                 upload.extra[THETA]["neurons"] if THETA in upload.extra else neurons.float()
                 for upload, neurons in zip(uploads, owned, strict=True)
             ]
             warmup["theta"].index_copy_(0, clients, torch.stack(shared))
-        if isinstance(self.masks, Auto):
+        if isinstance(masks, Auto):
             # the clients' training losses, never test data: this decides when the warmup ends
             loss = sum(upload.loss for upload in uploads) / len(uploads)
-            warmup["auto"], over = self.masks.watch(warmup["auto"], loss)
+            warmup["auto"], over = masks.watch(warmup["auto"], loss)
             warmup["over"] = torch.tensor(over)
-        return {"inner": inner, "warmup": warmup}
+        return new
