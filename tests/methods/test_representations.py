@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.feddecorr import FedDecorr
-from fedpews.methods.feduv import FedUV
 from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.representations import FedDecorr, FedUV
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
 from fedpews.testing import Playground, check_same, small_clients, small_network

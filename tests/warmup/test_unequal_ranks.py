@@ -10,7 +10,7 @@ from fedpews.compose import method
 from fedpews.errors import ConfigError
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.heterofl import HeteroFL
+from fedpews.methods.partial_training import HeteroFL
 from fedpews.methods.scaffold import Scaffold
 from fedpews.methods.wire import message_size
 from fedpews.neurons.network import Network

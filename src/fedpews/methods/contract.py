@@ -33,6 +33,9 @@ from fedpews.trees import Nest, Tree, subtract, where
 
 K = TypeVar("K", bound=Hashable)
 
+Rate = float | Tensor
+"""A learning rate; a tensor where clients of different rates are trained together."""
+
 # Keys that one module writes and another reads; all other keys are private to a method.
 
 PARAMS = "params"
@@ -140,9 +143,7 @@ class ClientHalf(ABC):
         """The local state before the first batch; ``memory`` is what this client kept, None at first."""
 
     @abstractmethod
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         """The local state after one batch, and the batch's loss. No branch may depend on a tensor's value."""
 
     @abstractmethod
@@ -176,9 +177,7 @@ class ClientWrapper(ClientHalf):
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         return {"inner": self.inner.start(net, download, inner_memory(memory))}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         inner, loss = self.inner.step(net, local["inner"], batch, noise, lr)
         return local | {"inner": inner}, loss
 

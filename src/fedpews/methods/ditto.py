@@ -14,6 +14,7 @@ from fedpews.methods.contract import (
     Cohort,
     Download,
     Method,
+    Rate,
     Upload,
     Work,
     Wrapper,
@@ -76,9 +77,7 @@ class DittoClient(ClientWrapper):
         solver = self.solver.start(net, replace(download, params=own), None) | {"anchor": download.params}
         return super().start(net, download, memory) | {"own": solver}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         moved, loss = super().step(net, local, batch, noise, lr)
         own, _ = self.solver.step(net, local["own"], batch, noise, lr)
         return moved | {"own": own}, loss

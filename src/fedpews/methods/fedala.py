@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.methods.contract import Download, Upload, Work
+from fedpews.methods.contract import Download, Rate, Upload, Work
 from fedpews.methods.fedbn import find
 from fedpews.methods.local_sgd import LocalSGD, clip
 from fedpews.neurons.network import Batch, Network
@@ -71,9 +71,7 @@ class FedALA(LocalSGD):
             "left": {"steps": torch.tensor(0 if memory is None else self.weight_steps, device=net.device)},
         }
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         loss, grads, buffers = self.gradient(net, local, batch)
         is_mixing = local["left"]["steps"] > 0
         weights = {

@@ -18,6 +18,7 @@ from fedpews.methods.contract import (
     ClientWrapper,
     Cohort,
     Download,
+    Rate,
     Upload,
     Work,
     Wrapper,
@@ -187,9 +188,7 @@ class RepClient(LocalClient):
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         return super().start(net, download, memory) | {"taken": {"steps": torch.tensor(0, device=net.device)}}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         moved, loss = super().step(net, local, batch, noise, lr)
         taken = local["taken"]["steps"]
         chosen = _choose(net, local["own"], taken < self.head_steps, moved["inner"], local["inner"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
 from fedpews.methods.local_sgd import by_slot
 from fedpews.methods.optimizers import SGD, Adam, Optimizer
 from fedpews.neurons.network import Batch, Network
@@ -109,9 +109,7 @@ class FedPM(Method, ClientHalf):
             **(memory or slots),
         }
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         weights, scores = local["weights"], local["scores"]
         used = {name: weights[name] * mask for name, mask in _draw(scores, noise).items()}
         loss, grads, buffers = net.gradients(used | local["rest"], batch)

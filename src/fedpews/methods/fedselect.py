@@ -14,7 +14,7 @@ from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Cohort, Download, Upload, Work
+from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Network
 from fedpews.options import Share
@@ -100,7 +100,7 @@ class FedSelect(LocalSGD):
         chosen = most[: others - round((1 - self.grow) * others)]
         return own.flatten().index_fill(0, chosen, True).view_as(own)
 
-    def descend(self, local: Nest, grads: Mapping[str, Tensor], buffers: Tree, lr: float | Tensor) -> Nest:
+    def descend(self, local: Nest, grads: Mapping[str, Tensor], buffers: Tree, lr: Rate) -> Nest:
         progress, own = local["progress"], local["own"]
         is_own = 2 * progress["taken"] < progress["of"]
         moved = super().descend(local, grads, buffers, lr)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative, Share
@@ -82,9 +82,7 @@ class FedWeIT(Method, ClientHalf):
             }
         return memory | {"base": base, "anchor": base, "others": _others(download, base)}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         loss, grads, buffers = net.gradients(_compose(local) | local["rest"], batch)
         base, gates, adaptive = dict(local["base"]), dict(local["gates"]), dict(local["adaptive"])
         attention = dict(local["attention"])

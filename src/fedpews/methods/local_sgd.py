@@ -13,7 +13,7 @@ from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
 from fedpews.methods.optimizers import Optimizer
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
 from fedpews.neurons.network import Batch, Network
@@ -76,9 +76,7 @@ class LocalSGD(Method, ClientHalf):
         slots = {name: self.rule.start(download.params[name]) for name in net.trainable}
         return {"params": download.params} | by_slot(slots)
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         loss, grads, buffers = self.gradient(net, local, batch)
         if self.clip_norm is not None:
             grads = clip(net, grads, self.clip_norm)
@@ -88,7 +86,7 @@ class LocalSGD(Method, ClientHalf):
         """The loss, the gradient to descend on, and the new buffers."""
         return net.gradients(local["params"], batch)
 
-    def descend(self, local: Nest, grads: Mapping[str, Tensor], buffers: Tree, lr: float | Tensor) -> Nest:
+    def descend(self, local: Nest, grads: Mapping[str, Tensor], buffers: Tree, lr: Rate) -> Nest:
         """One step of the local optimiser, with weight decay if it is set."""
         params, rule = local["params"], self.rule
         decay = self.weight_decay or rule.weight_decay

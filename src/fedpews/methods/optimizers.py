@@ -9,7 +9,6 @@ bias correction counts the steps that the element really took.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fedpews import options
+from fedpews.methods.contract import Rate
 from fedpews.options import Options, Positive
 from fedpews.registry import register
 
 Slots = dict[str, Tensor]
-Rate = float | Tensor
 
 
 class Optimizer(Options, ABC):
@@ -39,9 +38,7 @@ class Optimizer(Options, ABC):
         """The slots before the first step."""
 
     @abstractmethod
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         """The parameter's new value and slots."""
 
 
@@ -57,9 +54,7 @@ class SGD(Optimizer):
     def start(self, like: Tensor) -> Slots:
         return {}
 
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         return value - lr * gradient, {}
 
 
@@ -79,9 +74,7 @@ class Momentum(Optimizer):
     def start(self, like: Tensor) -> Slots:
         return {"velocity": torch.zeros_like(like)}
 
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         velocity = self.momentum * slots["velocity"] + gradient
         return value - lr * self.direction(velocity, gradient), {"velocity": velocity}
 
@@ -117,9 +110,7 @@ class Adaptive(Optimizer):
     def start(self, like: Tensor) -> Slots:
         return {"first": torch.zeros_like(like), "second": torch.full_like(like, self.tau**2)}
 
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         first = self.beta1 * slots["first"] + (1 - self.beta1) * gradient
         second = self.second(slots["second"], gradient * gradient)
         return value - lr * first / (second.sqrt() + self.tau), {"first": first, "second": second}
@@ -176,9 +167,7 @@ class RMSprop(Optimizer):
     def start(self, like: Tensor) -> Slots:
         return {"second": torch.zeros_like(like)}
 
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         second = self.beta2 * slots["second"] + (1 - self.beta2) * gradient * gradient
         return value - lr * gradient / (second.sqrt() + self.tau), {"second": second}
 
@@ -206,9 +195,7 @@ class Adam(Smoothed):
             "second_of_one": none.clone(),
         }
 
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         first = self.beta1 * slots["first"] + (1 - self.beta1) * gradient
         second = self.second(slots["second"], gradient * gradient)
         first_of_one = self.beta1 * slots["first_of_one"] + (1 - self.beta1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
 from fedpews.registry import register
@@ -77,9 +77,7 @@ class SpaFL(Method, ClientHalf):
                 moved[name] = w - _by_row(step, w)
         return moved
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         params, thresholds = local["params"], local["thresholds"]
         loss, grads, buffers = net.gradients(masked(params, thresholds), batch)
         opened, moved = opens(params, thresholds), {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,11 +13,11 @@ from fedpews.methods.contract import (
     ClientHalf,
     ClientWrapper,
     Download,
+    Rate,
     Upload,
     Work,
     inner_memory,
 )
-from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Batch, Network
 from fedpews.torch_private import is_transformed
 from fedpews.trees import Nest
@@ -51,7 +50,7 @@ def step_subnetwork(
     local: Nest,
     batch: Batch,
     noise: Tensor,
-    lr: float | Tensor,
+    lr: Rate,
     gates: Tensor,
 ) -> tuple[Nest, Tensor]:
     """One step of any client half on the neurons whose gate is not zero.
@@ -118,7 +117,7 @@ def _step_cut(
     local: Nest,
     batch: Batch,
     noise: Tensor,
-    lr: float | Tensor,
+    lr: Rate,
     neurons: Tensor,
 ) -> tuple[Nest, Tensor]:
     """One step of the network that has only these neurons, scattered back to the whole network."""
@@ -147,27 +146,10 @@ class AssignedClient(ClientWrapper):
         inner = start_subnetwork(self.inner, net, download, inner_memory(memory))
         return {"inner": inner, "gates": {"neurons": gates}}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         gates: Tensor = local["gates"]["neurons"]
         inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise, lr, gates)
         return local | {"inner": inner}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         return super().finish(net, download, local, replace(work, neurons=download.neurons))
-
-
-def window(graph: NeuronGraph, width: float, offset: int = 0, device: torch.device | None = None) -> Tensor:
-    """The units (offset + 0 … ⌈width·K⌉ − 1) mod K of every layer of K neurons: (neurons,) bool.
-
-    >>> from fedpews.neurons.graph import Layer
-    >>> window(NeuronGraph((Layer("hidden", 0, 4),), {}), width=0.5, offset=3)
-    tensor([ True, False, False,  True])
-    """
-    neurons = torch.zeros(graph.size, dtype=torch.bool)
-    for layer in graph.layers:
-        # 1e-9: 0.2·15 is 3, not 3.0000000000000004
-        count = max(1, math.ceil(width * layer.size - 1e-9))
-        neurons[layer.start + (offset + torch.arange(count)) % layer.size] = True
-    return neurons.to(device)

@@ -19,6 +19,7 @@ from fedpews.methods.contract import (
     Cohort,
     Download,
     Method,
+    Rate,
     Upload,
     Work,
     Wrapper,
@@ -148,7 +149,7 @@ def check_nests(ground: Playground, rounds: int) -> None:
     """State, memory and local state are nested dicts of tensors, and a step keeps the local state's shape."""
 
     class Watched(ClientWrapper):
-        def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor) -> Any:
+        def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> Any:
             _check_nest(local, "the local state")
             moved, loss = super().step(net, local, batch, noise, lr)
             _check_nest(moved, "the local state after a step")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedpews.methods.contract import PARAMS, THETA, ClientWrapper, Download, Upload, Work, inner_memory
+from fedpews.methods.contract import PARAMS, THETA, ClientWrapper, Download, Rate, Upload, Work, inner_memory
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.functional import differentiate
 from fedpews.neurons.network import Batch, Network
@@ -61,9 +61,7 @@ class LearnedClient(ClientWrapper):
             "drawn": once,
         }
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         h = net.graph.size
         first, second = noise[:h], noise[h : 2 * h]
         if local["drawn"]:
