@@ -15,8 +15,8 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Work
 from fedpews.methods.fedpm import FedPM
 from fedpews.methods.fedweit import FedWeIT
-from fedpews.methods.lotteryfl import LotteryFL
 from fedpews.methods.partial_training import IST, FedRolex, FjORD, HeteroFL, window
+from fedpews.methods.personal_masks import LotteryFL
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground
 from tiny import chain, half_square, point, targets, train_chain

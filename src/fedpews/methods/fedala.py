@@ -43,14 +43,11 @@ class FedALA(LocalSGD):
     """
 
     takes_warmup: ClassVar[bool] = False
+    personalised = True
 
     names: tuple[str, ...] | str = "head"
     weight_lr: Positive = 1.0
     weight_steps: Annotated[int, Field(ge=0)] = 5
-
-    @property
-    def personalised(self) -> bool:
-        return True
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         find(net, self.names)  # a wrong name is an error before the first round

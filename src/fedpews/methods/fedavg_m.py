@@ -36,9 +36,6 @@ class Leaning(Optimizer):
 
     beta: Share
 
-    def start(self, like: Tensor) -> Slots:
-        return {DIRECTION: torch.zeros_like(like)}
-
     def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         direction = slots[DIRECTION]
         return value - lr * (self.beta * gradient + (1 - self.beta) * direction), {DIRECTION: direction}

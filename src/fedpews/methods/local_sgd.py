@@ -15,7 +15,7 @@ from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
 from fedpews.methods.optimizers import Optimizer
-from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
+from fedpews.methods.server_optimizers import SGD, ServerOptimizer
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Momentum, NotNegative, Positive
 from fedpews.trees import Nest, Tree
@@ -59,7 +59,7 @@ class LocalSGD(Method, ClientHalf):
         return self
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        return {"params": params, "server": init_server(self.server, net, params)}
+        return self.server.init(net, params)
 
     def params(self, state: Nest) -> Tree:
         params: Tree = state["params"]
@@ -113,11 +113,9 @@ class LocalSGD(Method, ClientHalf):
         )
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        old = state["params"]
-        aggregate = self.aggregate(net, old, uploads, average)
-        goal = self.server.goal(net, old, aggregate, [upload.params for upload in uploads], average)
-        params, slots = step_server(self.server, net, old, goal, state["server"], average)
-        return state | {"params": params, "server": slots}
+        aggregate = self.aggregate(net, state["params"], uploads, average)
+        values = [upload.params for upload in uploads]
+        return state | self.server.move(net, state, aggregate, values, average)
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
         """The aggregate of the uploads, before the server's step."""
@@ -129,6 +127,16 @@ def clip(net: Network, grads: Tree, most: float) -> Tree:
     length = trees.norm(net.opened(grads))
     scale = (most / (length + 1e-6)).clamp_max(1.0)
     return {name: grad * scale for name, grad in grads.items()}
+
+
+def weight_names(net: Network) -> tuple[str, ...]:
+    """The trainable matrices and filters: not biases, nor the scale and shift of norm layers."""
+    return tuple(name for name in net.trainable if len(net.shapes[name]) > 1)
+
+
+def by_row(values: Tensor, like: Tensor) -> Tensor:
+    """One value for each output unit, shaped to broadcast against its weights."""
+    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def by_slot(slots: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tree]:

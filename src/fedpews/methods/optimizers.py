@@ -33,9 +33,9 @@ class Optimizer(Options, ABC):
     decouples: ClassVar[bool] = False
     """Whether weight decay shrinks the parameter itself, past the rule, instead of adding to the gradient."""
 
-    @abstractmethod
     def start(self, like: Tensor) -> Slots:
-        """The slots before the first step."""
+        """The slots before the first step: zeros, unless a rule says otherwise."""
+        return {key: torch.zeros_like(like) for key in self.slots}
 
     @abstractmethod
     def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
@@ -50,9 +50,6 @@ class SGD(Optimizer):
     >>> SGD().step(torch.tensor(1.0), torch.tensor(0.5), {}, lr=0.5)
     (tensor(0.7500), {})
     """
-
-    def start(self, like: Tensor) -> Slots:
-        return {}
 
     def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         return value - lr * gradient, {}
@@ -70,9 +67,6 @@ class Momentum(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
     momentum: options.Momentum = 0.9
-
-    def start(self, like: Tensor) -> Slots:
-        return {"velocity": torch.zeros_like(like)}
 
     def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         velocity = self.momentum * slots["velocity"] + gradient
@@ -164,9 +158,6 @@ class RMSprop(Optimizer):
     beta2: options.Momentum = 0.99
     tau: Positive = 1e-8
 
-    def start(self, like: Tensor) -> Slots:
-        return {"second": torch.zeros_like(like)}
-
     def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         second = self.beta2 * slots["second"] + (1 - self.beta2) * gradient * gradient
         return value - lr * gradient / (second.sqrt() + self.tau), {"second": second}
@@ -187,13 +178,8 @@ class Adam(Smoothed):
     tau: Positive = 1e-8
 
     def start(self, like: Tensor) -> Slots:
-        none = like.new_zeros(())
-        return {
-            "first": torch.zeros_like(like),
-            "second": torch.zeros_like(like),
-            "first_of_one": none,
-            "second_of_one": none.clone(),
-        }
+        moments = {key: torch.zeros_like(like) for key in ("first", "second")}
+        return moments | {key: like.new_zeros(()) for key in ("first_of_one", "second_of_one")}
 
     def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         first = self.beta1 * slots["first"] + (1 - self.beta1) * gradient
