@@ -12,7 +12,7 @@ from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.partial_training import HeteroFL
 from fedpews.methods.scaffold import Scaffold
-from fedpews.methods.wire import message_size
+from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
 from fedpews.testing import Playground, check_laws, small_clients, small_network
 from fedpews.testing.playground import Played
@@ -90,10 +90,10 @@ def test_no_client_sends_a_component_beyond_its_rank(
 
 def test_a_smaller_rank_sends_and_receives_fewer_bytes(net: Network) -> None:
     played = play(net, Ranks(FedAvg(), (3, 1)))
-    large, small = (message_size(net, download) for download in played.downloads[0])
+    large, small = message_sizes(net, played.downloads[0])
     # two components of 3 + 4 numbers of 4 bytes each
     assert large - small == 2 * (3 + 4) * 4
-    large, small = (message_size(net, upload) for upload in played.uploads[0])
+    large, small = message_sizes(net, played.uploads[0])
     assert large - small == 2 * (3 + 4) * 4
 
 
