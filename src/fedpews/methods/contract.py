@@ -85,6 +85,11 @@ class Work:
     noise: Tensor  # uniform numbers for draws after the last step
     neurons: Tensor | None = None  # (neurons,) bool: what the client will send; None is everything
 
+    def upload(self, download: Download, params: Tree, mask: Tree | None = None) -> Upload:
+        """The upload of these parameters."""
+        counts = self.client, download.round, self.samples, self.steps
+        return Upload(*counts, self.loss, params, neurons=self.neurons, mask=mask)
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -209,17 +214,19 @@ class Method(Options, ABC):
         """Whether each client has a personal model (``ClientHalf.personal``), evaluated on its own data."""
         return False
 
-    @abstractmethod
     def client(self, phase: str) -> ClientHalf:
-        """The client half for a phase."""
+        """The client half for a phase; most methods are both halves."""
+        assert isinstance(self, ClientHalf), "a method that is no client half needs a client function"
+        return self
 
     @abstractmethod
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         """The server's state before round 1, for a federation of ``total`` clients."""
 
-    @abstractmethod
     def params(self, state: Nest) -> Tree:
         """The global model."""
+        params: Tree = state["params"]
+        return params
 
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
         """The parameters that are evaluated; by default ``params(state)`` itself."""

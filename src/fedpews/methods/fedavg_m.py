@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedpews import trees
@@ -15,7 +14,7 @@ from fedpews.errors import ConfigError
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
-from fedpews.methods.fednova import add_work, work_of
+from fedpews.methods.fednova import add_work, divide_by_work
 from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.optimizers import Optimizer, Slots
 from fedpews.methods.scaffold import Scaffold
@@ -100,19 +99,14 @@ class FedAvgMomentum(LocalSGD):
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         old = trees.pick(state["params"], net.trainable)
-        lengths = [work_of(upload, old) for upload in uploads]  # K_i·η
-        steps = [
-            {n: torch.where(way[n] > 0, (x - upload.params[n]) / way[n], 0.0) for n, x in old.items()}
-            for way, upload in zip(lengths, uploads, strict=True)
-        ]
+        lengths, steps = divide_by_work(old, uploads)  # K_i·η, the mean step
         moved = average
         if any("work_each" in upload.extra for upload in uploads):
-            masks = [{} if mask is None else mask for mask in average.masks]
-            took_steps = [
-                {n: (way[n] > 0) & mask[n] if n in mask else way[n] > 0 for n in old}
-                for way, mask in zip(lengths, masks, strict=True)
-            ]
-            moved = replace(average, masks=tuple(took_steps))
+            took_steps = tuple(
+                {n: (way[n] > 0) & mask[n] if mask and n in mask else way[n] > 0 for n in old}
+                for way, mask in zip(lengths, average.masks, strict=True)
+            )
+            moved = replace(average, masks=took_steps)
         direction = moved(steps, state[DIRECTION])
         return super().update(net, state, uploads, average) | {DIRECTION: direction}
 

@@ -61,9 +61,6 @@ class FedPM(Method, ClientHalf):
         """η_s."""
         return self.score_lr or (0.1 if self.scores == "adam" else 1.0)
 
-    def client(self, phase: str) -> ClientHalf:
-        return self
-
     def noise_size(self, net: Network) -> int:
         return sum(net.shapes[name].numel() for name in _drawn(net))
 
@@ -125,7 +122,7 @@ class FedPM(Method, ClientHalf):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         params = _draw(local["scores"], work.noise) | trees.pick(local["rest"], net.buffers)
         memory = {key: local[key] for key in self.rule.slots}
-        return memory, Upload(work.client, download.round, work.samples, work.steps, work.loss, params)
+        return memory, work.upload(download, params)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         old = state["theta"] | trees.pick(state["rest"], net.buffers)

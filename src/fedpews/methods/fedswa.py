@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
 from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.scaffold import ControlVariates
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive, Share
 from fedpews.registry import register
@@ -77,7 +77,7 @@ class FedSWA(LocalSGD):
 
 @register("method", "fedmoswa")
 @dataclass(frozen=True)
-class FedMoSWA(FedSWA):
+class FedMoSWA(FedSWA, ControlVariates):
     """FedMoSWA: FedSWA with control variates whose common part has momentum (Liu et al. 2025).
 
     A step follows g − c_i + m, with c_i the client's own control and m the server's, both zero at first. Afterwards
@@ -99,14 +99,6 @@ class FedMoSWA(FedSWA):
 
     gamma: Share = 0.2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.is_plain:
-            raise ConfigError(
-                "fedmoswa needs plain SGD (train.optimizer = 'sgd', no momentum, no clip_norm): only then is "
-                "(x_g − y)/Σ η the mean of a client's gradients"
-            )
-
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         nothing = trees.zeros_like(trees.pick(params, net.trainable))
         return super().init(net, params, total) | {"control": nothing}
@@ -115,18 +107,9 @@ class FedMoSWA(FedSWA):
         return replace(super().broadcast(state, cohort), extra={"control": state["control"]})
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        control = download.extra["control"]
-        own = trees.zeros_like(control) if memory is None else memory["control"]
-        return super().start(net, download, memory) | {
-            "control": own,
-            "correction": trees.subtract(control, own),  # m − c_i
-            # Σ η_k/η: a number for each parameter, which a warmup makes one for each element
-            "way": {name: value.new_zeros(()) for name, value in own.items()},
-        }
-
-    def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
-        loss, grads, buffers = super().gradient(net, local, batch)
-        return loss, grads | trees.add(local["correction"], grads), buffers
+        local = super().start(net, download, memory)
+        # Σ η_k/η: a number for each parameter, which a warmup makes one for each element
+        return local | {"way": {name: value.new_zeros(()) for name, value in local["control"].items()}}
 
     def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         moved, loss = super().step(net, local, batch, noise, lr)

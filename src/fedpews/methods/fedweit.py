@@ -47,15 +47,8 @@ class FedWeIT(Method, ClientHalf):
     keep: Share = 0.7
     server: ServerOptimizer = field(default=SGD(), kw_only=True)
 
-    def client(self, phase: str) -> ClientHalf:
-        return self
-
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         return self.server.init(net, params) | {"adaptive": {}}
-
-    def params(self, state: Nest) -> Tree:
-        params: Tree = state["params"]
-        return params
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         known: dict[str, Tree] = state["adaptive"]
@@ -101,9 +94,7 @@ class FedWeIT(Method, ClientHalf):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         sparse = {n: torch.where(A.abs() > self.sparsity, A, 0.0) for n, A in local["adaptive"].items()}
         mask = {n: by_row(_largest(m, self.keep), local["base"][n]) for n, m in local["gates"].items()}
-        upload = Upload(
-            work.client, download.round, work.samples, work.steps, work.loss, local["base"], mask=mask
-        ).adding({"adaptive": sparse})
+        upload = work.upload(download, local["base"], mask).adding({"adaptive": sparse})
         return {key: local[key] for key in ("gates", "adaptive", "attention", "rest")}, upload
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:

@@ -55,15 +55,8 @@ class LocalSGD(Method, ClientHalf):
         """Whether a client's step is η times its gradient, weight decay apart."""
         return type(self.rule) is optimizers.SGD and self.clip_norm is None
 
-    def client(self, phase: str) -> ClientHalf:
-        return self
-
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         return self.server.init(net, params)
-
-    def params(self, state: Nest) -> Tree:
-        params: Tree = state["params"]
-        return params
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         return [self.broadcast(state, cohort)] * len(cohort.clients)
@@ -102,15 +95,7 @@ class LocalSGD(Method, ClientHalf):
         return dict(local) | {"params": params | moved | buffers} | by_slot(slots)
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        return {}, Upload(
-            client=work.client,
-            round=download.round,
-            samples=work.samples,
-            steps=work.steps,
-            loss=work.loss,
-            params=local["params"],
-            neurons=work.neurons,
-        )
+        return {}, work.upload(download, local["params"])
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         aggregate = self.aggregate(net, state["params"], uploads, average)

@@ -47,9 +47,6 @@ class SpaFL(Method, ClientHalf):
 
     sparsity: NotNegative = 0.002
 
-    def client(self, phase: str) -> ClientHalf:
-        return self
-
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         zeros = {_key(name): params[name].new_zeros(len(params[name])) for name in weight_names(net)}
         return {"params": params, "thresholds": zeros}
@@ -91,8 +88,7 @@ class SpaFL(Method, ClientHalf):
         return {"params": params | moved | buffers, "thresholds": thresholds | raised}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        upload = Upload(work.client, download.round, work.samples, work.steps, work.loss, {})
-        upload = upload.adding({"thresholds": local["thresholds"]})
+        upload = work.upload(download, {}).adding({"thresholds": local["thresholds"]})
         return local | {"common": download.extra["thresholds"]}, upload
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:

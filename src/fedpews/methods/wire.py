@@ -38,22 +38,6 @@ class WirePart(NamedTuple):
     make: Callable[[], Tensor]
 
 
-class WireMessage(NamedTuple):
-    """A message: what its header says, and its tensors by name."""
-
-    about: dict[str, Any]
-    parts: dict[str, WirePart]
-
-    def encode(self) -> bytes:
-        tensors = {key: part.make().cpu() for key, part in self.parts.items()}
-        encoded: bytes = save(tensors, {"about": json.dumps(self.about, separators=(",", ":"))})
-        return encoded
-
-    def payload(self) -> int:
-        """The bytes of all tensors; the header with their names is not counted."""
-        return sum(math.prod(part.shape) * part.dtype.itemsize for part in self.parts.values())
-
-
 SPARSE_HEADER = 100
 """Bytes that the description of one more tensor costs, about."""
 
@@ -67,12 +51,18 @@ class BadMessage(FedpewsError):
 
 def encode_upload(net: Network, upload: Upload) -> bytes:
     """An upload as it travels."""
-    return _describe(net, upload).encode()
+    return _encode(*_describe(net, upload))
 
 
 def encode_download(net: Network, download: Download) -> bytes:
     """A download as it travels."""
-    return _describe(net, download).encode()
+    return _encode(*_describe(net, download))
+
+
+def _encode(about: Mapping[str, Any], parts: Mapping[str, WirePart]) -> bytes:
+    tensors = {key: part.make().cpu() for key, part in parts.items()}
+    encoded: bytes = save(tensors, {"about": json.dumps(about, separators=(",", ":"))})
+    return encoded
 
 
 def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
@@ -82,14 +72,16 @@ def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
     counts: Sequence[Mapping[str, int] | None] = [None] * len(sent)
     if neurons and len(neurons) == len(sent):
         counts = net.graph.count(stack(neurons), net.shapes) or counts
-    return [_describe(net, *one, dense=dense).payload() for one in zip(sent, counts, strict=True)]
+    described = [_describe(net, *one, dense=dense)[1] for one in zip(sent, counts, strict=True)]
+    return [sum(math.prod(p.shape) * p.dtype.itemsize for p in parts.values()) for parts in described]
 
 
 def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset[str]:
     """The keys of the trees that have too few zeros in all messages together for any of them to leave some out."""
     keys = []
-    for key, tree in _trees(sent[0]).items():
-        every = [_trees(one).get(key, {}) for one in sent]
+    messages = [{PARAMS: one.params, **one.extra} for one in sent]
+    for key, tree in messages[0].items():
+        every = [message.get(key, {}) for message in messages]
         dtypes = {value.dtype for value in tree.values()}
         is_model = all(value.shape == net.shapes.get(name) for name, value in tree.items())
         is_alike = all(other.keys() == tree.keys() for other in every)
@@ -109,19 +101,15 @@ def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset
     return frozenset(keys)
 
 
-def _trees(sent: Upload | Download) -> dict[str, Tree]:
-    return {PARAMS: dict(sent.params), **sent.extra}
-
-
 def decode_upload(net: Network, data: bytes) -> Upload:
     """The inverse of ``encode_upload``; elements that were not sent are zero."""
     about, content = _decode(net, data)
-    numbers = {key: _number(about, key) for key in ("client", "round", "samples", "steps")}
+    content |= {key: _number(about, key) for key in ("client", "round", "samples", "steps")}
     try:
         (loss,) = LOSS.unpack(bytes.fromhex(about["loss"]))
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise BadMessage(f"loss must be {LOSS.size} bytes in hexadecimal: {error}") from error
-    return Upload(**numbers, loss=loss, **content)
+    return Upload(loss=loss, **content)
 
 
 def decode_download(net: Network, data: bytes) -> Download:
@@ -138,8 +126,8 @@ def _describe(
     counts: Mapping[str, int] | None = None,
     *,
     dense: Collection[str] = (),
-) -> WireMessage:
-    """The layout of a message, before it is encoded.
+) -> tuple[dict[str, Any], dict[str, WirePart]]:
+    """What the header of a message says, and its tensors by name, before they are made.
 
     Args:
         counts: how many elements of each tensor the sender's neurons own, if that is known.
@@ -163,7 +151,7 @@ def _describe(
         parts["mask"] = WirePart(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
     owned, everything = Owned(net, neurons, mask, counts), Owned(net, None, None)
     about["trees"] = {}
-    for key, tree in _trees(sent).items():
+    for key, tree in {PARAMS: sent.params, **sent.extra}.items():
         # a tree shaped like the model (or some of its layers) is cut down to what the client owns; any
         # other, such as one number per neuron, has no owned elements to pick
         if all(value.shape == net.shapes.get(name) for name, value in tree.items()):
@@ -180,7 +168,7 @@ def _describe(
         else:
             for name, value in tree.items():
                 parts[f"{key}/{name}"] = WirePart(value.dtype, tuple(value.shape), value.contiguous)
-    return WireMessage(about, parts)
+    return about, parts
 
 
 class Owned:

@@ -93,7 +93,7 @@ class LearnedClient(ClientWrapper):
         shared = theta if self.masks.upload == "probabilities" else neurons.to(theta.dtype)
         # the first 2h numbers are for the masks, the others for the inner method
         rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
-        memory, upload = super().finish(net, download, local, rest)
+        memory, upload = self.inner.finish(net, download, local["inner"], rest)
         if self.masks.upload == "probabilities":
             upload = upload.adding({THETA: {"neurons": theta}})
-        return memory | {"scores": local["scores"], "shared": {"neurons": shared}}, upload
+        return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload

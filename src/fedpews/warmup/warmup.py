@@ -98,7 +98,7 @@ class Warmup(Wrapper):
 
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
         """The global model; after a warmup round, with zeros where no client of that round owned the element."""
-        params = super().evaluated_params(net, state)
+        params = self.inner.evaluated_params(net, state["inner"])
         last = state["warmup"]["last"]
         if self.masks.evaluate == "all" or not bool(last.any()):
             return params
@@ -108,7 +108,7 @@ class Warmup(Wrapper):
 
     def measure(self, net: Network, state: Nest) -> dict[str, float]:
         """The inner method's columns, and ``dead``: neurons whose weights are all zero, which cannot learn."""
-        columns = super().measure(net, state)
+        columns = self.inner.measure(net, state["inner"])
         if self.masks.unowned == "keep" or not self.rounds:
             return columns
         return columns | {"dead": int(net.graph.is_zero(pick(self.params(state), net.trainable)).sum())}
@@ -124,7 +124,7 @@ class Warmup(Wrapper):
         masks, took_part = self.masks, state["warmup"]["took_part"]
         is_warm = self.phase(state, cohort.round) == WARMUP
         # ``masked``: methods with a state of their own (SCAFFOLD) then count the owners of each element
-        inner = super().downloads(net, state, replace(cohort, masked=is_warm or cohort.masked))
+        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=is_warm or cohort.masked))
         if not is_warm:
             return inner
         if not isinstance(masks, Learned):
@@ -159,7 +159,7 @@ class Warmup(Wrapper):
         is_warm = self.phase(state, round) == WARMUP
         if is_warm and masks.unowned == "zero":
             average = replace(average, zero_unowned=True)
-        new = super().update(net, state, uploads, average) | {"warmup": warmup}
+        new = {"inner": self.inner.update(net, state["inner"], uploads, average), "warmup": warmup}
         warmup["last"] = torch.zeros_like(warmup["last"])
         if not is_warm:
             if isinstance(masks, Auto) and not bool(warmup["auto"]["probed"]) and round <= self.rounds:
