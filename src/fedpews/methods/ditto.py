@@ -19,8 +19,8 @@ from fedpews.methods.contract import (
     Work,
     Wrapper,
 )
+from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fedprox import FedProx
-from fedpews.methods.local_sgd import LocalSGD
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
 from fedpews.registry import register
@@ -93,9 +93,9 @@ class DittoClient(ClientWrapper):
 def own_solver(method: Method, strength: float) -> FedProx:
     """How clients train their own models: by the optimiser with which they train the global one."""
     inner = method
-    while not isinstance(inner, LocalSGD) and hasattr(inner, "inner"):
+    while not isinstance(inner, FedAvg) and hasattr(inner, "inner"):
         inner = inner.inner
-    if not isinstance(inner, LocalSGD):
+    if not isinstance(inner, FedAvg):
         return FedProx(mu=strength)
     return FedProx(
         momentum=inner.momentum,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.contract import Download, Rate, Upload, Work
+from fedpews.methods.fedavg import FedAvg, clip
 from fedpews.methods.fedbn import find
-from fedpews.methods.local_sgd import LocalSGD, clip
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
 from fedpews.registry import register
@@ -21,7 +21,7 @@ from fedpews.trees import Nest, Tree
 
 @register("method", "fedala")
 @dataclass(frozen=True)
-class FedALA(LocalSGD):
+class FedALA(FedAvg):
     """FedAvg whose clients begin a round between their own last model and the global one: x_i + (x_g − x_i)·W.
 
     W is a number in [0, 1] for each weight of the upper layers, 1 at first and kept by the client; below them the

@@ -14,8 +14,8 @@ from fedpews.errors import ConfigError
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
+from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fednova import add_work, divide_by_work
-from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.optimizers import Optimizer, Slots
 from fedpews.methods.scaffold import Scaffold
 from fedpews.neurons.network import Network
@@ -42,7 +42,7 @@ class Leaning(Optimizer):
 
 @register("method", "fedavg-m")
 @dataclass(frozen=True)
-class FedAvgMomentum(LocalSGD):
+class FedAvgMomentum(FedAvg):
     """FedAvg-M: local steps lean towards where all clients went in the last round (Cheng et al. 2024).
 
     FedAvg whose steps are β·g + (1 − β)·v, with v the mean step of all clients in the last round. v starts at 0 and

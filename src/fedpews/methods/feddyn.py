@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
 from fedpews.registry import register
@@ -20,7 +20,7 @@ from fedpews.trees import Nest, Tree
 
 @register("method", "feddyn")
 @dataclass(frozen=True)
-class FedDyn(LocalSGD):
+class FedDyn(FedAvg):
     """Each client remembers the slope h_i at which its last round ended, and bends its loss by it.
 
     A client descends on f(y) − ⟨h_i, y⟩ + (α/2)‖y − x_g‖² and then sets h_i ← h_i − α(y − x_g). The server keeps

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
-from fedpews.methods.local_sgd import by_slot
+from fedpews.methods.fedavg import by_slot
 from fedpews.methods.optimizers import SGD, Adam, Optimizer
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive

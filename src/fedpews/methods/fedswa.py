@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.scaffold import ControlVariates
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive, Share
@@ -26,7 +26,7 @@ PROGRESS = "progress"
 
 @register("method", "fedswa")
 @dataclass(frozen=True)
-class FedSWA(LocalSGD):
+class FedSWA(FedAvg):
     """FedSWA: a local rate that falls within every round, and a server that goes on past the mean (Liu et al. 2025).
 
     FedAvg whose k-th local step has the rate η·(1 − (1 − ρ)·k/K), and whose server moves by α·(mean(y_i) − x_g). k

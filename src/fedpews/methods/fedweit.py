@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
-from fedpews.methods.local_sgd import by_row, weight_names
+from fedpews.methods.fedavg import by_row, weight_names
 from fedpews.methods.server_optimizers import SGD, ServerOptimizer
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative, Share

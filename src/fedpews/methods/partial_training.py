@@ -14,7 +14,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from fedpews.errors import ConfigError
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Rate
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.subnetwork import AssignedClient, step_subnetwork
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Batch, Network
@@ -27,7 +27,7 @@ Shares = Annotated[tuple[Share, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
-class PartialTraining(LocalSGD):
+class PartialTraining(FedAvg):
     """Local SGD of assigned neurons; each element is averaged over the clients that train it."""
 
     takes_warmup: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from fedpews.errors import ConfigError
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD, weight_names
+from fedpews.methods.fedavg import FedAvg, weight_names
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Share
 from fedpews.registry import register
@@ -23,7 +23,7 @@ from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
-class PersonalMasks(LocalSGD):
+class PersonalMasks(FedAvg):
     """Local SGD whose server keeps the last mask that each client uploaded, in ``state["masks"]``."""
 
     takes_warmup: ClassVar[bool] = False

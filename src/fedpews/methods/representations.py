@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fedpews import trees
 from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative, Positive
 from fedpews.registry import register
@@ -20,7 +20,7 @@ from fedpews.trees import Nest, Tree
 
 @register("method", "moon")
 @dataclass(frozen=True)
-class Moon(LocalSGD):
+class Moon(FedAvg):
     """MOON: local SGD with a contrast between models (Li et al. 2021).
 
     It draws a client's representation towards the global model's, away from its own last one's: it adds μ·CE([cos(z,
@@ -75,7 +75,7 @@ class Moon(LocalSGD):
 
 @register("method", "feddecorr")
 @dataclass(frozen=True)
-class FedDecorr(LocalSGD):
+class FedDecorr(FedAvg):
     """FedDecorr: local SGD that keeps the features of a representation uncorrelated (Shi et al. 2023).
 
     FedAvg that adds β·((N − 1)²/N)·mean(K_ij²) to the loss of a batch, against representations that collapse. K is the
@@ -125,7 +125,7 @@ def open_share(net: Network, params: Tree) -> Tensor:
 
 @register("method", "feduv")
 @dataclass(frozen=True)
-class FedUV(LocalSGD):
+class FedUV(FedAvg):
     """FedUV: local SGD whose outputs vary and whose representations spread as with all classes (Son et al. 2024).
 
     FedAvg that adds λ·V + μ·U to the loss of a batch, so that a client trains as if it had all classes. V is the mean

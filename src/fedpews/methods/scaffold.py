@@ -13,14 +13,14 @@ from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import STEPS_TAKEN, Cohort, Download, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
 @dataclass(frozen=True)
-class ControlVariates(LocalSGD):
+class ControlVariates(FedAvg):
     """Plain local SGD of g − c_i + c, with c_i the client's own control and c the server's, both zero at first."""
 
     def __post_init__(self) -> None:
