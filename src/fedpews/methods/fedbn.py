@@ -41,11 +41,10 @@ class Local(Wrapper):
     A client gets their initial values with its first download and goes on with what it has.
     ``ClientHalf.personal`` is the global model with the client's local parameters, and should be evaluated: in the
     global model alone these parameters keep their initial values. Put it around a warmup: Local(with_warmup(…)).
+    ``"norms"`` are scale, shift and statistics of all norm layers, ``"head"`` is the layer that makes the outputs.
 
     Args:
-        names: what stays at the clients: ``"norms"`` for scale, shift and statistics of all norm layers, which is
-            FedBN; ``"head"`` for the layer that makes the outputs, which is FedPer; ``"all"`` for clients that share
-            nothing; else names of parameters or of modules, for instance ``("classifier",)``.
+        names: what stays at the clients: ``"norms"``, ``"head"``, ``"all"``, or names of parameters or modules.
 
     >>> from fedpews.methods.fedavg import FedAvg
     >>> Local(FedAvg()).personalised

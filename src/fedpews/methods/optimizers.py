@@ -1,6 +1,6 @@
 """Optimisers: how one parameter moves along a gradient. Clients and the server use the same rules.
 
-A rule is pure: what it remembers about a parameter is its slots, which it is given and returns. Every slot has the
+A rule is pure: what it remembers about a parameter are its slots, an argument and a result. Every slot has the
 parameter's shape, or is a single number where all elements took the same steps; under masks the slots of a closed
 neuron stay as they are, like its weights. `with_warmup` and the like give such a number to each element, so that a
 bias correction counts the steps that the element really took.
@@ -29,7 +29,7 @@ class Optimizer(Options, ABC):
     slots: ClassVar[tuple[str, ...]] = ()
     """The names of what it remembers."""
     weight_decay: ClassVar[float] = 0.0
-    """What a client's weight decay is when none is asked for."""
+    """A client's weight decay if none is set."""
     decouples: ClassVar[bool] = False
     """Whether weight decay shrinks the parameter itself, past the rule, instead of adding to the gradient."""
 

@@ -95,7 +95,7 @@ class Scaffold(ControlVariates):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         _, upload = super().finish(net, download, local, work)
         owned = {} if work.neurons is None else net.graph.expand(work.neurons)
-        # in a warmup, the steps that each element really took; it stood still while its neuron was closed
+        # in a warmup, the steps that each element really took; it does not move while its neuron is closed
         taken: Tree = local.get(STEPS_TAKEN, {})
         new: Tree = {}
         known: Tree = {}

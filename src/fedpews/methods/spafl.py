@@ -106,13 +106,13 @@ def _key(name: str) -> str:
 
 def opens(params: Mapping[str, Tensor], thresholds: Mapping[str, Tensor]) -> Tree:
     """Which neurons of each layer are open, 1 or 0."""
-    found = {}
+    opened = {}
     for name, w in params.items():
         if _key(name) in thresholds:
             mean = w.abs().flatten(1).mean(1)
             row = (mean > thresholds[_key(name)]).to(w)
-            found[_key(name)] = torch.where(row.mean() <= LOWEST, (mean > 0).to(w), row)
-    return found
+            opened[_key(name)] = torch.where(row.mean() <= LOWEST, (mean > 0).to(w), row)
+    return opened
 
 
 def masked(params: Mapping[str, Tensor], thresholds: Mapping[str, Tensor]) -> Tree:

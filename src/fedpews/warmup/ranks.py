@@ -27,8 +27,7 @@ from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.options import Count
 from fedpews.trees import Nest, Tree, where
-from fedpews.warmup.clients import LearnedClient
-from fedpews.warmup.warmup import Warmup
+from fedpews.warmup.warmup import LearnedClient, Warmup
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Ranks(Wrapper):
         return self.ranks[client % len(self.ranks)]
 
     def neurons(self, graph: NeuronGraph, client: int) -> Tensor:
-        """The neurons a client may have: (neurons,) bool. What is no component of an adapter is everybody's."""
+        """The neurons a client may have: (neurons,) bool. All clients have what is no component of an adapter."""
         neurons = torch.ones(graph.size, dtype=torch.bool)
         for layer in graph.layers:
             if COMPONENTS in f"{layer.name}.":
