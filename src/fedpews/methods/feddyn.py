@@ -26,6 +26,7 @@ class FedDyn(FedAvg):
     A client descends on f(y) − ⟨h_i, y⟩ + (α/2)‖y − x_g‖² and then sets h_i ← h_i − α(y − x_g). The server keeps
     h ← h − α·(|S|/N)·mean(y_i − x_g) and moves to mean(y_i) − h/α. In a warmup the means run over the owners of an
     element, h_i changes only where the client uploads, and an element that no client owns keeps its value and its h.
+    The authors' program divides α by the client's part of the samples, relative to the mean part; here all have one α.
 
     Args:
         alpha: α, the strength of the regularisation; the authors use 0.01 and 0.1.

@@ -46,7 +46,8 @@ class LotteryFL(PersonalMasks):
     global model is right on more than ``accuracy`` of the client's own samples and more than ``remaining`` of its
     weights are left, the client prunes the smallest ``prune`` of the remaining weights of each layer and rewinds the
     others to their initial values; then it trains. The server averages each weight over the clients that keep it.
-    Biases and norm layers are not masked. A client's model is the masked global one.
+    Biases and norm layers are not masked. A client's model is the masked global one. The authors' program measures the
+    accuracy on a client's test samples, and reports the best that each client had in any round.
 
     Args:
         accuracy: what the masked model must exceed before it is pruned.
