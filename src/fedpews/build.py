@@ -27,7 +27,7 @@ from fedpews.engines.hardware import available_cores, find_device
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method, Wrapper
-from fedpews.methods.private import epsilon, with_dp
+from fedpews.methods.private import Private, epsilon
 from fedpews.methods.robust import Aggregate
 from fedpews.models.adapters import add_lora, freeze, matching
 from fedpews.neurons.functional import CHECKPOINTING
@@ -44,7 +44,7 @@ from fedpews.tasks import Classification, Task, make
 from fedpews.tasks.names import TASKS, short
 from fedpews.torch_private import tree_leaves
 from fedpews.trees import Tree
-from fedpews.warmup.ranks import with_ranks
+from fedpews.warmup.ranks import Ranks
 
 RECORDED = ("loss", "train_loss")
 """What every record has, whatever the metrics."""
@@ -382,9 +382,9 @@ def build_method(experiment: Experiment) -> Method:
             raise ConfigError(
                 "model.lora.ranks does not go with privacy.clip; give all clients the same rank"
             )
-        method = with_ranks(method, tuple(lora.ranks), lora.padding)
+        method = Ranks(method, tuple(lora.ranks), lora.padding)
     privacy = experiment.privacy.model_dump(exclude={"delta"})
-    return method if privacy["clip"] is None else with_dp(method, **privacy)
+    return method if privacy["clip"] is None else Private(method, **privacy)
 
 
 def _warmup(experiment: Experiment) -> dict[str, Any]:

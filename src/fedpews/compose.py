@@ -265,9 +265,10 @@ def unused_keys(name: MethodName) -> list[str]:
 
 
 def describe(name: str) -> str:
-    """One line about a part of a method's name: its file's first line, or else its own docstring's."""
+    """One line about a part of a method's name: the first of its docstring, or of its file if it is alone there."""
     cls = _find(name, METHODS | SERVERS | PERSONAL, "method")
-    text = inspect.getdoc(inspect.getmodule(cls)) if name in METHODS else inspect.getdoc(cls)
+    is_alone = [path.partition(":")[0] for path in METHODS.values()].count(cls.__module__) == 1
+    text = inspect.getdoc(inspect.getmodule(cls) if name in METHODS and is_alone else cls)
     return " ".join((text or "").split("\n\n")[0].split())
 
 

@@ -43,4 +43,5 @@ def _read_package() -> dict[str, dict[str, str]]:
         module = f"{package.name}.{path.parent.name}.{path.stem}"
         for kind, name, cls in LINE.findall(path.read_text(encoding="utf-8")):
             names[kind][name] = f"{module}:{cls}"
+    names["method"] = dict(sorted(names["method"].items()))
     return names

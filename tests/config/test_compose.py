@@ -71,9 +71,7 @@ def test_every_method_is_made_described_and_documented(name: str) -> None:
     assert ">>>" in doc
     for option in option_types(cls).keys() - {"momentum", "weight_decay", "clip_norm"}:
         assert f"{option}:" in doc, f"{name} does not explain {option}"
-    module = inspect.getmodule(cls)
-    assert module is not None
-    assert "20" in (module.__doc__ or ""), "the reference, with its year"
+    assert "20" in describe(name), "the reference, with its year"
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -27,7 +27,7 @@ from fedpews.errors import Interrupted
 from fedpews.methods import subnetwork
 from fedpews.methods.contract import Cohort, Download, Method
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.fedbn import with_local
+from fedpews.methods.fedbn import Local
 from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
 from fedpews.neurons.network import Network
 from fedpews.results import memories
@@ -116,7 +116,7 @@ def test_every_server_optimiser_stays_on_its_device(server: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_parameters_that_stay_at_the_client_stay_on_its_device(name: str) -> None:
-    assert_same_there(lambda: with_local(with_warmup(make(name), 2)), "cnn")
+    assert_same_there(lambda: Local(with_warmup(make(name), 2)), "cnn")
 
 
 def test_momentum_weight_decay_and_distillation_stay_on_their_device() -> None:

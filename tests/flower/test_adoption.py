@@ -27,8 +27,8 @@ from fedpews.methods.wire import BadMessage
 from fedpews.neurons import trace
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold
-from fedpews.warmup.clients import LearnedClient
 from fedpews.warmup.masks import Learned
+from fedpews.warmup.warmup import LearnedClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "flower-quickstart"
 

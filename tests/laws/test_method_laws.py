@@ -17,11 +17,8 @@ from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fednova import FedNova
 from fedpews.methods.fedprox import FedProx
-from fedpews.methods.fedrolex import FedRolex
-from fedpews.methods.fjord import FjORD
-from fedpews.methods.heterofl import HeteroFL
-from fedpews.methods.ist import IST
-from fedpews.methods.moon import Moon
+from fedpews.methods.partial_training import IST, FedRolex, FjORD, HeteroFL
+from fedpews.methods.representations import Moon
 from fedpews.methods.scaffold import Scaffold
 from fedpews.running import run
 from fedpews.testing import (

@@ -17,7 +17,7 @@ from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fednova import FedNova
 from fedpews.methods.fedprox import FedProx
-from fedpews.methods.moon import Moon
+from fedpews.methods.representations import Moon
 from fedpews.methods.scaffold import Scaffold
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground

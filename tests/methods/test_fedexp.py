@@ -10,7 +10,7 @@ from fedpews.compose import method as make
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.private import with_dp
+from fedpews.methods.private import Private
 from fedpews.methods.server_optimizers import SGD, FedExP
 from fedpews.testing import Playground, check_laws, small_clients, small_network
 from fedpews.warmup import Fixed, with_warmup
@@ -50,14 +50,14 @@ def test_squares_are_averaged_over_the_owners_of_each_element() -> None:
     # client 0 owns both neurons and changes each of the four weights by 2; client 1 owns neuron 0 alone, by −1
     values = [{n: v + change for n, v in old.items()} for change in (2.0, -1.0)]
     average = Average((1.0, 1.0), (None, net.graph.expand(torch.tensor([True, False]))))
-    goal = FedExP(eps=0.0).goal(net, old, average(values, old), values, average)
+    goal = FedExP(eps=0.0).extrapolate(net, old, average(values, old), values, average)
     # neuron 0 (two weights): squares (4 + 1)/2 = 2.5, Δ̄ = .5; neuron 1: squares 4, Δ̄ = 2
     rate = (2 * 2.5 + 2 * 4) / (2 * (2 * 0.25 + 2 * 4))
     assert rate < 1  # neuron 1 has a single owner, whose change is the mean
     assert goal["0.weight"].flatten().tolist() == pytest.approx([1.5, 4.0])
     opposite = [values[0], {n: v - 1.9 for n, v in old.items()}]
     everybody = Average((1.0, 1.0), (None, None))
-    goal = FedExP(eps=0.0).goal(net, old, everybody(opposite, old), opposite, everybody)
+    goal = FedExP(eps=0.0).extrapolate(net, old, everybody(opposite, old), opposite, everybody)
     # (4 + 3.61)/2 = 3.805 for each weight, Δ̄ = .05: η_g = 3.805/(2·.0025) = 761
     assert goal["0.weight"].flatten().tolist() == pytest.approx([1 + 761 * 0.05, 2 + 761 * 0.05], rel=1e-3)
 
@@ -78,6 +78,6 @@ def test_it_keeps_the_contract(name: str) -> None:
 
 
 def test_it_asks_for_more_than_differential_privacy_pays_for() -> None:
-    private = with_dp(FedAvg(server=FedExP()), clip=1.0, noise=1.0)
+    private = Private(FedAvg(server=FedExP()), clip=1.0, noise=1.0)
     with pytest.raises(ConfigError, match="several averages in a round"):
         Playground(private, small_network(), small_clients()).play(1)

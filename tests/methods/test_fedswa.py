@@ -10,8 +10,7 @@ import torch
 
 from fedpews.errors import ConfigError
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.fedmoswa import FedMoSWA
-from fedpews.methods.fedswa import FedSWA
+from fedpews.methods.fedswa import FedMoSWA, FedSWA
 from fedpews.testing import Played, Playground, check_same, small_clients, small_network
 from fedpews.warmup import Learned, with_warmup
 from tiny import chain, point, targets

@@ -8,10 +8,9 @@ from test_tutorial import tutorial as tutorial
 
 from fedpews.errors import ConfigError
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.fedavg_m import FedAvgMomentum
+from fedpews.methods.fedavg_m import FedAvgMomentum, ScaffoldMomentum
 from fedpews.methods.optimizers import Adam
 from fedpews.methods.scaffold import Scaffold
-from fedpews.methods.scaffold_m import ScaffoldMomentum
 from fedpews.testing import Played, Playground, check_same, small_clients, small_network
 from fedpews.warmup import Learned, with_warmup
 from tiny import point, targets

@@ -10,7 +10,7 @@ from fedpews.errors import ConfigError
 from fedpews.methods.contract import Cohort, Download
 from fedpews.methods.fedala import FedALA
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.fedselect import FedSelect
+from fedpews.methods.personal_masks import FedSelect
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground, check_same, small_clients, small_network
 from fedpews.trees import Nest

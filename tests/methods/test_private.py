@@ -17,7 +17,7 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Method, Upload, Work
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fedprox import FedProx
-from fedpews.methods.private import NoisyAverage, Private, epsilon, gaussian, with_dp
+from fedpews.methods.private import NoisyAverage, Private, epsilon, gaussian
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import check_method
 from fedpews.warmup import Fixed, with_warmup
@@ -56,7 +56,7 @@ def length(upload: Upload, job: Job) -> float:
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_change_is_cut_to_the_length_c_and_the_loss_is_not_told(warm: bool) -> None:
     inner = with_warmup(make("fedavg"), 5, Fixed()) if warm else make("fedavg")
-    _, found, jobs = uploads_of(with_dp(inner, clip=0.5, noise=1.0))
+    _, found, jobs = uploads_of(Private(inner, clip=0.5, noise=1.0))
     for upload, job in zip(found, jobs, strict=True):
         assert length(upload, job) == pytest.approx(0.5, rel=1e-4)
         assert upload.loss == 0.0
@@ -64,14 +64,14 @@ def test_a_change_is_cut_to_the_length_c_and_the_loss_is_not_told(warm: bool) ->
 
 def test_a_short_change_is_left_alone() -> None:
     _, plain, _ = uploads_of(make("fedavg"), lr=1e-3)
-    _, private, _ = uploads_of(with_dp(make("fedavg"), clip=100.0, noise=1.0), lr=1e-3)
+    _, private, _ = uploads_of(Private(make("fedavg"), clip=100.0, noise=1.0), lr=1e-3)
     for one, other in zip(plain, private, strict=True):
         assert all(torch.allclose(one.params[n], other.params[n], atol=1e-7) for n in one.params)
 
 
 def test_without_noise_and_with_room_it_is_the_method_itself() -> None:
     inner = with_warmup(make("fedavg"), 5, Fixed())
-    method = with_dp(inner, clip=1e6, noise=0.0)
+    method = Private(inner, clip=1e6, noise=0.0)
     state, found, _ = uploads_of(method, lr=0.1)
     masks = tuple(upload.ownership(NET) for upload in found)
     after = method.update(NET, state, found, Average((1.0, 1.0), masks))
@@ -102,14 +102,14 @@ def test_the_noise_has_the_deviation_asked_for_and_comes_from_the_operating_syst
 
 
 def test_local_noise_is_on_what_is_sent() -> None:
-    _, noisy, jobs = uploads_of(with_dp(make("fedavg"), clip=0.5, noise=4.0, place="client"))
+    _, noisy, jobs = uploads_of(Private(make("fedavg"), clip=0.5, noise=4.0, place="client"))
     count = sum(value.numel() for value in noisy[0].params.values())
     # a sum of `count` squares of deviation z·C = 2, and the change itself
     assert length(noisy[0], jobs[0]) == pytest.approx(2.0 * math.sqrt(count), rel=0.5)
 
 
 def test_the_clip_follows_the_clients_lengths() -> None:
-    method = with_dp(make("fedavg"), clip=1e-3, noise=0.1, adaptive=True, bit_noise=1e-1, noise_seed=0)
+    method = Private(make("fedavg"), clip=1e-3, noise=0.1, adaptive=True, bit_noise=1e-1, noise_seed=0)
     state, found, _ = uploads_of(method)
     assert [float(up.extra["privacy"]["within"]) for up in found] == [0.0, 0.0]
     after = method.update(NET, state, found, Average((1.0, 1.0), (None, None)))
@@ -123,11 +123,11 @@ def test_the_clip_follows_the_clients_lengths() -> None:
 def test_what_no_noise_protects_is_refused(name: str) -> None:
     inner = make(name, warmup={"rounds": 3}) if "pews" in name else make(name)
     with pytest.raises(ConfigError, match=r"no noise protects|learned masks"):
-        uploads_of(with_dp(inner, clip=1.0, noise=1.0), lr=0.1)
+        uploads_of(Private(inner, clip=1.0, noise=1.0), lr=0.1)
 
 
 def test_clients_must_count_alike() -> None:
-    method = with_dp(make("fedavg"), clip=1.0, noise=1.0)
+    method = Private(make("fedavg"), clip=1.0, noise=1.0)
     state, found, _ = uploads_of(method)
     with pytest.raises(ConfigError, match="uniform"):
         method.update(NET, state, found, Average((1.0, 2.0), (None, None)))
@@ -178,10 +178,10 @@ def test_an_experiment_whose_clients_do_not_count_alike_is_refused() -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        with_dp(FedAvg(), clip=0.5, noise=1.0, noise_seed=3),
-        with_dp(FedAvg(), clip=0.5, noise=1.0, place="client", noise_seed=3),
-        with_dp(FedAvg(), clip=0.5, noise=0.5, adaptive=True, noise_seed=3),
-        with_dp(with_warmup(FedProx(), 2, Fixed()), clip=0.5, noise=0.1, noise_seed=3),
+        Private(FedAvg(), clip=0.5, noise=1.0, noise_seed=3),
+        Private(FedAvg(), clip=0.5, noise=1.0, place="client", noise_seed=3),
+        Private(FedAvg(), clip=0.5, noise=0.5, adaptive=True, noise_seed=3),
+        Private(with_warmup(FedProx(), 2, Fixed()), clip=0.5, noise=0.1, noise_seed=3),
     ],
     ids=["server", "client", "adaptive", "fixed masks"],
 )

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.feddecorr import FedDecorr
-from fedpews.methods.feduv import FedUV
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.representations import FedDecorr, FedUV
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
 from fedpews.testing import Playground, check_same, small_clients, small_network
@@ -28,7 +26,7 @@ X = torch.tensor([[1.0, 0.5], [-0.3, 2.0], [0.7, -1.0], [2.0, 0.1]])
 Y = torch.tensor([0, 1, 1, 0])
 
 
-def gradients(method: LocalSGD, batch: Batch, net: Network | None = None) -> Tree:
+def gradients(method: FedAvg, batch: Batch, net: Network | None = None) -> Tree:
     net = net or network()
     return method.gradient(net, {"params": net.initial()}, batch)[1]
 
@@ -59,7 +57,7 @@ def uniformity_and_variance(features: Tensor, outputs: Tensor) -> Tensor:
     ("method", "term"), [(FedDecorr(), decorrelation), (FedUV(), uniformity_and_variance)]
 )
 def test_its_gradient_is_that_of_the_formula(
-    method: LocalSGD, term: Callable[[Tensor, Tensor], Tensor]
+    method: FedAvg, term: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
     found, expected = gradients(method, Batch(X, Y)), slopes(term)
     for name, value in expected.items():
@@ -69,7 +67,7 @@ def test_its_gradient_is_that_of_the_formula(
 
 
 @pytest.mark.parametrize("method", [FedDecorr(), FedUV()])
-def test_padding_and_a_single_sample_add_nothing(method: LocalSGD) -> None:
+def test_padding_and_a_single_sample_add_nothing(method: FedAvg) -> None:
     padded = Batch(torch.cat([X, 9 * X]), torch.cat([Y, Y]), torch.tensor([1.0] * 4 + [0.0] * 4))
     found, expected = gradients(method, padded), gradients(method, Batch(X, Y))
     alone, plain = (gradients(m, Batch(X[:1], Y[:1])) for m in (method, FedAvg()))
@@ -79,13 +77,13 @@ def test_padding_and_a_single_sample_add_nothing(method: LocalSGD) -> None:
 
 
 @pytest.mark.parametrize("method", [FedDecorr(), FedUV()])
-def test_samples_that_are_all_alike_have_a_finite_gradient(method: LocalSGD) -> None:
+def test_samples_that_are_all_alike_have_a_finite_gradient(method: FedAvg) -> None:
     found = gradients(method, Batch(X[:1].expand(4, 2), Y))
     assert all(bool(value.isfinite().all()) for value in found.values())
 
 
 @pytest.mark.parametrize("method", [FedDecorr(), FedUV()])
-def test_closed_neurons_count_as_if_they_were_not_there(method: LocalSGD) -> None:
+def test_closed_neurons_count_as_if_they_were_not_there(method: FedAvg) -> None:
     net, open_neurons = small_network(), torch.tensor([True, False, True, True, False, True, True, True])
     (x, y), params = small_clients()[0], small_network().initial()
     gated = method.gradient(net.gated(open_neurons.float()), {"params": params}, Batch(x, y))[1]
@@ -95,7 +93,7 @@ def test_closed_neurons_count_as_if_they_were_not_there(method: LocalSGD) -> Non
 
 
 @pytest.mark.parametrize("method", [FedDecorr(strength=0.0), FedUV(variance=0.0, uniformity=0.0)])
-def test_without_strength_it_is_fedavg(method: LocalSGD) -> None:
+def test_without_strength_it_is_fedavg(method: FedAvg) -> None:
     net, clients = small_network(), small_clients()
     ours, plain = (Playground(m, net, clients).partly(2) for m in (method, FedAvg()))
     check_same(ours, plain, "it differs", deep=False)

@@ -18,8 +18,6 @@ from fedpews.methods.server_optimizers import (
     Momentum,
     ServerOptimizer,
     Yogi,
-    init_server,
-    step_server,
 )
 from fedpews.testing import Playground, check_finite, small_clients, small_network
 from tiny import chain, point, targets
@@ -73,11 +71,12 @@ def test_adagrad_adds_up_squares_and_has_no_first_moment() -> None:
 def test_an_element_nobody_owns_keeps_value_and_slots_whatever_momentum_it_has() -> None:
     net = chain([1.0, 2.0], [3.0, 4.0])
     old = net.initial()
-    slots = init_server(Momentum(), net, old)
-    for tree in slots.values():
+    state = Momentum().init(net, old)
+    for tree in state["server"].values():
         tree["velocity"] += 5.0
     half = Average((1.0,), (net.graph.expand(torch.tensor([True, False])),))
-    new, kept = step_server(Momentum(), net, old, {n: v - 1 for n, v in old.items()}, slots, half)
+    moved = Momentum().move(net, state, {n: v - 1 for n, v in old.items()}, [], half)
+    new, kept = moved["params"], moved["server"]
     # owned: v = .9·5 + 1 = 5.5
     assert new["0.weight"].flatten().tolist() == pytest.approx([1.0 - 5.5, 2.0])
     assert kept["0.weight"]["velocity"].flatten().tolist() == pytest.approx([5.5, 5.0])

@@ -14,13 +14,9 @@ from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Download, Method, Work
 from fedpews.methods.fedpm import FedPM
-from fedpews.methods.fedrolex import FedRolex
 from fedpews.methods.fedweit import FedWeIT
-from fedpews.methods.fjord import FjORD
-from fedpews.methods.heterofl import HeteroFL
-from fedpews.methods.ist import IST, assign_neurons
-from fedpews.methods.lotteryfl import LotteryFL
-from fedpews.methods.subnetwork import window
+from fedpews.methods.partial_training import IST, FedRolex, FjORD, HeteroFL, window
+from fedpews.methods.personal_masks import LotteryFL
 from fedpews.neurons.network import Batch, Network
 from fedpews.testing import Playground
 from tiny import chain, half_square, point, targets, train_chain
@@ -49,7 +45,7 @@ def test_ist_clients_train_their_own_neuron_alone_and_overwrite_it() -> None:
 
 def test_ist_deals_every_neuron_once_and_anew_in_every_round() -> None:
     graph = chain([0.0] * 7, [0.0] * 7).graph
-    drawn = [assign_neurons(graph, Cohort(t, (0, 1, 2), 3, seed=t)) for t in (1, 2)]
+    drawn = [IST().assign(graph, Cohort(t, (0, 1, 2), 3, seed=t)) for t in (1, 2)]
     for assigned in drawn:
         assert torch.stack(assigned).sum(0).tolist() == [1] * 7
         assert sorted(int(part.sum()) for part in assigned) == [2, 2, 3]
@@ -58,7 +54,7 @@ def test_ist_deals_every_neuron_once_and_anew_in_every_round() -> None:
 
 def test_ist_says_when_there_are_too_few_neurons() -> None:
     with pytest.raises(ConfigError, match="2 neurons, too few for 3"):
-        assign_neurons(chain(U, V).graph, Cohort(1, (0, 1, 2), 3, seed=0))
+        IST().assign(chain(U, V).graph, Cohort(1, (0, 1, 2), 3, seed=0))
 
 
 def train_pair(label: float, steps: int = 2, lr: float = 0.1) -> tuple[list[float], list[float]]:

@@ -9,8 +9,8 @@ from torch import nn
 from fedpews.methods.contract import ClientHalf, Download
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.fedprox import FedProx
-from fedpews.methods.moon import Moon
 from fedpews.methods.optimizers import AdamW
+from fedpews.methods.representations import Moon
 from fedpews.methods.scaffold import Scaffold
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.network import Batch, Network

@@ -18,7 +18,6 @@ from fedpews.methods.wire import (
     decode_upload,
     encode_download,
     encode_upload,
-    message_size,
     message_sizes,
 )
 from fedpews.models.networks import MLP
@@ -125,10 +124,11 @@ def test_a_size_is_that_of_the_tensors_that_are_not_encoded(method: Method) -> N
     played = Playground(method, net, small_clients()).partly(3)
     for uploads, downloads in zip(played.uploads, played.downloads, strict=True):
         lengths = [payload(encode_upload(net, sent)) for sent in uploads]
-        assert [message_size(net, sent) for sent in uploads] == lengths
         assert message_sizes(net, uploads) == lengths
+        assert [message_sizes(net, [sent]) for sent in uploads] == [[length] for length in lengths]
         lengths = [payload(encode_download(net, sent)) for sent in downloads]
-        assert [message_size(net, sent) for sent in downloads] == message_sizes(net, downloads) == lengths
+        assert message_sizes(net, downloads) == lengths
+        assert [message_sizes(net, [sent]) for sent in downloads] == [[length] for length in lengths]
 
 
 @pytest.mark.parametrize("zeros", [0, 20, 60, 61, 62, 63, 64, 200, 1000])
@@ -150,13 +150,13 @@ def test_a_size_is_exact_wherever_zeros_begin_to_pay(zeros: int, owner: str) -> 
         }
     extra = {"control": params, "theta": {"neurons": torch.rand(40)}, "é": {'q"': torch.ones(2, 3).T}}
     sent = upload(net, **parts, extra=extra)
-    assert message_size(net, sent) == payload(encode_upload(net, sent))
+    assert message_sizes(net, [sent]) == [payload(encode_upload(net, sent))]
     # beside others with other parts
     others = [sent, upload(net, params=net.initial()), upload(net, params=net.initial(), extra=extra), sent]
     assert message_sizes(net, others) == [payload(encode_upload(net, other)) for other in others]
     assert message_sizes(net, [sent, sent]) == [payload(encode_upload(net, sent))] * 2
     got = Download(123, "warmup", 10_000, params, sent.neurons, extra)
-    assert message_size(net, got) == payload(encode_download(net, got))
+    assert message_sizes(net, [got]) == [payload(encode_download(net, got))]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64])
@@ -164,10 +164,10 @@ def test_a_size_is_exact_for_any_type_of_number(dtype: torch.dtype) -> None:
     net = small_network()
     extra = {"mixed": {"odd": torch.ones(3, 5).to(dtype), "single": torch.tensor(1.0), "more": torch.ones(1)}}
     sent = upload(net, extra=extra)
-    assert message_size(net, sent) == payload(encode_upload(net, sent))
+    assert message_sizes(net, [sent]) == [payload(encode_upload(net, sent))]
     signs = {name: value > 0 for name, value in net.initial().items()}
     sent = upload(net, params=signs | {"0.bias": net.initial()["0.bias"]}, neurons=torch.arange(8) % 3 > 0)
-    assert message_size(net, sent) == payload(encode_upload(net, sent))
+    assert message_sizes(net, [sent]) == [payload(encode_upload(net, sent))]
 
 
 def sizes(method: object, total: int = 2, filled: bool = False) -> tuple[float, float]:

@@ -136,7 +136,7 @@ def test_a_site_with_another_base_is_refused() -> None:
 def test_the_compiled_engine_trains_adapters_of_unequal_rank_as_the_eager_one(method: str) -> None:
     def final(engine: str) -> dict[str, Tensor]:
         made = fedpews.compose.method(method, **({"warmup": {"rounds": 1}} if "pews" in method else {}))
-        ranked = fedpews.warmup.ranks.with_ranks(made, (3, 2))  # type: ignore[attr-defined]
+        ranked = fedpews.warmup.ranks.Ranks(made, (3, 2))  # type: ignore[attr-defined]
         return run(adapted_model(), method=ranked, runtime={"engine": engine}).params[0]
 
     eager, compiled = final("eager"), final("compiled")

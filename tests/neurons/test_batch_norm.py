@@ -9,7 +9,7 @@ from torch import nn
 import fedpews
 from fedpews.data.federation import Federation, build
 from fedpews.errors import ConfigError
-from fedpews.methods.moon import Moon
+from fedpews.methods.representations import Moon
 from fedpews.neurons.network import Batch, Network
 
 

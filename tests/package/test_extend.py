@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.registry import register
 
 
 @register("method", "mine")
 @dataclass(frozen=True)
-class Mine(LocalSGD):
+class Mine(FedAvg):
     """FedAvg whose clients also upload the length of their work."""
 
     factor: float = 1.0

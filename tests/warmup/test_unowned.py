@@ -9,7 +9,6 @@ import fedpews
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.feddyn import FedDyn
 from fedpews.methods.fednova import FedNova
-from fedpews.methods.local_sgd import LocalSGD
 from fedpews.methods.scaffold import Scaffold
 from fedpews.methods.server_optimizers import SGD, Adagrad, Adam, Momentum, ServerOptimizer, Yogi
 from fedpews.testing import Playground, small_clients, small_network
@@ -58,9 +57,7 @@ def test_zero_is_what_any_server_optimiser_moves_to(server: ServerOptimizer) -> 
 @pytest.mark.parametrize(
     "base", [FedAvg(), Scaffold(), FedNova(), FedDyn()], ids=lambda one: type(one).__name__
 )
-def test_every_base_method_keeps_or_zeroes_and_trains_what_is_owned_alike(
-    base: LocalSGD, unowned: str
-) -> None:
+def test_every_base_method_keeps_or_zeroes_and_trains_what_is_owned_alike(base: FedAvg, unowned: str) -> None:
     masks = Fixed(unowned=unowned)  # type: ignore[arg-type]
     ground, played = play(with_warmup(base, 2, masks), 2)
     _, kept = play(with_warmup(base, 2, Fixed()), 2)

@@ -11,7 +11,7 @@ import torch
 from fedpews.errors import ConfigError
 from fedpews.methods.contract import Cohort, Download, Work
 from fedpews.methods.fedavg import FedAvg
-from fedpews.methods.ist import IST
+from fedpews.methods.partial_training import IST
 from fedpews.methods.scaffold import Scaffold
 from fedpews.neurons.network import Batch
 from fedpews.testing import Playground

@@ -2,6 +2,6 @@
 
 from fedpews.methods.average import Average
 from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
-from fedpews.methods.fedbn import with_local
+from fedpews.methods.fedbn import Local
 
-__all__ = ["Average", "ClientHalf", "Cohort", "Download", "Method", "Upload", "Work", "with_local"]
+__all__ = ["Average", "ClientHalf", "Cohort", "Download", "Local", "Method", "Upload", "Work"]

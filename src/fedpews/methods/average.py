@@ -34,7 +34,7 @@ class Average:
         """The average of the clients' values ``y_i``, for every name of ``old``."""
         result = {}
         for name, kept in old.items():
-            shares, total = self._shares(name, kept)
+            shares, total = self.shares(name, kept)
             sums = []
             for first in range(0, len(values), BLOCK):
                 # (clients of the block, *shape of the parameter)
@@ -52,9 +52,9 @@ class Average:
 
     def covered(self, old: Mapping[str, Tensor]) -> Tree:
         """Which elements at least one client owns."""
-        return {name: (self._shares(name, kept)[1] > 0).expand_as(kept) for name, kept in old.items()}
+        return {name: (self.shares(name, kept)[1] > 0).expand_as(kept) for name, kept in old.items()}
 
-    def _shares(self, name: str, like: Tensor) -> tuple[Tensor | None, Tensor]:
+    def shares(self, name: str, like: Tensor) -> tuple[Tensor | None, Tensor]:
         """p_i m_i of each client, (clients, ...), and Σ p_i m_i; both broadcast against the parameter.
 
         With equal weights the shares are boolean; they are None where every client owns the whole parameter.

@@ -20,9 +20,9 @@ to the bit, and a client's step compilable.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -30,6 +30,11 @@ from fedpews.methods.average import Average
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Options
 from fedpews.trees import Nest, Tree, subtract, where
+
+K = TypeVar("K", bound=Hashable)
+
+Rate = float | Tensor
+"""A learning rate; a tensor where clients of different rates are trained together."""
 
 # Keys that one module writes and another reads; all other keys are private to a method.
 
@@ -79,6 +84,11 @@ class Work:
     loss: float  # mean over the steps
     noise: Tensor  # uniform numbers for draws after the last step
     neurons: Tensor | None = None  # (neurons,) bool: what the client will send; None is everything
+
+    def upload(self, download: Download, params: Tree, mask: Tree | None = None) -> Upload:
+        """The upload of these parameters."""
+        counts = self.client, download.round, self.samples, self.steps
+        return Upload(*counts, self.loss, params, neurons=self.neurons, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -138,9 +148,7 @@ class ClientHalf(ABC):
         """The local state before the first batch; ``memory`` is what this client kept, None at first."""
 
     @abstractmethod
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         """The local state after one batch, and the batch's loss. No branch may depend on a tensor's value."""
 
     @abstractmethod
@@ -154,7 +162,10 @@ class ClientHalf(ABC):
 
 @dataclass(frozen=True)
 class ClientWrapper(ClientHalf):
-    """A client half around another; every function is the inner half's until it is overridden."""
+    """A client half around another; every function is the inner half's until it is overridden.
+
+    Its local state and its memory have the inner half's in ``"inner"``.
+    """
 
     inner: ClientHalf
 
@@ -162,28 +173,29 @@ class ClientWrapper(ClientHalf):
         return self.inner.noise_size(net)
 
     def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        return self.inner.probe(net, download, memory)
+        return self.inner.probe(net, download, inner_memory(memory))
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        return self.inner.probed(net, download, memory, accuracy)
+        inner = self.inner.probed(net, download, inner_memory(memory), accuracy)
+        return {**(memory or {}), "inner": inner}
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        return self.inner.start(net, download, memory)
+        return {"inner": self.inner.start(net, download, inner_memory(memory))}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
-        return self.inner.step(net, local, batch, noise, lr)
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
+        inner, loss = self.inner.step(net, local["inner"], batch, noise, lr)
+        return local | {"inner": inner}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        return self.inner.finish(net, download, local, work)
+        memory, upload = self.inner.finish(net, download, local["inner"], work)
+        return {"inner": memory}, upload
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
-        return self.inner.personal(net, download, memory)
+        return self.inner.personal(net, download, memory["inner"])
 
 
 def inner_memory(memory: Nest | None) -> Nest | None:
-    """What an inner half keeps, of the memory of the half around it."""
+    """The inner half's part of a wrapper's memory."""
     return None if memory is None else memory["inner"]
 
 
@@ -202,17 +214,19 @@ class Method(Options, ABC):
         """Whether each client has a personal model (``ClientHalf.personal``), evaluated on its own data."""
         return False
 
-    @abstractmethod
     def client(self, phase: str) -> ClientHalf:
-        """The client half for a phase."""
+        """The client half for a phase; most methods are both halves."""
+        assert isinstance(self, ClientHalf), "a method that is no client half needs a client function"
+        return self
 
     @abstractmethod
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         """The server's state before round 1, for a federation of ``total`` clients."""
 
-    @abstractmethod
     def params(self, state: Nest) -> Tree:
         """The global model."""
+        params: Tree = state["params"]
+        return params
 
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
         """The parameters that are evaluated; by default ``params(state)`` itself."""
@@ -255,6 +269,9 @@ class Wrapper(Method):
     def phase(self, state: Nest, round: int) -> str:
         return self.inner.phase(state["inner"], round)
 
+    def client(self, phase: str) -> ClientHalf:
+        return self.inner.client(phase)
+
     def params(self, state: Nest) -> Tree:
         return self.inner.params(state["inner"])
 
@@ -266,3 +283,27 @@ class Wrapper(Method):
 
     def last_owned(self, state: Nest) -> dict[int, Tensor]:
         return self.inner.last_owned(state["inner"])
+
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        return {"inner": self.inner.init(net, params, total)}
+
+    def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
+        return self.inner.downloads(net, state["inner"], cohort)
+
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        return state | {"inner": self.inner.update(net, state["inner"], uploads, average)}
+
+
+def change_each(
+    downloads: Sequence[Download], keys: Sequence[K], change: Callable[[Download, K], Download]
+) -> list[Download]:
+    """``change(download, key)`` for each client.
+
+    Clients with the same download and the same key share one result, so that its size is measured once.
+    """
+    pairs = [*zip(downloads, keys, strict=True)]
+    changed: dict[tuple[int, K], Download] = {}
+    for download, key in pairs:
+        if (id(download), key) not in changed:
+            changed[id(download), key] = change(download, key)
+    return [changed[id(download), key] for download, key in pairs]

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.methods.contract import Download, Upload, Work
+from fedpews.methods.contract import Download, Rate, Upload, Work
+from fedpews.methods.fedavg import FedAvg, clip
 from fedpews.methods.fedbn import find
-from fedpews.methods.local_sgd import LocalSGD, clip
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
 from fedpews.registry import register
@@ -21,7 +21,7 @@ from fedpews.trees import Nest, Tree
 
 @register("method", "fedala")
 @dataclass(frozen=True)
-class FedALA(LocalSGD):
+class FedALA(FedAvg):
     """FedAvg whose clients begin a round between their own last model and the global one: x_i + (x_g − x_i)·W.
 
     W is a number in [0, 1] for each weight of the upper layers, 1 at first and kept by the client; below them the
@@ -43,14 +43,11 @@ class FedALA(LocalSGD):
     """
 
     takes_warmup: ClassVar[bool] = False
+    personalised = True
 
     names: tuple[str, ...] | str = "head"
     weight_lr: Positive = 1.0
     weight_steps: Annotated[int, Field(ge=0)] = 5
-
-    @property
-    def personalised(self) -> bool:
-        return True
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         find(net, self.names)  # a wrong name is an error before the first round
@@ -71,9 +68,7 @@ class FedALA(LocalSGD):
             "left": {"steps": torch.tensor(0 if memory is None else self.weight_steps, device=net.device)},
         }
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         loss, grads, buffers = self.gradient(net, local, batch)
         is_mixing = local["left"]["steps"] > 0
         weights = {

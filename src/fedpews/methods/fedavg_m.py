@@ -1,23 +1,23 @@
-"""FedAvg-M: local steps lean towards where all clients went in the last round (Cheng et al. 2024)."""
+"""FedAvg-M and SCAFFOLD-M: local steps lean towards where all clients went in the last round (Cheng et al. 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Cohort, Download, Upload, Work
-from fedpews.methods.fednova import add_work, work_of
-from fedpews.methods.local_sgd import LocalSGD
-from fedpews.methods.optimizers import Optimizer, Rate, Slots
+from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
+from fedpews.methods.fedavg import FedAvg
+from fedpews.methods.fednova import add_work, divide_by_work
+from fedpews.methods.optimizers import Optimizer, Slots
+from fedpews.methods.scaffold import Scaffold
 from fedpews.neurons.network import Network
 from fedpews.options import Share
 from fedpews.registry import register
@@ -35,24 +35,20 @@ class Leaning(Optimizer):
 
     beta: Share
 
-    def start(self, like: Tensor) -> Slots:
-        return {DIRECTION: torch.zeros_like(like)}
-
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         direction = slots[DIRECTION]
         return value - lr * (self.beta * gradient + (1 - self.beta) * direction), {DIRECTION: direction}
 
 
 @register("method", "fedavg-m")
 @dataclass(frozen=True)
-class FedAvgMomentum(LocalSGD):
-    """FedAvg whose steps are β·g + (1 − β)·v, with v the mean step of all clients in the last round.
+class FedAvgMomentum(FedAvg):
+    """FedAvg-M: local steps lean towards where all clients went in the last round (Cheng et al. 2024).
 
-    v starts at 0 and becomes mean((x_g − y_i)/(K_i·η)); the server takes the mean of the y_i, which is the paper's
-    rate γ = K·η where all take K steps. Xu et al. (2021) call the same rule FedCM. Weight decay is part of g. The paper
-    has no public program. `fedavgm` is another thing: momentum of the server's own steps.
+    FedAvg whose steps are β·g + (1 − β)·v, with v the mean step of all clients in the last round. v starts at 0 and
+    becomes mean((x_g − y_i)/(K_i·η)); the server takes the mean of the y_i, which is the paper's rate γ = K·η where all
+    take K steps. Xu et al. (2021) call the same rule FedCM. Weight decay is part of g. The paper has no public program.
+    `fedavgm` is another thing: momentum of the server's own steps.
 
     In a warmup K counts the steps in which the element took part, which a client then sends for each element, and v is
     averaged over the owners that took one; where there is none v stays.
@@ -103,18 +99,35 @@ class FedAvgMomentum(LocalSGD):
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         old = trees.pick(state["params"], net.trainable)
-        lengths = [work_of(upload, old) for upload in uploads]  # K_i·η
-        steps = [
-            {n: torch.where(way[n] > 0, (x - upload.params[n]) / way[n], 0.0) for n, x in old.items()}
-            for way, upload in zip(lengths, uploads, strict=True)
-        ]
+        lengths, steps = divide_by_work(old, uploads)  # K_i·η, the mean step
         moved = average
         if any("work_each" in upload.extra for upload in uploads):
-            masks = [{} if mask is None else mask for mask in average.masks]
-            took_steps = [
-                {n: (way[n] > 0) & mask[n] if n in mask else way[n] > 0 for n in old}
-                for way, mask in zip(lengths, masks, strict=True)
-            ]
-            moved = replace(average, masks=tuple(took_steps))
+            took_steps = tuple(
+                {n: (way[n] > 0) & mask[n] if mask and n in mask else way[n] > 0 for n in old}
+                for way, mask in zip(lengths, average.masks, strict=True)
+            )
+            moved = replace(average, masks=took_steps)
         direction = moved(steps, state[DIRECTION])
         return super().update(net, state, uploads, average) | {DIRECTION: direction}
+
+
+@register("method", "scaffold-m")
+@dataclass(frozen=True)
+class ScaffoldMomentum(FedAvgMomentum, Scaffold):
+    """SCAFFOLD-M: SCAFFOLD whose steps lean towards where all clients went last (Cheng et al. 2024).
+
+    A step is y ← y − η·(β·(g − c_i + c) + (1 − β)·v): FedAvg-M with SCAFFOLD's control variates. v is `fedavg-m`'s, the
+    mean step of the last round. c_i⁺ is the mean of the client's own gradients g, as in the paper: ((x_g − y)/(K·η) −
+    (1 − β)·v)/β + c_i − c. Everything else, and what happens in a warmup, is as in `scaffold` and `fedavg-m`. With β =
+    1 it is SCAFFOLD.
+
+    Args:
+        beta: β, the weight of the client's own corrected gradient.
+
+    >>> ScaffoldMomentum().beta
+    0.1
+    """
+
+    def mean_step(self, local: Nest, name: str, drift: Tensor) -> Tensor:
+        direction: Tensor = local[DIRECTION][name]
+        return (drift - (1 - self.beta) * direction) / self.beta

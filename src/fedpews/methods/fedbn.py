@@ -18,11 +18,11 @@ from fedpews.methods.contract import (
     ClientWrapper,
     Cohort,
     Download,
-    Method,
+    Rate,
     Upload,
     Work,
     Wrapper,
-    inner_memory,
+    change_each,
 )
 from fedpews.neurons.network import Batch, Network
 from fedpews.registry import register
@@ -34,65 +34,47 @@ FIRST = "first"
 """In a download: these values."""
 
 
-def with_local(method: Method, names: Sequence[str] | str = "norms") -> Method:
-    """The same method, with some parameters kept at each client: trained there, never sent, never averaged.
+@dataclass(frozen=True)
+class Local(Wrapper):
+    """The inner method, with some parameters kept at each client: trained there, never sent, never averaged.
 
     A client gets their initial values with its first download and goes on with what it has.
     ``ClientHalf.personal`` is the global model with the client's local parameters, and should be evaluated: in the
-    global model alone these parameters keep their initial values. Put it around a warmup: with_local(with_warmup(…)).
-
-    Args:
-        names: ``"norms"`` for scale, shift and statistics of all norm layers, which is FedBN; ``"head"`` for the
-            layer that makes the outputs, which is FedPer; ``"all"`` for clients that share nothing; else names of
-            parameters or of modules, for instance ``["classifier"]``.
-
-    >>> from fedpews.methods.fedavg import FedAvg
-    >>> with_local(FedAvg()).personalised
-    True
-    """
-    return Local(method, names if isinstance(names, str) else tuple(names))
-
-
-@dataclass(frozen=True)
-class Local(Wrapper):
-    """What ``with_local`` returns. State: the inner method's, and who has been sent the first values.
+    global model alone these parameters keep their initial values. Put it around a warmup: Local(with_warmup(…)).
+    ``"norms"`` are scale, shift and statistics of all norm layers, ``"head"`` is the layer that makes the outputs.
 
     Args:
         names: what stays at the clients: ``"norms"``, ``"head"``, ``"all"``, or names of parameters or modules.
+
+    >>> from fedpews.methods.fedavg import FedAvg
+    >>> Local(FedAvg()).personalised
+    True
     """
 
-    names: tuple[str, ...] | str = "norms"
+    personalised = True
 
-    @property
-    def personalised(self) -> bool:
-        return True
+    names: tuple[str, ...] | str = "norms"
 
     def client(self, phase: str) -> ClientHalf:
         return LocalClient(self.inner.client(phase), self.names)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         find(net, self.names)  # raises an error for a wrong name before the first round
-        inner = self.inner.init(net, params, total)
-        return {"inner": inner, MET: {"met": torch.zeros(total, dtype=torch.bool)}}
+        met = torch.zeros(total, dtype=torch.bool)
+        return super().init(net, params, total) | {MET: {"met": met}}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         kept = find(net, self.names)
         # under other names: of a parameter's name, a client is sent only what its neurons own
-        first = {
-            FIRST: {f"{FIRST}:{name}": value for name, value in self.params(state).items() if name in kept}
-        }
-        sent: dict[tuple[int, bool], Download] = {}
-        whole = self.inner.downloads(net, state["inner"], cohort)
-        met = state[MET]["met"]
-        keys = [(id(d), not bool(met[client])) for d, client in zip(whole, cohort.clients, strict=True)]
-        # what was one download for all stays one
-        for d, (place, new) in zip(whole, keys, strict=True):
-            if (place, new) not in sent:
-                extra = {key: _without(tree, kept) for key, tree in d.extra.items()}
-                sent[place, new] = replace(
-                    d, params=_without(d.params, kept), extra=extra | (first if new else {})
-                )
-        return [sent[key] for key in keys]
+        first = {f"{FIRST}:{name}": v for name, v in self.params(state).items() if name in kept}
+
+        def without_local(download: Download, is_new: bool) -> Download:
+            extra = {key: _without(tree, kept) for key, tree in download.extra.items()}
+            extra |= {FIRST: first} if is_new else {}
+            return replace(download, params=_without(download.params, kept), extra=extra)
+
+        is_new = [not bool(state[MET]["met"][client]) for client in cohort.clients]
+        return change_each(super().downloads(net, state, cohort), is_new, without_local)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         kept = find(net, self.names)
@@ -105,11 +87,11 @@ class Local(Wrapper):
             )
             for upload in uploads
         ]
-        nobodys = {name: torch.tensor(False, device=net.device) for name in kept}
-        masks = tuple({**(mask or {}), **nobodys} for mask in average.masks)
-        new = self.inner.update(net, state["inner"], filled, replace(average, masks=masks))
+        not_owned = {name: torch.tensor(False, device=net.device) for name in kept}
+        masks = tuple({**(mask or {}), **not_owned} for mask in average.masks)
         clients = torch.tensor([upload.client for upload in uploads])
-        return {"inner": new, MET: {"met": state[MET]["met"].index_fill(0, clients, True)}}
+        met = state[MET]["met"].index_fill(0, clients, True)
+        return super().update(net, state, filled, replace(average, masks=masks)) | {MET: {"met": met}}
 
 
 @register("personal", "fedbn")
@@ -159,64 +141,53 @@ class LocalClient(ClientWrapper):
     names: tuple[str, ...] | str
 
     def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        return self.inner.probe(net, self._whole(net, download, memory), inner_memory(memory))
+        return super().probe(net, self._whole(net, download, memory), memory)
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        inner = self.inner.probed(net, self._whole(net, download, memory), inner_memory(memory), accuracy)
-        return {"inner": inner, "own": self._own(net, download, memory)}
+        local = {"own": self._own(net, download, memory)}
+        return super().probed(net, self._whole(net, download, memory), memory, accuracy) | local
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        whole = self._whole(net, download, memory)
-        return {
-            "inner": self.inner.start(net, whole, inner_memory(memory)),
-            "own": self._own(net, download, memory),
-        }
-
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
-        inner, loss = self.inner.step(net, local["inner"], batch, noise, lr)
-        return local | {"inner": inner}, loss
+        local = {"own": self._own(net, download, memory)}
+        return super().start(net, self._whole(net, download, memory), memory) | local
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         own: Tree = local["own"]
-        memory, upload = self.inner.finish(net, self._whole(net, download, local), local["inner"], work)
+        memory, upload = super().finish(net, self._whole(net, download, local), local, work)
         sent = replace(
             upload,
             params=_without(upload.params, own),
             mask=None if upload.mask is None else _without(upload.mask, own),
             extra={key: _without(tree, own) for key, tree in upload.extra.items()},
         )
-        return {"inner": memory, "own": own | {n: upload.params[n] for n in own if n in upload.params}}, sent
+        return memory | {"own": own | {n: upload.params[n] for n in own if n in upload.params}}, sent
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
-        return self.inner.personal(net, self._whole(net, download, memory), memory["inner"])
+        return super().personal(net, self._whole(net, download, memory), memory)
 
     def _own(self, net: Network, download: Download, memory: Nest | None) -> Tree:
         if memory is not None:
             own: Tree = memory["own"]
             return own
-        # a site that lost its memory was met before, and is not sent the first values again
+        # a site that lost its memory is not sent the first values again
         initial, sent = net.initial(), download.extra.get(FIRST, {})
         return {name: sent.get(f"{FIRST}:{name}", initial[name]) for name in find(net, self.names)}
 
     def _whole(self, net: Network, download: Download, memory: Nest | None) -> Download:
-        """The download with the client's own part in it; what it brings besides lacks that part."""
+        """The download with the client's local parameters."""
         return replace(download, params=download.params | self._own(net, download, memory))
 
 
 @dataclass(frozen=True)
 class RepClient(LocalClient):
-    """First the client's own part, then the rest: what is not trained in a step stays, optimiser's slots and all."""
+    """First trains the local parameters, then the others; what a step does not train keeps its optimiser's slots."""
 
     head_steps: int
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         return super().start(net, download, memory) | {"taken": {"steps": torch.tensor(0, device=net.device)}}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         moved, loss = super().step(net, local, batch, noise, lr)
         taken = local["taken"]["steps"]
         chosen = _choose(net, local["own"], taken < self.head_steps, moved["inner"], local["inner"])
@@ -224,7 +195,7 @@ class RepClient(LocalClient):
 
 
 def _choose(net: Network, own: Mapping[str, object], is_own: Tensor, after: Nest, before: Nest) -> Nest:
-    """The state after a step that trains only the client's own part (``is_own``), or only the rest."""
+    """The state after a step that trains only the local parameters (``is_own``), or only the others."""
     if after is before:
         return after
     chosen: Nest = {}
@@ -244,10 +215,8 @@ def find(net: Network, names: Sequence[str] | str) -> tuple[str, ...]:
         kept = net.norms
     elif names == "all":
         kept = net.names
-    elif names == "head":
-        kept = tuple(n for n in net.names if n.startswith(f"{net.classifier}."))
     else:
-        wanted = (names,) if isinstance(names, str) else names
+        wanted = [net.classifier] if names == "head" else [names] if isinstance(names, str) else names
         kept = tuple(n for n in net.names if any(n == w or n.startswith(f"{w}.") for w in wanted))
     if not kept:
         raise ConfigError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpews import trees
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
 from fedpews.registry import register
@@ -20,12 +20,13 @@ from fedpews.trees import Nest, Tree
 
 @register("method", "feddyn")
 @dataclass(frozen=True)
-class FedDyn(LocalSGD):
+class FedDyn(FedAvg):
     """Each client remembers the slope h_i at which its last round ended, and bends its loss by it.
 
     A client descends on f(y) − ⟨h_i, y⟩ + (α/2)‖y − x_g‖² and then sets h_i ← h_i − α(y − x_g). The server keeps
     h ← h − α·(|S|/N)·mean(y_i − x_g) and moves to mean(y_i) − h/α. In a warmup the means run over the owners of an
     element, h_i changes only where the client uploads, and an element that no client owns keeps its value and its h.
+    The authors' program divides α by the client's part of the samples, relative to the mean part; here all have one α.
 
     Args:
         alpha: α, the strength of the regularisation; the authors use 0.01 and 0.1.

@@ -70,11 +70,7 @@ class FedNova(FedProx):
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
         model = trees.pick(old, net.trainable)
         nothing = trees.zeros_like(model)
-        done = [work_of(upload, model) for upload in uploads]  # a_i
-        progress = [
-            {n: torch.where(a[n] > 0, (value - upload.params[n]) / a[n], 0.0) for n, value in model.items()}
-            for a, upload in zip(done, uploads, strict=True)
-        ]
+        done, progress = divide_by_work(model, uploads)  # a_i, d_i
         direction, effective = average(progress, nothing), average(done, nothing)  # Σ p_i d_i, τ_eff
         if any("work_each" in upload.extra for upload in uploads):
             moved = average([{n: (a[n] > 0).to(v) for n, v in model.items()} for a in done], nothing)
@@ -103,7 +99,14 @@ def add_work(
     )
 
 
-def work_of(upload: Upload, model: Tree) -> Tree:
-    """The work behind every element, as ``add_work`` sent it."""
-    done, each = upload.extra["work"]["done"], upload.extra.get("work_each", {})
-    return {name: each.get(name, done).to(value).expand_as(value) for name, value in model.items()}
+def divide_by_work(model: Tree, uploads: Sequence[Upload]) -> tuple[list[Tree], list[Tree]]:
+    """The work a_i behind every element of each upload, and (x_g − y_i)/a_i, which is 0 where a_i is."""
+    work, progress = [], []
+    for upload in uploads:
+        done, each = upload.extra["work"]["done"], upload.extra.get("work_each", {})
+        a = {name: each.get(name, done).to(x).expand_as(x) for name, x in model.items()}
+        work.append(a)
+        progress.append(
+            {n: torch.where(a[n] > 0, (x - upload.params[n]) / a[n], 0.0) for n, x in model.items()}
+        )
+    return work, progress

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
-from fedpews.methods.local_sgd import by_slot
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
+from fedpews.methods.fedavg import by_slot
 from fedpews.methods.optimizers import SGD, Adam, Optimizer
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Positive
@@ -60,9 +60,6 @@ class FedPM(Method, ClientHalf):
     def rate(self) -> float:
         """η_s."""
         return self.score_lr or (0.1 if self.scores == "adam" else 1.0)
-
-    def client(self, phase: str) -> ClientHalf:
-        return self
 
     def noise_size(self, net: Network) -> int:
         return sum(net.shapes[name].numel() for name in _drawn(net))
@@ -109,9 +106,7 @@ class FedPM(Method, ClientHalf):
             **(memory or slots),
         }
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         weights, scores = local["weights"], local["scores"]
         used = {name: weights[name] * mask for name, mask in _draw(scores, noise).items()}
         loss, grads, buffers = net.gradients(used | local["rest"], batch)
@@ -127,7 +122,7 @@ class FedPM(Method, ClientHalf):
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         params = _draw(local["scores"], work.noise) | trees.pick(local["rest"], net.buffers)
         memory = {key: local[key] for key in self.rule.slots}
-        return memory, Upload(work.client, download.round, work.samples, work.steps, work.loss, params)
+        return memory, work.upload(download, params)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         old = state["theta"] | trees.pick(state["rest"], net.buffers)

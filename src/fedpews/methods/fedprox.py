@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedpews.methods.contract import Download
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
 from fedpews.registry import register
@@ -16,7 +16,7 @@ from fedpews.trees import Nest, Tree
 
 @register("method", "fedprox")
 @dataclass(frozen=True)
-class FedProx(LocalSGD):
+class FedProx(FedAvg):
     """FedAvg with (μ/2)‖y − x_g‖² added to the local loss, over the trainable parameters.
 
     Args:

@@ -1,9 +1,9 @@
-"""FedSWA: a local rate that falls within every round, and a server that goes on past the mean (Liu et al. 2025)."""
+"""FedSWA and FedMoSWA: a local rate that falls within every round (Liu et al. 2025)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Download, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
+from fedpews.methods.fedavg import FedAvg
+from fedpews.methods.scaffold import ControlVariates
 from fedpews.neurons.network import Batch, Network
-from fedpews.options import Positive
+from fedpews.options import Positive, Share
 from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
@@ -25,11 +26,12 @@ PROGRESS = "progress"
 
 @register("method", "fedswa")
 @dataclass(frozen=True)
-class FedSWA(LocalSGD):
-    """FedAvg whose k-th local step has the rate η·(1 − (1 − ρ)·k/K), and whose server moves by α·(mean(y_i) − x_g).
+class FedSWA(FedAvg):
+    """FedSWA: a local rate that falls within every round, and a server that goes on past the mean (Liu et al. 2025).
 
-    k counts from 0 in every round, so the rate is cyclical. K is what the client did in its last round; in its first
-    one it does not know K, and the rate stays η. The defaults are the paper's; the authors' program has ρ = 0 and α = 1
+    FedAvg whose k-th local step has the rate η·(1 − (1 − ρ)·k/K), and whose server moves by α·(mean(y_i) − x_g). k
+    counts from 0 in every round, so the rate is cyclical. K is what the client did in its last round; in its first one
+    it does not know K, and the rate stays η. The defaults are the paper's; the authors' program has ρ = 0 and α = 1
     instead, and doubles η.
 
     Args:
@@ -56,9 +58,7 @@ class FedSWA(LocalSGD):
         progress = local[PROGRESS]
         return 1 - (1 - self.rho) * torch.clamp_max(progress["taken"] / progress["of"], 1)
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         moved, loss = super().step(net, local, batch, noise, lr * self.factor(local))
         progress = local[PROGRESS]
         return moved | {PROGRESS: progress | {"taken": progress["taken"] + 1}}, loss
@@ -73,3 +73,64 @@ class FedSWA(LocalSGD):
             return mean
         model = trees.pick(old, net.trainable)
         return mean | trees.add(model, trees.subtract(trees.pick(mean, net.trainable), model), self.alpha)
+
+
+@register("method", "fedmoswa")
+@dataclass(frozen=True)
+class FedMoSWA(FedSWA, ControlVariates):
+    """FedMoSWA: FedSWA with control variates whose common part has momentum (Liu et al. 2025).
+
+    A step follows g − c_i + m, with c_i the client's own control and m the server's, both zero at first. Afterwards
+    c_i⁺ = c_i − m + (x_g − y)/Σ_k η_k, the mean of the client's gradients by their rates, and at the server m ← m +
+    γ·mean(c_i⁺ − m) over the clients of the round; SCAFFOLD's c is Σ c_i/N instead. Plain SGD only. The defaults are
+    the paper's; in the authors' program the local rate is constant, α = 1, γ = 0.4, and the first m is the whole mean.
+
+    In a warmup Σ_k η_k is over the steps in which the element took part, c_i changes only where the client uploads, and
+    the mean runs over the owners of an element.
+
+    Args:
+        rho: ρ, as in `fedswa`.
+        alpha: α, as in `fedswa`.
+        gamma: γ, how far m goes towards the round's mean.
+
+    >>> FedMoSWA().gamma
+    0.2
+    """
+
+    gamma: Share = 0.2
+
+    def init(self, net: Network, params: Tree, total: int) -> Nest:
+        nothing = trees.zeros_like(trees.pick(params, net.trainable))
+        return super().init(net, params, total) | {"control": nothing}
+
+    def broadcast(self, state: Nest, cohort: Cohort) -> Download:
+        return replace(super().broadcast(state, cohort), extra={"control": state["control"]})
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        local = super().start(net, download, memory)
+        # Σ η_k/η: a number for each parameter, which a warmup makes one for each element
+        return local | {"way": {name: value.new_zeros(()) for name, value in local["control"].items()}}
+
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
+        moved, loss = super().step(net, local, batch, noise, lr)
+        factor = self.factor(local)
+        return moved | {"way": trees.map_tree(lambda way: way + factor, local["way"])}, loss
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        memory, upload = super().finish(net, download, local, work)
+        owned = {} if work.neurons is None else net.graph.expand(work.neurons)
+        control: Tree = {}
+        for name, own in local["control"].items():
+            way = local["way"][name]
+            # where no step was taken the result is not used
+            drift = (download.params[name] - local["params"][name]) / (torch.where(way > 0, way, 1) * work.lr)
+            moves = (way > 0) & owned[name] if name in owned else way > 0
+            control[name] = torch.where(moves, drift - local["correction"][name], own)
+        change = trees.subtract(control, download.extra["control"])
+        return memory | {"control": control}, upload.adding({"control": change})
+
+    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
+        changes = [upload.extra["control"] for upload in uploads]
+        mean = average(changes, trees.zeros_like(state["control"]))
+        control = trees.add(state["control"], mean, self.gamma)
+        return super().update(net, state, uploads, average) | {"control": control}

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
-from fedpews.methods.server_optimizers import SGD, ServerOptimizer, init_server, step_server
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
+from fedpews.methods.fedavg import by_row, weight_names
+from fedpews.methods.server_optimizers import SGD, ServerOptimizer
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative, Share
 from fedpews.registry import register
@@ -39,24 +40,15 @@ class FedWeIT(Method, ClientHalf):
     True
     """
 
+    personalised = True
+
     sparsity: NotNegative = 1e-3
     drift: NotNegative = 0.01
     keep: Share = 0.7
     server: ServerOptimizer = field(default=SGD(), kw_only=True)
 
-    @property
-    def personalised(self) -> bool:
-        return True
-
-    def client(self, phase: str) -> ClientHalf:
-        return self
-
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        return {"params": params, "server": init_server(self.server, net, params), "adaptive": {}}
-
-    def params(self, state: Nest) -> Tree:
-        params: Tree = state["params"]
-        return params
+        return self.server.init(net, params) | {"adaptive": {}}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         known: dict[str, Tree] = state["adaptive"]
@@ -64,14 +56,14 @@ class FedWeIT(Method, ClientHalf):
         for client in cohort.clients:
             # a new client gets a first version of everything that stays at the client
             met = str(client) in known
-            params = trees.pick(state["params"], _weights(net)) if met else state["params"]
+            params = trees.pick(state["params"], weight_names(net)) if met else state["params"]
             others = [j for j in range(cohort.total) if j != client]
             extra = {f"adaptive-{k}": known[str(j)] for k, j in enumerate(others) if str(j) in known}
             sent.append(Download(cohort.round, "train", cohort.total, params, extra=extra))
         return sent
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        base = trees.pick(download.params, _weights(net))
+        base = trees.pick(download.params, weight_names(net))
         if memory is None:
             count = download.total - 1
             memory = {
@@ -82,9 +74,7 @@ class FedWeIT(Method, ClientHalf):
             }
         return memory | {"base": base, "anchor": base, "others": _others(download, base)}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         loss, grads, buffers = net.gradients(_compose(local) | local["rest"], batch)
         base, gates, adaptive = dict(local["base"]), dict(local["gates"]), dict(local["adaptive"])
         attention = dict(local["attention"])
@@ -92,7 +82,7 @@ class FedWeIT(Method, ClientHalf):
             B, A, slope, others = base[name], adaptive[name], grads[name], local["others"][name]
             open = torch.sigmoid(m)
             pull = 2 * self.drift * (B - local["anchor"][name])
-            base[name] = B - lr * (slope * _by_row(open, B) + pull)
+            base[name] = B - lr * (slope * by_row(open, B) + pull)
             gates[name] = m - lr * (slope * B).flatten(1).sum(1) * open * (1 - open)
             adaptive[name] = A - lr * (slope + self.sparsity * torch.sign(A))
             attention[name] = attention[name] - lr * (slope * others).flatten(1).sum(1)
@@ -103,10 +93,8 @@ class FedWeIT(Method, ClientHalf):
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         sparse = {n: torch.where(A.abs() > self.sparsity, A, 0.0) for n, A in local["adaptive"].items()}
-        mask = {n: _by_row(_largest(m, self.keep), local["base"][n]) for n, m in local["gates"].items()}
-        upload = Upload(
-            work.client, download.round, work.samples, work.steps, work.loss, local["base"], mask=mask
-        ).adding({"adaptive": sparse})
+        mask = {n: by_row(_largest(m, self.keep), local["base"][n]) for n, m in local["gates"].items()}
+        upload = work.upload(download, local["base"], mask).adding({"adaptive": sparse})
         return {key: local[key] for key in ("gates", "adaptive", "attention", "rest")}, upload
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
@@ -117,15 +105,10 @@ class FedWeIT(Method, ClientHalf):
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         old = state["params"]
         values = [upload.params for upload in uploads]
-        aggregate = old | average(values, trees.pick(old, _weights(net)))
-        goal = self.server.goal(net, old, aggregate, values, average)
-        params, slots = step_server(self.server, net, old, goal, state["server"], average)
+        aggregate = old | average(values, trees.pick(old, weight_names(net)))
         adaptive = {str(upload.client): upload.extra["adaptive"] for upload in uploads}
-        return {"params": params, "server": slots, "adaptive": state["adaptive"] | adaptive}
-
-
-def _weights(net: Network) -> tuple[str, ...]:
-    return tuple(name for name in net.trainable if len(net.shapes[name]) > 1)
+        moved = self.server.move(net, state, aggregate, values, average)
+        return moved | {"adaptive": state["adaptive"] | adaptive}
 
 
 def _compose(local: Nest) -> Tree:
@@ -134,7 +117,7 @@ def _compose(local: Nest) -> Tree:
     for name, B in local["base"].items():
         others = local["others"][name]  # (clients − 1, *shape)
         mixed = (local["attention"][name].view(-1, *[1] * B.dim()) * others).sum(0)
-        theta[name] = B * _by_row(torch.sigmoid(local["gates"][name]), B) + local["adaptive"][name] + mixed
+        theta[name] = B * by_row(torch.sigmoid(local["gates"][name]), B) + local["adaptive"][name] + mixed
     return theta
 
 
@@ -147,10 +130,6 @@ def _others(download: Download, base: Mapping[str, Tensor]) -> Tree:
         else B.new_zeros(0, *B.shape)
         for n, B in base.items()
     }
-
-
-def _by_row(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def _largest(m: Tensor, part: float) -> Tensor:

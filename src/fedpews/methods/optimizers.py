@@ -1,6 +1,6 @@
 """Optimisers: how one parameter moves along a gradient. Clients and the server use the same rules.
 
-A rule is pure: what it remembers about a parameter is its slots, which it is given and returns. Every slot has the
+A rule is pure: what it remembers about a parameter are its slots, an argument and a result. Every slot has the
 parameter's shape, or is a single number where all elements took the same steps; under masks the slots of a closed
 neuron stay as they are, like its weights. `with_warmup` and the like give such a number to each element, so that a
 bias correction counts the steps that the element really took.
@@ -9,7 +9,6 @@ bias correction counts the steps that the element really took.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fedpews import options
+from fedpews.methods.contract import Rate
 from fedpews.options import Options, Positive
 from fedpews.registry import register
 
 Slots = dict[str, Tensor]
-Rate = float | Tensor
 
 
 class Optimizer(Options, ABC):
@@ -30,18 +29,16 @@ class Optimizer(Options, ABC):
     slots: ClassVar[tuple[str, ...]] = ()
     """The names of what it remembers."""
     weight_decay: ClassVar[float] = 0.0
-    """What a client's weight decay is when none is asked for."""
+    """A client's weight decay if none is set."""
     decouples: ClassVar[bool] = False
     """Whether weight decay shrinks the parameter itself, past the rule, instead of adding to the gradient."""
 
-    @abstractmethod
     def start(self, like: Tensor) -> Slots:
-        """The slots before the first step."""
+        """The slots before the first step: zeros, unless a rule says otherwise."""
+        return {key: torch.zeros_like(like) for key in self.slots}
 
     @abstractmethod
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         """The parameter's new value and slots."""
 
 
@@ -54,12 +51,7 @@ class SGD(Optimizer):
     (tensor(0.7500), {})
     """
 
-    def start(self, like: Tensor) -> Slots:
-        return {}
-
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         return value - lr * gradient, {}
 
 
@@ -76,12 +68,7 @@ class Momentum(Optimizer):
 
     momentum: options.Momentum = 0.9
 
-    def start(self, like: Tensor) -> Slots:
-        return {"velocity": torch.zeros_like(like)}
-
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         velocity = self.momentum * slots["velocity"] + gradient
         return value - lr * self.direction(velocity, gradient), {"velocity": velocity}
 
@@ -117,9 +104,7 @@ class Adaptive(Optimizer):
     def start(self, like: Tensor) -> Slots:
         return {"first": torch.zeros_like(like), "second": torch.full_like(like, self.tau**2)}
 
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         first = self.beta1 * slots["first"] + (1 - self.beta1) * gradient
         second = self.second(slots["second"], gradient * gradient)
         return value - lr * first / (second.sqrt() + self.tau), {"first": first, "second": second}
@@ -173,12 +158,7 @@ class RMSprop(Optimizer):
     beta2: options.Momentum = 0.99
     tau: Positive = 1e-8
 
-    def start(self, like: Tensor) -> Slots:
-        return {"second": torch.zeros_like(like)}
-
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         second = self.beta2 * slots["second"] + (1 - self.beta2) * gradient * gradient
         return value - lr * gradient / (second.sqrt() + self.tau), {"second": second}
 
@@ -198,17 +178,10 @@ class Adam(Smoothed):
     tau: Positive = 1e-8
 
     def start(self, like: Tensor) -> Slots:
-        none = like.new_zeros(())
-        return {
-            "first": torch.zeros_like(like),
-            "second": torch.zeros_like(like),
-            "first_of_one": none,
-            "second_of_one": none.clone(),
-        }
+        moments = {key: torch.zeros_like(like) for key in ("first", "second")}
+        return moments | {key: like.new_zeros(()) for key in ("first_of_one", "second_of_one")}
 
-    def step(
-        self, value: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], lr: Rate
-    ) -> tuple[Tensor, Slots]:
+    def step(self, value: Tensor, gradient: Tensor, slots: Slots, lr: Rate) -> tuple[Tensor, Slots]:
         first = self.beta1 * slots["first"] + (1 - self.beta1) * gradient
         second = self.second(slots["second"], gradient * gradient)
         first_of_one = self.beta1 * slots["first_of_one"] + (1 - self.beta1)

@@ -16,7 +16,7 @@ import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from fedpews.methods.contract import (
     ClientWrapper,
     Cohort,
     Download,
-    Method,
     Upload,
     Work,
     Wrapper,
@@ -45,42 +44,24 @@ PRIVACY = "privacy"
 NoiseAt = Literal["server", "client"]
 
 
-def with_dp(
-    method: Method,
-    clip: float,
-    noise: float,
-    place: NoiseAt = "server",
-    adaptive: bool = False,
-    **options: Any,
-) -> Method:
-    """The same method with differential privacy for every client.
+@dataclass(frozen=True)
+class Private(Wrapper):
+    """The inner method with differential privacy for every client.
 
     Args:
         clip: C, the largest norm of a client's change; with ``adaptive`` its first value.
         noise: z, the noise multiplier: the sum of the changes gets noise of deviation z·C.
         place: where the noise is added: ``server`` (central) or ``client`` (local, without a trusted server).
         adaptive: let C follow a quantile of the clients' norms (Andrew et al. 2021), at no further cost in ε.
-        options: of `Private`.
-
-    >>> from fedpews.methods.fedavg import FedAvg
-    >>> with_dp(FedAvg(), clip=1.0, noise=1.1).clip
-    1.0
-    """
-    if adaptive and place == "client":
-        raise ConfigError("adaptive clipping needs a server that adds the noise: privacy.place = 'server'")
-    return Private(method, clip, noise, place, adaptive, **options)
-
-
-@dataclass(frozen=True)
-class Private(Wrapper):
-    """What ``with_dp`` returns.
-
-    Args:
         quantile: with adaptive clipping, the share of the clients whose change should not be clipped.
         clip_lr: how fast C follows.
         bit_noise: deviation of the noise on the number of clients that were not clipped; a twentieth of the cohort is
             usual.
         noise_seed: for tests only: noise that can be repeated protects no client.
+
+    >>> from fedpews.methods.fedavg import FedAvg
+    >>> Private(FedAvg(), clip=1.0, noise=1.1).place
+    'server'
     """
 
     clip: Positive
@@ -91,6 +72,13 @@ class Private(Wrapper):
     clip_lr: Positive = 0.2
     bit_noise: Positive = 1.0
     noise_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adaptive and self.place == "client":
+            raise ConfigError(
+                "adaptive clipping needs a server that adds the noise: privacy.place = 'server'"
+            )
 
     @property
     def change_noise(self) -> float:
@@ -109,12 +97,12 @@ class Private(Wrapper):
         return PrivateClient(self.inner.client(phase), self)
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        state = self.inner.init(net, params, total)
-        return {"inner": state, PRIVACY: {"clip": torch.tensor(float(self.clip)), "round": torch.tensor(0)}}
+        privacy = {"clip": torch.tensor(float(self.clip)), "round": torch.tensor(0)}
+        return super().init(net, params, total) | {PRIVACY: privacy}
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         clip = {PRIVACY: {"clip": state[PRIVACY]["clip"][None]}}
-        inner = self.inner.downloads(net, state["inner"], cohort)
+        inner = super().downloads(net, state, cohort)
         return [replace(download, extra={**download.extra, **clip}) for download in inner]
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
@@ -123,21 +111,21 @@ class Private(Wrapper):
                 "differential privacy needs equal weights for all clients: train.weighting = 'uniform'"
             )
         clip, round = float(state[PRIVACY]["clip"]), uploads[0].round
-        ones = (1.0,) * len(uploads)
         if self.place == "server":
-            deviation = self.change_noise * clip
-            seeds = iter([self._seed(round, "changes")])
+            ones, deviation = (1.0,) * len(uploads), self.change_noise * clip
+            seeds = iter([self.seed(round, "changes")])
             average = NoisyAverage(ones, average.masks, deviation=deviation, seeds=seeds)
         stripped = [replace(up, extra={k: v for k, v in up.extra.items() if k != PRIVACY}) for up in uploads]
-        inner = self.inner.update(net, state["inner"], stripped, average)
+        new = super().update(net, state, stripped, average)
         if self.adaptive:
             within = float(sum(float(up.extra[PRIVACY]["within"]) for up in uploads))
-            within += float(gaussian((), self.bit_noise, self._seed(round, "bits")))
+            within += float(gaussian((), self.bit_noise, self.seed(round, "bits")))
             clip *= math.exp(-self.clip_lr * (within / len(uploads) - self.quantile))
-        return {"inner": inner, PRIVACY: {"clip": torch.tensor(clip), "round": torch.tensor(round)}}
+        return new | {PRIVACY: {"clip": torch.tensor(clip), "round": torch.tensor(round)}}
 
-    def _seed(self, round: int, what: str) -> int | None:
-        return None if self.noise_seed is None else fold(self.noise_seed, round, what)
+    def seed(self, round: int, purpose: str) -> int | None:
+        """The seed of some noise; None for noise from the operating system."""
+        return None if self.noise_seed is None else fold(self.noise_seed, round, purpose)
 
 
 @dataclass(frozen=True)
@@ -147,20 +135,19 @@ class PrivateClient(ClientWrapper):
     privacy: Private
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        memory, upload = self.inner.finish(net, download, local, work)
+        memory, upload = super().finish(net, download, local, work)
         _check_public(download, upload)
         # a client that adds its own noise trusts no server, nor the server's C
-        own = self.privacy.place == "client"
-        clip = self.privacy.clip if own else float(download.extra[PRIVACY]["clip"])
-        owned = upload.ownership(net) or {}
+        adds_noise = self.privacy.place == "client"
+        clip = self.privacy.clip if adds_noise else float(download.extra[PRIVACY]["clip"])
         change = upload.change(net, download.params)
         length = math.sqrt(sum(float(value.double().pow(2).sum()) for value in change.values()))
         scale = min(1.0, clip / length) if length > 0 else 1.0
-        if own:
-            seed = self.privacy._seed(download.round, f"client {work.client}")
-            drawn = _noises(change, self.privacy.noise * clip, seed)
-            change = {n: scale * v + drawn[n] for n, v in change.items()}
-            scale = 1.0
+        if adds_noise:
+            seed = self.privacy.seed(download.round, f"client {work.client}")
+            noise = _noises(change, self.privacy.noise * clip, seed)
+            change, scale = trees.add(noise, change, scale), 1.0
+        owned = upload.ownership(net) or {}
         params = trees.where(owned, trees.add(download.params, change, scale), download.params)
         upload = replace(upload, params=params, loss=0.0)
         if self.privacy.adaptive:
@@ -187,14 +174,12 @@ class NoisyAverage(Average):
                 "this method takes several averages in a round, and differential privacy is worked out for one; "
                 "use a method that averages once, such as fedavg"
             ) from None
-        mean, covered = super().__call__(values, old), self.covered(old)
-        noise = _noises(old, self.deviation, seed)
+        mean, noise = super().__call__(values, old), _noises(old, self.deviation, seed)
         result = {}
-        for name, value in mean.items():
-            ones = torch.ones_like(value)
-            owners = torch.stack([_mask(mask, name, ones) for mask in self.masks]).sum(0)
-            noisy = value + noise[name] / owners.clamp_min(1.0)
-            result[name] = torch.where(covered[name], noisy, old[name])
+        for name, kept in old.items():
+            _, owners = self.shares(name, kept)
+            noisy = mean[name] + noise[name] / owners.clamp_min(1.0)
+            result[name] = torch.where(owners > 0, noisy, kept)
         return result
 
 
@@ -249,10 +234,6 @@ def _noises(like: Mapping[str, Tensor], deviation: float, seed: int | None) -> T
         name: gaussian(value.shape, deviation, None if seed is None else fold(seed, name)).to(value)
         for name, value in like.items()
     }
-
-
-def _mask(mask: Mapping[str, Tensor] | None, name: str, like: Tensor) -> Tensor:
-    return like if mask is None or name not in mask else mask[name].to(like.dtype).expand_as(like)
 
 
 def _check_public(download: Download, upload: Upload) -> None:

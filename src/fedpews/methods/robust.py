@@ -23,6 +23,7 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import Upload
 from fedpews.trees import Tree
 
+Mask = Mapping[str, Tensor] | None
 Rule = Literal["mean", "median", "trimmed", "krum", "clipped"]
 
 
@@ -45,7 +46,9 @@ class Aggregate:
         if self.rule == "mean":
             return average
         if self.rule == "krum":
-            return keep(average, choose_krum(uploads, average.masks, self.byzantine))
+            chosen = choose_krum(uploads, average.masks, self.byzantine)
+            weights = tuple(weight if i in chosen else 0.0 for i, weight in enumerate(average.weights))
+            return Average(weights, average.masks)
         return RobustAverage(average.weights, average.masks, rule=self.rule, trim=self.trim)
 
 
@@ -73,23 +76,21 @@ class RobustAverage(Average):
             # clients that do not own the element sort behind all others, and are not counted
             ordered = torch.where(owned, stacked, torch.inf).sort(dim=0).values
             owners = owned.sum(0)
-            part = 0.5 if self.rule == "median" else self.trim
-            middle = _middle(ordered, owners, part)
+            middle = _middle(ordered, owners, 0.5 if self.rule == "median" else self.trim)
             result[name] = torch.where(owners > 0, middle.to(kept.dtype), kept)
         return result
 
 
 def clip(
-    values: Sequence[Mapping[str, Tensor]],
-    masks: Sequence[Mapping[str, Tensor] | None],
-    old: Mapping[str, Tensor],
+    values: Sequence[Mapping[str, Tensor]], masks: Sequence[Mask], old: Mapping[str, Tensor]
 ) -> list[Tree]:
     """The values with each client's change, over what it owns, cut to the length of the median client's."""
     changes = [
         {name: torch.where(_owned(mask, name, kept), value[name] - kept, 0.0) for name, kept in old.items()}
         for value, mask in zip(values, masks, strict=True)
     ]
-    lengths = torch.stack([_length(change) for change in changes])
+    squares = [torch.stack([value.double().pow(2).sum() for value in tree.values()]) for tree in changes]
+    lengths = torch.stack([square.sum() for square in squares]).sqrt()
     limit = lengths.median()  # of an even number the lower one
     scales = (limit / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)).clamp(max=1.0)
     return [
@@ -98,9 +99,7 @@ def clip(
     ]
 
 
-def choose_krum(
-    uploads: Sequence[Upload], masks: Sequence[Mapping[str, Tensor] | None], byzantine: int | None = None
-) -> list[int]:
+def choose_krum(uploads: Sequence[Upload], masks: Sequence[Mask], byzantine: int | None = None) -> list[int]:
     """The indices of the n − f uploads with the smallest distance to their n − f − 2 nearest.
 
     The distance of two uploads is the mean squared difference of the elements both own.
@@ -120,12 +119,6 @@ def choose_krum(
     return sorted(nearest.sum(1).argsort(stable=True)[: count - bad].tolist())
 
 
-def keep(average: Average, chosen: Sequence[int]) -> Average:
-    """The average over some of the clients only."""
-    weights = tuple(weight if i in chosen else 0.0 for i, weight in enumerate(average.weights))
-    return Average(weights, average.masks)
-
-
 def _middle(ordered: Tensor, owners: Tensor, part: float) -> Tensor:
     """The mean of the sorted values without a share at each end; at least one or two remain."""
     drop = torch.minimum((part * owners).floor().long(), (owners - 1).clamp_min(0) // 2)
@@ -135,9 +128,7 @@ def _middle(ordered: Tensor, owners: Tensor, part: float) -> Tensor:
     return total / kept.sum(0).clamp_min(1)
 
 
-def _distance(
-    a: Upload, b: Upload, mask_a: Mapping[str, Tensor] | None, mask_b: Mapping[str, Tensor] | None
-) -> float:
+def _distance(a: Upload, b: Upload, mask_a: Mask, mask_b: Mask) -> float:
     total, count = 0.0, 0
     for name, value in a.params.items():
         both = _owned(mask_a, name, value) & _owned(mask_b, name, value)
@@ -146,11 +137,7 @@ def _distance(
     return total / max(count, 1)
 
 
-def _owned(mask: Mapping[str, Tensor] | None, name: str, like: Tensor) -> Tensor:
+def _owned(mask: Mask, name: str, like: Tensor) -> Tensor:
     if mask is None or name not in mask:
         return torch.ones_like(like, dtype=torch.bool)
     return mask[name].bool().expand_as(like)
-
-
-def _length(tree: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([value.double().pow(2).sum() for value in tree.values()]).sum().sqrt()

@@ -13,15 +13,40 @@ from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import STEPS_TAKEN, Cohort, Download, Upload, Work
-from fedpews.methods.local_sgd import LocalSGD
+from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Batch, Network
 from fedpews.registry import register
 from fedpews.trees import Nest, Tree
 
 
+@dataclass(frozen=True)
+class ControlVariates(FedAvg):
+    """Plain local SGD of g − c_i + c, with c_i the client's own control and c the server's, both zero at first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.is_plain:
+            name = type(self).__name__.lower()
+            raise ConfigError(
+                f"{name} needs plain SGD (train.optimizer = 'sgd', no momentum, no clip_norm): only then is x_g − y "
+                "over the sum of the local rates the mean of a client's gradients. scaffold-m has a momentum of its own"
+            )
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        control = download.extra["control"]
+        own = trees.zeros_like(control) if memory is None else memory["control"]
+        correction = trees.subtract(control, own)  # c − c_i
+        return super().start(net, download, memory) | {"control": own, "correction": correction}
+
+    def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
+        loss, grads, buffers = super().gradient(net, local, batch)
+        # for what has a control; other gradients stay
+        return loss, grads | trees.add(local["correction"], grads), buffers
+
+
 @register("method", "scaffold")
 @dataclass(frozen=True)
-class Scaffold(LocalSGD):
+class Scaffold(ControlVariates):
     """Local SGD whose gradient is corrected by control variates, so that clients do not drift apart.
 
     A step is y ← y − η(g − c_i + c), with c_i the client's own control and c the server's, both zero at first.
@@ -38,19 +63,6 @@ class Scaffold(LocalSGD):
     """
 
     counts_steps: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum:
-            raise ConfigError(
-                f"scaffold needs plain SGD; its momentum must be 0, got {self.momentum:g}. "
-                "scaffold-m has a momentum of its own"
-            )
-        if not self.is_plain:
-            raise ConfigError(
-                "scaffold needs plain SGD (train.optimizer = 'sgd', no clip_norm): only then is (x_g − y)/(K·η) the "
-                "mean of a client's gradients"
-            )
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         nothing = trees.zeros_like(trees.pick(params, net.trainable))
@@ -76,25 +88,14 @@ class Scaffold(LocalSGD):
         return torch.where(owners > 1e-3, total / owners, 0.0).to(total.dtype)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        control = download.extra["control"]
-        own = trees.zeros_like(control) if memory is None else memory["control"]
-        correction = trees.subtract(control, own)  # c − c_i
-        unknown = trees.map_tree(lambda value: torch.zeros_like(value, dtype=torch.bool), own)
-        return super().start(net, download, memory) | {
-            "control": own,
-            "correction": correction,
-            "known": unknown if memory is None else memory.get("known", unknown),
-        }
-
-    def gradient(self, net: Network, local: Nest, batch: Batch) -> tuple[Tensor, Tree, Tree]:
-        loss, grads, buffers = super().gradient(net, local, batch)
-        # g + (c − c_i), for what has a control; other gradients stay
-        return loss, grads | trees.add(local["correction"], grads), buffers
+        local = super().start(net, download, memory)
+        unknown = trees.map_tree(lambda value: torch.zeros_like(value, dtype=torch.bool), local["control"])
+        return local | {"known": (memory or {}).get("known", unknown)}
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         _, upload = super().finish(net, download, local, work)
         owned = {} if work.neurons is None else net.graph.expand(work.neurons)
-        # in a warmup, the steps that each element really took; it stood still while its neuron was closed
+        # in a warmup, the steps that each element really took; it does not move while its neuron is closed
         taken: Tree = local.get(STEPS_TAKEN, {})
         new: Tree = {}
         known: Tree = {}

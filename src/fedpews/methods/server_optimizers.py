@@ -6,7 +6,7 @@ whose server averages. FedExP sets the length of the step from the clients' chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,46 +32,39 @@ class ServerOptimizer(Optimizer):
 
     lr: Positive = 1.0
 
-    def approach(self, old: Tensor, aggregate: Tensor, slots: Mapping[str, Tensor]) -> tuple[Tensor, Slots]:
+    def approach(self, old: Tensor, aggregate: Tensor, slots: Slots) -> tuple[Tensor, Slots]:
         """The parameter's new value and slots, given where the clients say it should go."""
         return self.step(old, old - aggregate, slots, self.lr)
 
-    def goal(
-        self, net: Network, old: Tree, aggregate: Tree, values: Sequence[Tree], average: Average
-    ) -> Tree:
-        """Where to go: the aggregate, unless a rule looks at the clients' values themselves."""
-        return aggregate
+    def init(self, net: Network, params: Tree) -> Nest:
+        """The model and the slots of its trainable parameters, before round 1."""
+        return {"params": params, "server": {name: self.start(params[name]) for name in net.trainable}}
 
+    def move(
+        self, net: Network, state: Nest, aggregate: Tree, values: Sequence[Tree], average: Average
+    ) -> Nest:
+        """The model and the slots after a round, given the aggregate of the clients' ``values``.
 
-def init_server(optimizer: ServerOptimizer, net: Network, params: Tree) -> Nest:
-    """The slots of all trainable parameters."""
-    return {name: optimizer.start(params[name]) for name in net.trainable}
-
-
-def step_server(
-    optimizer: ServerOptimizer, net: Network, old: Tree, aggregate: Tree, slots: Nest, average: Average
-) -> tuple[Tree, Nest]:
-    """The new parameters and slots.
-
-    An element that no client owns keeps its value and its slots, whatever momentum it has. With
-    ``average.zero_unowned`` its aggregate is zero instead: x_g ← x_g − η_g·x_g for a plain step. Buffers are
-    statistics, not directions: they are set to the aggregate.
-    """
-    new_params, new_slots = dict(aggregate), {}
-    for name, owned in average.covered(trees.pick(old, net.trainable)).items():
-        goal = torch.where(owned, aggregate[name], 0.0) if average.zero_unowned else aggregate[name]
-        value, moved = optimizer.approach(old[name], goal, slots[name])
-        moves = owned | average.zero_unowned
-        new_params[name] = torch.where(moves, value, old[name])
-        new_slots[name] = {key: torch.where(moves, slot, slots[name][key]) for key, slot in moved.items()}
-    return new_params, new_slots
+        An element that no client owns keeps its value and its slots, whatever momentum it has. With
+        ``average.zero_unowned`` its aggregate is zero instead: x_g ← x_g − η_g·x_g for a plain step. Buffers are
+        statistics, not directions: they are set to the aggregate.
+        """
+        old, slots = state["params"], state["server"]
+        new_params, new_slots = dict(aggregate), {}
+        for name, owned in average.covered(trees.pick(old, net.trainable)).items():
+            goal = torch.where(owned, aggregate[name], 0.0) if average.zero_unowned else aggregate[name]
+            value, moved = self.approach(old[name], goal, slots[name])
+            moves = owned | average.zero_unowned
+            new_params[name] = torch.where(moves, value, old[name])
+            new_slots[name] = {k: torch.where(moves, slot, slots[name][k]) for k, slot in moved.items()}
+        return {"params": new_params, "server": new_slots}
 
 
 @dataclass(frozen=True)
 class SGD(optimizers.SGD, ServerOptimizer):
     """x_g ← x_g − η_g·Δ. With ``lr=1`` the server takes the aggregate."""
 
-    def approach(self, old: Tensor, aggregate: Tensor, slots: Mapping[str, Tensor]) -> tuple[Tensor, Slots]:
+    def approach(self, old: Tensor, aggregate: Tensor, slots: Slots) -> tuple[Tensor, Slots]:
         return (aggregate, {}) if self.lr == 1 else super().approach(old, aggregate, slots)
 
 
@@ -123,9 +116,16 @@ class FedExP(SGD):
 
     eps: NotNegative = 1e-3
 
-    def goal(
+    def move(
+        self, net: Network, state: Nest, aggregate: Tree, values: Sequence[Tree], average: Average
+    ) -> Nest:
+        goal = self.extrapolate(net, state["params"], aggregate, values, average)
+        return super().move(net, state, goal, values, average)
+
+    def extrapolate(
         self, net: Network, old: Tree, aggregate: Tree, values: Sequence[Tree], average: Average
     ) -> Tree:
+        """x_g + η_g·Δ̄."""
         model = {name: old[name] for name in net.trainable if name in values[0]}
         squares = [{n: (value[n] - x) ** 2 for n, x in model.items()} for value in values]
         mean = average(squares, trees.zeros_like(model))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Work
+from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Rate, Upload, Work
+from fedpews.methods.fedavg import by_row, weight_names
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import NotNegative
 from fedpews.registry import register
@@ -42,17 +43,12 @@ class SpaFL(Method, ClientHalf):
     True
     """
 
+    personalised = True
+
     sparsity: NotNegative = 0.002
 
-    @property
-    def personalised(self) -> bool:
-        return True
-
-    def client(self, phase: str) -> ClientHalf:
-        return self
-
     def init(self, net: Network, params: Tree, total: int) -> Nest:
-        zeros = {_key(name): params[name].new_zeros(len(params[name])) for name in _weights(net)}
+        zeros = {_key(name): params[name].new_zeros(len(params[name])) for name in weight_names(net)}
         return {"params": params, "thresholds": zeros}
 
     def params(self, state: Nest) -> Tree:
@@ -74,28 +70,25 @@ class SpaFL(Method, ClientHalf):
             if _key(name) in memory["common"]:
                 change = download.extra["thresholds"][_key(name)] - memory["common"][_key(name)]
                 step = change * w.flatten(1).sum(1).sign() / w[0].numel()
-                moved[name] = w - _by_row(step, w)
+                moved[name] = w - by_row(step, w)
         return moved
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         params, thresholds = local["params"], local["thresholds"]
         loss, grads, buffers = net.gradients(masked(params, thresholds), batch)
         opened, moved = opens(params, thresholds), {}
         for name, grad in grads.items():
             row = opened.get(_key(name))
-            moved[name] = params[name] - lr * (grad if row is None else _by_row(row, grad) * grad)
+            moved[name] = params[name] - lr * (grad if row is None else by_row(row, grad) * grad)
         raised = {}
-        for name in _weights(net):
+        for name in weight_names(net):
             tau = thresholds[_key(name)]
             slope = -(grads[name] * params[name]).flatten(1).sum(1) - self.sparsity * torch.exp(-tau)
             raised[_key(name)] = tau - lr * slope
         return {"params": params | moved | buffers, "thresholds": thresholds | raised}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        upload = Upload(work.client, download.round, work.samples, work.steps, work.loss, {})
-        upload = upload.adding({"thresholds": local["thresholds"]})
+        upload = work.upload(download, {}).adding({"thresholds": local["thresholds"]})
         return local | {"common": download.extra["thresholds"]}, upload
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
@@ -111,26 +104,18 @@ def _key(name: str) -> str:
     return f"{name}:rows"
 
 
-def _weights(net: Network) -> tuple[str, ...]:
-    return tuple(name for name in net.trainable if len(net.shapes[name]) > 1)
-
-
-def _by_row(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(-1, *[1] * (like.dim() - 1))
-
-
 def opens(params: Mapping[str, Tensor], thresholds: Mapping[str, Tensor]) -> Tree:
     """Which neurons of each layer are open, 1 or 0."""
-    found = {}
+    opened = {}
     for name, w in params.items():
         if _key(name) in thresholds:
             mean = w.abs().flatten(1).mean(1)
             row = (mean > thresholds[_key(name)]).to(w)
-            found[_key(name)] = torch.where(row.mean() <= LOWEST, (mean > 0).to(w), row)
-    return found
+            opened[_key(name)] = torch.where(row.mean() <= LOWEST, (mean > 0).to(w), row)
+    return opened
 
 
 def masked(params: Mapping[str, Tensor], thresholds: Mapping[str, Tensor]) -> Tree:
     """The weights of open neurons, and zeros for the others."""
     rows = opens(params, thresholds)
-    return {n: v * _by_row(rows[_key(n)], v) if _key(n) in rows else v for n, v in params.items()}
+    return {n: v * by_row(rows[_key(n)], v) if _key(n) in rows else v for n, v in params.items()}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedpews import trees
-from fedpews.methods.contract import STEPS_TAKEN, ClientHalf, Download, Upload, Work
-from fedpews.neurons.graph import NeuronGraph
+from fedpews.methods.contract import (
+    STEPS_TAKEN,
+    ClientHalf,
+    ClientWrapper,
+    Download,
+    Rate,
+    Upload,
+    Work,
+    inner_memory,
+)
 from fedpews.neurons.network import Batch, Network
 from fedpews.torch_private import is_transformed
 from fedpews.trees import Nest
@@ -43,7 +50,7 @@ def step_subnetwork(
     local: Nest,
     batch: Batch,
     noise: Tensor,
-    lr: float | Tensor,
+    lr: Rate,
     gates: Tensor,
 ) -> tuple[Nest, Tensor]:
     """One step of any client half on the neurons whose gate is not zero.
@@ -110,7 +117,7 @@ def _step_cut(
     local: Nest,
     batch: Batch,
     noise: Tensor,
-    lr: float | Tensor,
+    lr: Rate,
     neurons: Tensor,
 ) -> tuple[Nest, Tensor]:
     """One step of the network that has only these neurons, scattered back to the whole network."""
@@ -125,49 +132,24 @@ def _step_cut(
 
 
 @dataclass(frozen=True)
-class AssignedClient(ClientHalf):
+class AssignedClient(ClientWrapper):
     """Trains the neurons the server assigned, and sends them back.
 
     Their outputs are multiplied by the ``scale`` that the server may send.
     """
-
-    inner: ClientHalf
-
-    def noise_size(self, net: Network) -> int:
-        return self.inner.noise_size(net)
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         assert download.neurons is not None, "the server half assigns the neurons"
         gates = download.neurons.to(next(iter(download.params.values())).dtype)
         if "scale" in download.extra:
             gates = gates * download.extra["scale"]["scale"]
-        kept = None if memory is None else memory["inner"]
-        return {"inner": start_subnetwork(self.inner, net, download, kept), "gates": {"neurons": gates}}
+        inner = start_subnetwork(self.inner, net, download, inner_memory(memory))
+        return {"inner": inner, "gates": {"neurons": gates}}
 
-    def step(
-        self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor
-    ) -> tuple[Nest, Tensor]:
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         gates: Tensor = local["gates"]["neurons"]
         inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise, lr, gates)
         return local | {"inner": inner}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
-        memory, upload = self.inner.finish(
-            net, download, local["inner"], replace(work, neurons=download.neurons)
-        )
-        return {"inner": memory}, upload
-
-
-def window(graph: NeuronGraph, width: float, offset: int = 0, device: torch.device | None = None) -> Tensor:
-    """The units (offset + 0 … ⌈width·K⌉ − 1) mod K of every layer of K neurons: (neurons,) bool.
-
-    >>> from fedpews.neurons.graph import Layer
-    >>> window(NeuronGraph((Layer("hidden", 0, 4),), {}), width=0.5, offset=3)
-    tensor([ True, False, False,  True])
-    """
-    neurons = torch.zeros(graph.size, dtype=torch.bool)
-    for layer in graph.layers:
-        # 1e-9: 0.2·15 is 3, not 3.0000000000000004
-        count = max(1, math.ceil(width * layer.size - 1e-9))
-        neurons[layer.start + (offset + torch.arange(count)) % layer.size] = True
-    return neurons.to(device)
+        return super().finish(net, download, local, replace(work, neurons=download.neurons))

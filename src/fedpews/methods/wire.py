@@ -15,9 +15,8 @@ import json
 import math
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor
 from fedpews.errors import FedpewsError
 from fedpews.methods.contract import PARAMS, Download, Upload
 from fedpews.neurons.network import Network
-from fedpews.trees import Tree, bit_pattern, map_leaves, stack, stacks
+from fedpews.trees import Nest, Tree, bit_pattern, map_leaves, stack, stacks
 
 
 class WirePart(NamedTuple):
@@ -37,22 +36,6 @@ class WirePart(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     make: Callable[[], Tensor]
-
-
-class WireMessage(NamedTuple):
-    """A message: what its header says, and its tensors by name."""
-
-    about: dict[str, Any]
-    parts: dict[str, WirePart]
-
-    def encode(self) -> bytes:
-        tensors = {key: part.make().cpu() for key, part in self.parts.items()}
-        encoded: bytes = save(tensors, {"about": json.dumps(self.about, separators=(",", ":"))})
-        return encoded
-
-    def payload(self) -> int:
-        """The bytes of all tensors; the header with their names is not counted."""
-        return sum(math.prod(part.shape) * part.dtype.itemsize for part in self.parts.values())
 
 
 SPARSE_HEADER = 100
@@ -68,93 +51,73 @@ class BadMessage(FedpewsError):
 
 def encode_upload(net: Network, upload: Upload) -> bytes:
     """An upload as it travels."""
-    return _describe(net, upload).encode()
+    return _encode(*_describe(net, upload))
 
 
 def encode_download(net: Network, download: Download) -> bytes:
     """A download as it travels."""
-    return _describe(net, download).encode()
+    return _encode(*_describe(net, download))
 
 
-def message_size(net: Network, sent: Upload | Download) -> int:
-    """The bytes of the tensors that ``encode_upload`` or ``encode_download`` would give, without making them."""
-    return _describe(net, sent).payload()
+def _encode(about: Mapping[str, Any], parts: Mapping[str, WirePart]) -> bytes:
+    tensors = {key: part.make().cpu() for key, part in parts.items()}
+    encoded: bytes = save(tensors, {"about": json.dumps(about, separators=(",", ":"))})
+    return encoded
 
 
 def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
-    """``message_size`` of each, computed for all at once where possible."""
+    """The bytes of each message's tensors, computed without encoding them."""
     dense = _without_zeros(net, sent)
-    neurons = [
-        message.neurons
-        for message in sent
-        if message.neurons is not None and (isinstance(message, Download) or message.mask is None)
-    ]
+    neurons = [one.neurons for one in sent if one.neurons is not None and getattr(one, "mask", None) is None]
     counts: Sequence[Mapping[str, int] | None] = [None] * len(sent)
     if neurons and len(neurons) == len(sent):
         counts = net.graph.count(stack(neurons), net.shapes) or counts
-    return [_describe(net, *one, dense=dense).payload() for one in zip(sent, counts, strict=True)]
+    described = [_describe(net, *one, dense=dense)[1] for one in zip(sent, counts, strict=True)]
+    return [sum(math.prod(p.shape) * p.dtype.itemsize for p in parts.values()) for parts in described]
 
 
 def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset[str]:
     """The keys of the trees that have too few zeros in all messages together for any of them to leave some out."""
     keys = []
-    for key, tree in _trees(sent[0]).items():
-        others = [_trees(one).get(key, {}) for one in sent]
-        if len({value.dtype for value in tree.values()}) != 1 or any(
-            other.keys() != tree.keys() for other in others
-        ):
+    messages = [{PARAMS: one.params, **one.extra} for one in sent]
+    for key, tree in messages[0].items():
+        every = [message.get(key, {}) for message in messages]
+        dtypes = {value.dtype for value in tree.values()}
+        is_model = all(value.shape == net.shapes.get(name) for name, value in tree.items())
+        is_alike = all(other.keys() == tree.keys() for other in every)
+        if not is_model or not is_alike or len(dtypes) != 1:
+            continue
+        (dtype,) = dtypes
+        if not dtype.is_floating_point:
             continue
         zeros = 0
-        for name, value in tree.items():
-            if value.shape != net.shapes.get(name) or not value.is_floating_point():
-                break
+        for name in tree:
             # downloads share the model
-            different = {id(other[name]): other[name] for other in others}
-            for some in stacks([*different.values()]):
-                zeros += some.numel() - int(bit_pattern(some).count_nonzero())
-        else:
-            if zeros * value.element_size() <= SPARSE_HEADER:
-                keys.append(key)
+            distinct = {id(other[name]): other[name] for other in every}
+            for rows in stacks([*distinct.values()]):
+                zeros += rows.numel() - int(bit_pattern(rows).count_nonzero())
+        if zeros * dtype.itemsize <= SPARSE_HEADER:
+            keys.append(key)
     return frozenset(keys)
-
-
-def _trees(sent: Upload | Download) -> dict[str, Tree]:
-    return {PARAMS: dict(sent.params), **sent.extra}
 
 
 def decode_upload(net: Network, data: bytes) -> Upload:
     """The inverse of ``encode_upload``; elements that were not sent are zero."""
-    about, params, extra, neurons, mask = _decode(net, data)
-    numbers = {key: _number(about, key) for key in ("client", "round", "samples", "steps")}
+    about, content = _decode(net, data)
+    content |= {key: _number(about, key) for key in ("client", "round", "samples", "steps")}
     try:
         (loss,) = LOSS.unpack(bytes.fromhex(about["loss"]))
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise BadMessage(f"loss must be {LOSS.size} bytes in hexadecimal: {error}") from error
-    sent = Upload(**numbers, loss=loss, params=params, extra=extra, neurons=neurons, mask=mask)
-    return sent if net.device.type == "cpu" else _to(net.device, sent)
+    return Upload(loss=loss, **content)
 
 
 def decode_download(net: Network, data: bytes) -> Download:
     """The inverse of ``encode_download``; elements that were not sent are zero."""
-    about, params, extra, neurons, _ = _decode(net, data)
+    about, content = _decode(net, data)
+    content.pop("mask", None)
     round, total = (_number(about, key) for key in ("round", "total"))
-    sent = Download(round, str(about.get("phase")), total, params, neurons, extra)
-    return sent if net.device.type == "cpu" else _to(net.device, sent)
-
-
-Sent = TypeVar("Sent", Upload, Download)
-
-
-def _to(device: torch.device, sent: Sent) -> Sent:
-    """A message with all its tensors on the network's device."""
-    moved: dict[str, Any] = {
-        "params": map_leaves(lambda leaf: leaf.to(device), sent.params),
-        "extra": map_leaves(lambda leaf: leaf.to(device), sent.extra),
-        "neurons": None if sent.neurons is None else sent.neurons.to(device),
-    }
-    if isinstance(sent, Upload) and sent.mask is not None:
-        moved["mask"] = map_leaves(lambda leaf: leaf.to(device), sent.mask)
-    return replace(sent, **moved)
+    return Download(round, str(about.get("phase")), total, **content)
 
 
 def _describe(
@@ -163,8 +126,8 @@ def _describe(
     counts: Mapping[str, int] | None = None,
     *,
     dense: Collection[str] = (),
-) -> WireMessage:
-    """The layout of a message, before it is encoded.
+) -> tuple[dict[str, Any], dict[str, WirePart]]:
+    """What the header of a message says, and its tensors by name, before they are made.
 
     Args:
         counts: how many elements of each tensor the sender's neurons own, if that is known.
@@ -188,7 +151,7 @@ def _describe(
         parts["mask"] = WirePart(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
     owned, everything = Owned(net, neurons, mask, counts), Owned(net, None, None)
     about["trees"] = {}
-    for key, tree in _trees(sent).items():
+    for key, tree in {PARAMS: sent.params, **sent.extra}.items():
         # a tree shaped like the model (or some of its layers) is cut down to what the client owns; any
         # other, such as one number per neuron, has no owned elements to pick
         if all(value.shape == net.shapes.get(name) for name, value in tree.items()):
@@ -205,7 +168,7 @@ def _describe(
         else:
             for name, value in tree.items():
                 parts[f"{key}/{name}"] = WirePart(value.dtype, tuple(value.shape), value.contiguous)
-    return WireMessage(about, parts)
+    return about, parts
 
 
 class Owned:
@@ -237,12 +200,16 @@ class Owned:
     def take(self, tree: Mapping[str, Tensor]) -> Tensor:
         """The owned elements as one flat vector, in the tree's order."""
         masks = self._mask or ({} if self._neurons is None else self._net.graph.expand(self._neurons))
-        return torch.cat([_owned(value, masks.get(name)) for name, value in tree.items()])
+        return torch.cat(
+            [
+                value[masks[name].bool().expand_as(value)] if name in masks else value.flatten()
+                for name, value in tree.items()
+            ]
+        )
 
 
-def _decode(
-    net: Network, data: bytes
-) -> tuple[dict[str, Any], Tree, dict[str, Tree], Tensor | None, Tree | None]:
+def _decode(net: Network, data: bytes) -> tuple[dict[str, Any], Nest]:
+    """What the header says; and params, extra, and neurons or mask if they were sent, on the network's device."""
     try:
         tensors = load(data)
         # ``load`` leaves the metadata out, so the header is read a second time
@@ -259,15 +226,15 @@ def _decode(
     unknown = [str(name) for name in names if name not in net.shapes]
     if unknown or "params" not in layout:
         raise BadMessage(f"the message does not fit the model: {sorted(unknown)[:3] or 'no params'}")
-    owned: Mapping[str, Tensor] = {}
-    neurons = mask = None
+    owned: Tree = {}
+    content: Nest = {}
     if "neurons" in tensors:
-        neurons = _unpack(tensors.pop("neurons"), net.graph.size)
-        owned = net.graph.expand(neurons)
+        content["neurons"] = _unpack(tensors.pop("neurons"), net.graph.size)
+        owned = net.graph.expand(content["neurons"])
     if "mask" in about:
-        owned = mask = _unpack_mask(net, _take(tensors, "mask"), shapes)
+        owned = content["mask"] = _unpack_mask(net, _take(tensors, "mask"), shapes)
     trees = {
-        key: _unflatten(net, tensors, key, *entry, {} if mask is not None and key != "params" else owned)
+        key: _unflatten(net, tensors, key, *entry, {} if "mask" in about and key != PARAMS else owned)
         for key, entry in layout.items()
     }
     # the expected tensors are popped; the rest are trees that are sent whole
@@ -276,11 +243,8 @@ def _decode(
         if not name or tree in layout:
             raise BadMessage(f"the message has a part {key!r} that does not belong to it")
         trees.setdefault(tree, {})[name] = value
-    return about, trees.pop("params"), trees, neurons, mask
-
-
-def _owned(value: Tensor, mask: Tensor | None) -> Tensor:
-    return value.flatten() if mask is None else value[mask.bool().expand_as(value)]
+    content |= {"params": trees.pop(PARAMS), "extra": trees}
+    return about, map_leaves(lambda leaf: leaf.to(net.device), content)
 
 
 def _unflatten(
@@ -337,18 +301,14 @@ def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool)
 
 
 def _stretch(tensors: dict[str, Tensor], key: str, count: int) -> Tensor:
-    values = _take(tensors, key)
-    if f"{key}:where" in tensors:
-        present = _unpack(tensors.pop(f"{key}:where"), count)
-        # masked_scatter_ would ignore surplus values without a word
-        if values.shape != (int(present.sum()),):
-            raise BadMessage(
-                f"{key} has {tuple(values.shape)} values where {int(present.sum())} are expected"
-            )
-        return torch.zeros(count, dtype=values.dtype).masked_scatter_(present, values)
-    if values.shape != (count,):
-        raise BadMessage(f"{key} has {tuple(values.shape)} values where {count} are expected")
-    return values
+    values, present = _take(tensors, key), tensors.pop(f"{key}:where", None)
+    where = torch.ones(count, dtype=torch.bool) if present is None else _unpack(present, count)
+    # masked_scatter_ would ignore surplus values without an error
+    if values.shape != (int(where.sum()),):
+        raise BadMessage(f"{key} has {tuple(values.shape)} values where {int(where.sum())} are expected")
+    return (
+        values if present is None else torch.zeros(count, dtype=values.dtype).masked_scatter_(where, values)
+    )
 
 
 def _unpack_mask(net: Network, packed: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tree:

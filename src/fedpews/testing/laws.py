@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from fedpews.methods.contract import (
     Cohort,
     Download,
     Method,
+    Rate,
     Upload,
     Work,
     Wrapper,
@@ -29,7 +30,7 @@ from fedpews.neurons.network import Batch, Network
 from fedpews.results.tensors import read_nest, write_nest
 from fedpews.seeds import global_generator
 from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
-from fedpews.trees import Nest, Tree, leaves, pick
+from fedpews.trees import Nest, flatten, leaves, pick, unflatten
 from fedpews.warmup import Fixed, Learned, with_warmup
 from fedpews.warmup.masks import contiguous
 
@@ -64,38 +65,47 @@ def check_method(
 
 def check_laws(ground: Playground, rounds: int = 3) -> None:
     """All laws but those about the warmup."""
+    net = ground.net
     check_nests(ground, rounds)
     check_purity(ground, rounds)
     played = ground.partly(rounds)
     check_finite(played)
-    check_same(
-        played, ground.partly(rounds), "two runs with the same seed differ: draw only from the noise given"
-    )
     with TemporaryDirectory() as folder:
-        kept = replace(ground, keep=lambda nest: _through_disk(Path(folder) / "nest", nest)).partly(rounds)
-    check_same(
-        played,
-        kept,
-        "a run that is saved and loaded in every round differs: go by name, not by a dict's order",
-    )
-    turned = replace(ground, keep=_backwards, reply=_turn_mask).partly(rounds)
-    check_same(
-        played,
-        turned,
-        "a run whose dicts come back in another order differs: go by name; add numbers of several tensors up in "
-        "sorted(tree)'s order, as trees.norm does",
-    )
-    sent = replace(
-        ground,
-        send=lambda d: decode_download(ground.net, encode_download(ground.net, d)),
-        reply=lambda u: decode_upload(ground.net, encode_upload(ground.net, u)),
-    ).partly(rounds)
-    check_same(
-        played,
-        sent,
-        "a run over the wire differs: something is used that is not sent. Send it (Download.extra, upload.adding), "
-        "and take upload.change(net, old) for what a client changed",
-    )
+        path = Path(folder) / "nest"
+
+        def through_disk(nest: Nest) -> Nest:
+            write_nest(path, nest, {})
+            return read_nest(path)[0]
+
+        saved = replace(ground, keep=through_disk)
+        turned = replace(
+            ground,
+            keep=_backwards,
+            reply=lambda u: u if u.mask is None else replace(u, mask=_backwards(u.mask)),
+        )
+        sent = replace(
+            ground,
+            send=lambda d: decode_download(net, encode_download(net, d)),
+            reply=lambda u: decode_upload(net, encode_upload(net, u)),
+        )
+        for other, sentence in (
+            (ground, "two runs with the same seed differ: draw only from the noise given"),
+            (
+                saved,
+                "a run that is saved and loaded in every round differs: go by name, not by a dict's order",
+            ),
+            (
+                turned,
+                "a run whose dicts come back in another order differs: go by name; add numbers of several tensors up "
+                "in sorted(tree)'s order, as trees.norm does",
+            ),
+            (
+                sent,
+                "a run over the wire differs: something is used that is not sent. Send it (Download.extra, "
+                "upload.adding), and take upload.change(net, old) for what a client changed",
+            ),
+        ):
+            check_same(played, other.partly(rounds), sentence)
     check_order(ground, rounds)
     check_unowned(ground, rounds)
     check_vectorised(ground, rounds)
@@ -139,39 +149,22 @@ def check_nests(ground: Playground, rounds: int) -> None:
     """State, memory and local state are nested dicts of tensors, and a step keeps the local state's shape."""
 
     class Watched(ClientWrapper):
-        def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: float | Tensor) -> Any:
+        def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> Any:
             _check_nest(local, "the local state")
-            moved, loss = self.inner.step(net, local, batch, noise, lr)
+            moved, loss = super().step(net, local, batch, noise, lr)
             _check_nest(moved, "the local state after a step")
             before, after = _signature(local), _signature(moved)
             assert before == after, f"a step changes the local state's structure from {before} to {after}"
             assert getattr(loss, "shape", None) == (), f"a step's loss must be a scalar tensor, got {loss}"
             return moved, loss
 
-    played = replace(ground, half=Watched, keep=lambda nest: _check_nest(nest, "state or memory")).partly(
-        rounds
-    )
-    assert len(played.params) == rounds
+    replace(ground, half=Watched, keep=lambda nest: _check_nest(nest, "state or memory")).partly(rounds)
 
 
 def check_purity(ground: Playground, rounds: int) -> None:
-    """No function changes what it is given, but for tables that ``update`` changes in place and hands on."""
-
-    class Guarded(ClientWrapper):
-        def __getattribute__(self, name: str) -> Any:
-            value = super().__getattribute__(name)
-            return _guard(value, name) if name in ("start", "step", "finish", "probe", "probed") else value
-
-    class GuardedMethod:
-        def __init__(self, method: Method) -> None:
-            self.method = method
-
-        def __getattr__(self, name: str) -> Any:
-            value = getattr(self.method, name)
-            return _guard(value, name) if name in ("init", "params", "downloads", "update") else value
-
-    guarded: Any = GuardedMethod(ground.method)
-    replace(ground, method=guarded, half=Guarded).partly(rounds)
+    """No function changes what it is given, but for tables that ``update`` changes in place and returns."""
+    guarded: Any = Guarded
+    replace(ground, method=guarded(ground.method), half=guarded).partly(rounds)
 
 
 def check_finite(played: Played) -> None:
@@ -189,7 +182,7 @@ def check_same(a: Played, b: Played, sentence: str, *, deep: bool = True) -> Non
             assert equal(value, other[name]), f"{sentence} ({name} in round {round})"
     if deep:
         for what in ("state", "memories"):
-            one, other = (dict(leaves(_texts(getattr(played, what)))) for played in (a, b))
+            one, other = (dict(leaves(getattr(played, what))) for played in (a, b))
             assert one.keys() == other.keys(), f"{sentence} ({what} have other names)"
             for name, value in one.items():
                 assert equal(value, other[name]), f"{sentence} ({what}: {name})"
@@ -197,22 +190,17 @@ def check_same(a: Played, b: Played, sentence: str, *, deep: bool = True) -> Non
 
 def check_order(ground: Playground, rounds: int) -> None:
     """Uploads in another order give the same model, but for rounding."""
-    method, net = ground.method, ground.net
 
-    class Turned:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(method, name)
-
+    class Turned(Wrapper):
         def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
             turned = Average(average.weights[::-1], average.masks[::-1])
-            return method.update(net, state, list(uploads)[::-1], turned)
+            return super().update(net, state, uploads[::-1], turned)
 
-    backwards: Any = Turned()
     # FedPM and the like may round a draw the other way later on, so one round is compared
-    for a, b in zip(ground.play(1).params, replace(ground, method=backwards).play(1).params, strict=True):
-        for name in net.names:
-            same = torch.allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
-            assert same, f"{name} depends on the order in which uploads arrive: use average, or sums"
+    (one,), (other,) = ground.play(1).params, replace(ground, method=Turned(ground.method)).play(1).params
+    for name in ground.net.names:
+        same = torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-6)
+        assert same, f"{name} depends on the order in which uploads arrive: use average, or sums"
 
 
 def check_unowned(ground: Playground, rounds: int) -> None:
@@ -233,53 +221,41 @@ def check_unowned(ground: Playground, rounds: int) -> None:
 
 def check_vectorised(ground: Playground, rounds: int) -> None:
     """A step of two clients at once gives the numbers of two steps, so that engines may run them together."""
-    method, net = ground.method, ground.net
-    played = ground.play(rounds)
-    cohort = Cohort(rounds + 1, tuple(range(len(ground.clients))), len(ground.clients), 0)
-    half = method.client(method.phase(played.state, cohort.round))
-    for halves in {id(h): h for h in (half, method.client(method.phase(played.state, 1)))}.values():
-        round = cohort.round if halves is half else 1
-        state = played.state if halves is half else method.init(net, net.initial(), cohort.total)
-        downloads = method.downloads(net, state, replace(cohort, round=round))[:2]
-        begun = [
-            ground.begin(halves, i, d, played.memories.get(i) if halves is half else None)
-            for i, d in enumerate(downloads)
-        ]
-        locals_, batches, noise = zip(*begun, strict=True)
-        x, y = (torch.stack([b[0][k] for b in batches]) for k in (0, 1))
-        one_by_one = [
-            halves.step(net, local, Batch(x[i], y[i]), noise[i][0], ground.lr)
-            for i, local in enumerate(locals_)
-        ]
-        flat = [dict(leaves(local)) for local in locals_]
-        assert len({str(_signature(local)) for local in locals_}) == 1, (
-            "clients' local states differ in structure: start gives every client the same names and shapes, with "
-            "zeros for what a new one lacks"
-        )
-        stacked = {name: torch.stack([leaf[name] for leaf in flat]) for name in flat[0]}
+    played, total = ground.play(rounds), len(ground.clients)
+    _check_step(ground, 1, ground.method.init(ground.net, ground.net.initial(), total), {})
+    _check_step(ground, rounds + 1, played.state, played.memories)
 
-        def step(
-            leaf: Tree,
-            x: Tensor,
-            y: Tensor,
-            noise: Tensor,
-            halves: ClientHalf = halves,
-            like: Nest = locals_[0],
-        ) -> Any:
-            moved, loss = halves.step(net, _rebuild(like, leaf), Batch(x, y), noise, ground.lr)
-            return dict(leaves(moved)), loss
 
-        try:
-            moved, losses = torch.vmap(step)(stacked, x, y, torch.stack([n[0] for n in noise]))
-        except RuntimeError as error:
-            raise AssertionError(
-                f"a step cannot be vectorised; no branch may depend on a tensor's value ({error})"
-            ) from error
-        for i, (local, loss) in enumerate(one_by_one):
-            assert torch.allclose(losses[i], loss, atol=1e-5), "a vectorised step has another loss"
-            for name, value in leaves(local):
-                same = torch.allclose(moved[name][i], value, rtol=1e-4, atol=1e-5)
-                assert same, f"a vectorised step gives another {name}"
+def _check_step(ground: Playground, round: int, state: Nest, memories: Mapping[int, Nest]) -> None:
+    method, net, lr, total = ground.method, ground.net, ground.lr, len(ground.clients)
+    half = method.client(method.phase(state, round))
+    downloads = method.downloads(net, state, Cohort(round, tuple(range(total)), total, 0))[:2]
+    begun = [ground.begin(half, i, d, memories.get(i)) for i, d in enumerate(downloads)]
+    states, batches, noise = zip(*begun, strict=True)
+    x, y = (torch.stack([b[0][k] for b in batches]) for k in (0, 1))
+    one_by_one = [half.step(net, s, Batch(x[i], y[i]), noise[i][0], lr) for i, s in enumerate(states)]
+    assert len({str(_signature(local)) for local in states}) == 1, (
+        "clients' local states differ in structure: start gives every client the same names and shapes, with zeros for "
+        "what a new one lacks"
+    )
+    layout = flatten(states[0])[1]
+    stacked = [torch.stack(values) for values in zip(*(flatten(s)[0] for s in states), strict=True)]
+
+    def step(values: list[Tensor], x: Tensor, y: Tensor, noise: Tensor) -> tuple[list[Tensor], Tensor]:
+        moved, loss = half.step(net, unflatten(iter(values), layout), Batch(x, y), noise, lr)
+        return flatten(moved)[0], loss
+
+    try:
+        moved, losses = torch.vmap(step)(stacked, x, y, torch.stack([n[0] for n in noise]))
+    except RuntimeError as error:
+        raise AssertionError(
+            f"a step cannot be vectorised; no branch may depend on a tensor's value ({error})"
+        ) from error
+    for i, (local, loss) in enumerate(one_by_one):
+        assert torch.allclose(losses[i], loss, atol=1e-5), "a vectorised step has another loss"
+        for (name, value), together in zip(leaves(local), moved, strict=True):
+            same = torch.allclose(together[i], value, rtol=1e-4, atol=1e-5)
+            assert same, f"a vectorised step gives another {name}"
 
 
 @dataclass(frozen=True)
@@ -291,15 +267,9 @@ class Whole(Wrapper):
     def client(self, phase: str) -> ClientHalf:
         return AssignedClient(self.inner.client(phase))
 
-    def init(self, net: Network, params: Tree, total: int) -> Nest:
-        return {"inner": self.inner.init(net, params, total)}
-
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
         neurons = torch.ones(net.graph.size, dtype=torch.bool) if self.neurons is None else self.neurons
-        return [replace(d, neurons=neurons) for d in self.inner.downloads(net, state["inner"], cohort)]
-
-    def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        return {"inner": self.inner.update(net, state["inner"], uploads, average)}
+        return [replace(download, neurons=neurons) for download in super().downloads(net, state, cohort)]
 
 
 def _check_nest(nest: Nest, what: str, path: str = "") -> Nest:
@@ -317,24 +287,6 @@ def _signature(nest: Nest) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     return [(name, tuple(leaf.shape), leaf.dtype) for name, leaf in leaves(nest)]
 
 
-def _rebuild(like: Nest, flat: Tree) -> Nest:
-    names = iter(name for name, _ in leaves(like))
-
-    def build(nest: Nest) -> Nest:
-        return {k: build(v) if isinstance(v, dict) else flat[next(names)] for k, v in nest.items()}
-
-    return build(like)
-
-
-def _texts(nest: Any) -> Nest:
-    return {str(key): value for key, value in nest.items()}
-
-
-def _through_disk(path: Path, nest: Nest) -> Nest:
-    write_nest(path, nest, {})
-    return read_nest(path)[0]
-
-
 def _backwards(nest: Nest) -> Nest:
     return {
         key: _backwards(value) if isinstance(value, dict) else value
@@ -342,25 +294,33 @@ def _backwards(nest: Nest) -> Nest:
     }
 
 
-def _turn_mask(upload: Upload) -> Upload:
-    return upload if upload.mask is None else replace(upload, mask=_backwards(upload.mask))
+class Guarded:
+    """A method or a client half whose functions must not change their arguments."""
 
+    FUNCTIONS = ("init", "params", "downloads", "update", "start", "step", "finish", "probe", "probed")
 
-def _guard(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def guarded(*given: Any) -> Any:
-        before: list[Any] = [None if isinstance(value, Network) else copy.deepcopy(value) for value in given]
-        result = function(*given)
-        handed_on = {id(leaf) for _, leaf in leaves(result)} if name == "update" else set()
-        for was, now in zip(before, given, strict=True):
-            if name == "update" and isinstance(now, dict):
-                paths = tuple(path for path, leaf in leaves(now) if id(leaf) not in handed_on)
-                was, now = (pick(dict(leaves(nest)), paths) for nest in (was, now))
-            assert isinstance(now, Network) or equal(was, now), (
-                f"{name} changes what it is given; return new values"
-            )
-        return result
+    def __init__(self, inner: Method | ClientHalf) -> None:
+        self.inner = inner
 
-    return guarded
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.inner, name)
+        if name not in self.FUNCTIONS:
+            return function
+
+        def guarded(*given: Any) -> Any:
+            before: list[Any] = [None if isinstance(v, Network) else copy.deepcopy(v) for v in given]
+            result = function(*given)
+            returned = {id(leaf) for _, leaf in leaves(result)} if name == "update" else set()
+            for was, now in zip(before, given, strict=True):
+                if name == "update" and isinstance(now, dict):
+                    paths = tuple(path for path, leaf in leaves(now) if id(leaf) not in returned)
+                    was, now = (pick(dict(leaves(nest)), paths) for nest in (was, now))
+                assert isinstance(now, Network) or equal(was, now), (
+                    f"{name} changes what it is given; return new values"
+                )
+            return result
+
+        return guarded
 
 
 def equal(a: Any, b: Any) -> bool:

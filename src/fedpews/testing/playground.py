@@ -48,8 +48,8 @@ class Played:
 class Playground:
     """A federation small enough to follow by hand: every client sees its samples in order, a batch at a time.
 
-    ``send``, ``reply`` and ``keep`` are what happens to a download, an upload and a kept nest on its way;
-    ``finished`` sees each client half before its ``step``.
+    ``send``, ``reply`` and ``keep`` change a download, an upload, and a state or memory before they are used; ``half``
+    changes each client half.
     """
 
     method: Method

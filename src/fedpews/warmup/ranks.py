@@ -12,19 +12,30 @@ from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import ClientHalf, Cohort, Download, Method, Upload, Wrapper
+from fedpews.methods.contract import (
+    ClientHalf,
+    ClientWrapper,
+    Cohort,
+    Download,
+    Upload,
+    Wrapper,
+    change_each,
+)
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.models.adapters import COMPONENTS
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.options import Count
 from fedpews.trees import Nest, Tree, where
-from fedpews.warmup.clients import LearnedClient, WarmClient
-from fedpews.warmup.warmup import Warmup
+from fedpews.warmup.warmup import LearnedClient, Warmup
 
 
-def with_ranks(method: Method, ranks: Sequence[int], padding: bool = False) -> Method:
-    """The same method among clients of unequal rank; put a warmup around the method first, if there is one.
+@dataclass(frozen=True)
+class Ranks(Wrapper):
+    """The inner method among clients of unequal rank; put a warmup around that method first, if there is one.
+
+    A component is a neuron, so masks and the average are those of any other neuron. Zero-padding is that of HetLoRA
+    (Cho et al. 2024) without its pruning and its weights by norm.
 
     Args:
         ranks: of client 0, 1, …, and again from the start when there are more clients.
@@ -32,31 +43,26 @@ def with_ranks(method: Method, ranks: Sequence[int], padding: bool = False) -> M
             those that have it.
 
     >>> from fedpews.methods.fedavg import FedAvg
-    >>> with_ranks(FedAvg(), (8, 2)).rank(3)
+    >>> Ranks(FedAvg(), (8, 2)).rank(3)
     2
-    """
-    if not (method.takes_warmup or isinstance(method, Warmup)):
-        raise ConfigError(
-            f"model.lora.ranks goes with methods that train all of the model, not with {type(method).__name__}"
-        )
-    return Ranks(method, tuple(ranks), padding)
-
-
-@dataclass(frozen=True)
-class Ranks(Wrapper):
-    """What ``with_ranks`` returns. A component is a neuron, so masks and the average are those of any other neuron.
-
-    Zero-padding is that of HetLoRA (Cho et al. 2024) without its pruning and its weights by norm.
     """
 
     ranks: Annotated[tuple[Count, ...], Field(min_length=1)]
     padding: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.inner.takes_warmup or isinstance(self.inner, Warmup)):
+            name = type(self.inner).__name__
+            raise ConfigError(
+                f"model.lora.ranks goes with methods that train all of the model, not with {name}"
+            )
+
     def rank(self, client: int) -> int:
         return self.ranks[client % len(self.ranks)]
 
     def neurons(self, graph: NeuronGraph, client: int) -> Tensor:
-        """The neurons a client may have: (neurons,) bool. What is no component of an adapter is everybody's."""
+        """The neurons a client may have: (neurons,) bool. All clients have what is no component of an adapter."""
         neurons = torch.ones(graph.size, dtype=torch.bool)
         for layer in graph.layers:
             if COMPONENTS in f"{layer.name}.":
@@ -66,31 +72,31 @@ class Ranks(Wrapper):
     def client(self, phase: str) -> ClientHalf:
         half = self.inner.client(phase)
         # those that train a part of the network already keep to what they are assigned
-        return WarmClient(half) if isinstance(half, LearnedClient | AssignedClient) else AssignedClient(half)
+        return (
+            ClientWrapper(half) if isinstance(half, LearnedClient | AssignedClient) else AssignedClient(half)
+        )
 
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         if not any(COMPONENTS in f"{layer.name}." for layer in net.graph.layers):
             raise ConfigError("model.lora.ranks: no component of an adapter can be masked in this model")
-        return {"inner": self.inner.init(net, params, total)}
+        return super().init(net, params, total)
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=True))
-        # one object for clients that get the same, whose size is measured once
-        made: dict[tuple[int, int], Download] = {}
-        sent = []
-        for client, download in zip(cohort.clients, inner, strict=True):
-            key = id(download), self.rank(client)
-            if key not in made:
-                mine = self.neurons(net.graph, client).to(net.device)
-                mine = mine if download.neurons is None else mine & download.neurons
-                made[key] = replace(download, neurons=mine)
-            sent.append(made[key])
-        return sent
+        neurons = {
+            self.rank(client): self.neurons(net.graph, client).to(net.device) for client in cohort.clients
+        }
+
+        def assign(download: Download, rank: int) -> Download:
+            mine = neurons[rank]
+            return replace(download, neurons=mine if download.neurons is None else mine & download.neurons)
+
+        inner = super().downloads(net, state, replace(cohort, masked=True))
+        return change_each(inner, [self.rank(client) for client in cohort.clients], assign)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         if self.padding:
             uploads, average = self._padded(net, uploads, average)
-        return {"inner": self.inner.update(net, state["inner"], uploads, average)}
+        return super().update(net, state, uploads, average)
 
     def _padded(
         self, net: Network, uploads: Sequence[Upload], average: Average

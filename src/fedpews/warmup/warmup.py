@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -12,22 +12,35 @@ from torch import Tensor
 
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
-from fedpews.methods.contract import THETA, ClientHalf, Cohort, Download, Method, Upload, Wrapper
-from fedpews.methods.subnetwork import AssignedClient
-from fedpews.neurons.network import Network
+from fedpews.methods.contract import (
+    PARAMS,
+    THETA,
+    ClientHalf,
+    ClientWrapper,
+    Cohort,
+    Download,
+    Method,
+    Rate,
+    Upload,
+    Work,
+    Wrapper,
+    change_each,
+    inner_memory,
+)
+from fedpews.methods.subnetwork import AssignedClient, start_subnetwork, step_subnetwork
+from fedpews.neurons.functional import differentiate
+from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree, pick
 from fedpews.warmup.auto import Auto
-from fedpews.warmup.clients import LearnedClient, WarmClient
 from fedpews.warmup.masks import Learned, Masks, draw_starts
 
 WARMUP = "warmup"
 
+CLOSED = -1000.0
+"""The score of a neuron that a client never has."""
 
-def with_warmup(
-    method: Method,
-    rounds: int,
-    masks: Masks | None = None,
-) -> Method:
+
+def with_warmup(method: Method, rounds: int, masks: Masks | None = None) -> Method:
     """The same method, with a warmup of ``rounds`` rounds in which each client trains only its own neurons.
 
     During the warmup the server averages every element over the clients that own it. After it every client trains
@@ -43,9 +56,8 @@ def with_warmup(
     25
     """
     if not method.takes_warmup:
-        name = type(method).__name__
         raise ConfigError(
-            f"{name} trains parts of the network by its own rule, so it takes no warmup; "
+            f"{type(method).__name__} trains parts of the network by its own rule, so it takes no warmup; "
             "use a method that trains the whole network, such as fedavg"
         )
     return Warmup(method, rounds, Learned() if masks is None else masks)
@@ -68,7 +80,7 @@ class Warmup(Wrapper):
 
     def client(self, phase: str) -> ClientHalf:
         if phase != WARMUP:
-            return WarmClient(self.inner.client(phase))
+            return ClientWrapper(self.inner.client(phase))
         # the warmup replaces the phases of the inner method, and trains like its main one
         inner = self.inner.client("train")
         return LearnedClient(inner, self.masks) if isinstance(self.masks, Learned) else AssignedClient(inner)
@@ -78,8 +90,7 @@ class Warmup(Wrapper):
         # without warmup rounds the neurons are not needed, so that the model is not traced
         shape = (total, net.graph.size) if self.rounds else (total, 0)
         theta = self.masks.first_theta if isinstance(self.masks, Learned) else 0.5
-        return {
-            "inner": self.inner.init(net, params, total),
+        return super().init(net, params, total) | {
             "warmup": {
                 "over": torch.tensor(False),
                 "auto": self.masks.begin() if isinstance(self.masks, Auto) else {},
@@ -94,7 +105,7 @@ class Warmup(Wrapper):
 
     def evaluated_params(self, net: Network, state: Nest) -> Tree:
         """The global model; after a warmup round, with zeros where no client of that round owned the element."""
-        params = super().evaluated_params(net, state)
+        params = self.inner.evaluated_params(net, state["inner"])
         last = state["warmup"]["last"]
         if self.masks.evaluate == "all" or not bool(last.any()):
             return params
@@ -104,7 +115,7 @@ class Warmup(Wrapper):
 
     def measure(self, net: Network, state: Nest) -> dict[str, float]:
         """The inner method's columns, and ``dead``: neurons whose weights are all zero, which cannot learn."""
-        columns = super().measure(net, state)
+        columns = self.inner.measure(net, state["inner"])
         if self.masks.unowned == "keep" or not self.rounds:
             return columns
         return columns | {"dead": int(net.graph.is_zero(pick(self.params(state), net.trainable)).sum())}
@@ -117,33 +128,28 @@ class Warmup(Wrapper):
         }
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        warm = self.phase(state, cohort.round) == WARMUP
+        masks, took_part = self.masks, state["warmup"]["took_part"]
+        is_warm = self.phase(state, cohort.round) == WARMUP
         # ``masked``: methods with a state of their own (SCAFFOLD) then count the owners of each element
-        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=warm or cohort.masked))
-        if not warm:
+        inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=is_warm or cohort.masked))
+        if not is_warm:
             return inner
-        if not isinstance(self.masks, Learned):
-            assigned = [self.masks.assign(net.graph, i, cohort).to(net.device) for i in cohort.clients]
+        if not isinstance(masks, Learned):
+            assigned = [masks.assign(net.graph, client, cohort).to(net.device) for client in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
-        theta = {"neurons": self.mean_theta(state, cohort.run_seed)}
-        # one download for all clients stays one object, whose size is measured once
-        distinct = {id(d): d for d in inner}
-        shared = {
-            key: replace(d, phase=WARMUP, extra={**d.extra, THETA: theta}) for key, d in distinct.items()
-        }
-        downloads = [shared[id(d)] for d in inner]
-        if not self.masks.start_spread:
-            return downloads
-        # a new client's first scores are drawn here, so that a site needs no seed
-        known = state["warmup"]["took_part"][list(cohort.clients)].tolist()
-        new = [i for i, is_known in enumerate(known) if not is_known]
-        if new:
-            clients = [cohort.clients[i] for i in new]
-            starts = draw_starts(self.masks, net.graph.size, clients, cohort.run_seed).to(theta["neurons"])
-            for i, start in zip(new, starts, strict=True):
-                extra = {**downloads[i].extra, "start": {"neurons": start}}
-                downloads[i] = replace(downloads[i], extra=extra)
-        return downloads
+        theta = self.mean_theta(state, cohort.run_seed)
+
+        def add_theta(download: Download, new: int | None) -> Download:
+            extra = {**download.extra, THETA: {"neurons": theta}}
+            if new is not None:
+                # a new client's first scores are drawn here, so that a site needs no seed
+                (start,) = draw_starts(masks, net.graph.size, [new], cohort.run_seed).to(theta)
+                extra["start"] = {"neurons": start}
+            return replace(download, phase=WARMUP, extra=extra)
+
+        is_known = took_part[list(cohort.clients)].tolist() if masks.start_spread else [True] * len(inner)
+        new = [None if known else client for client, known in zip(cohort.clients, is_known, strict=True)]
+        return change_each(inner, new, add_theta)
 
     def mean_theta(self, state: Nest, seed: int) -> Tensor:
         """θ_g, the mean over all N clients; a client that has not uploaded yet has the θ of `Learned.newcomer`."""
@@ -156,36 +162,115 @@ class Warmup(Wrapper):
         return theta.mean(0)
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
-        round = uploads[0].round
-        warm = self.phase(state, round) == WARMUP
-        if warm and self.masks.unowned == "zero":
+        masks, warmup, round = self.masks, dict(state["warmup"]), uploads[0].round
+        is_warm = self.phase(state, round) == WARMUP
+        if is_warm and masks.unowned == "zero":
             average = replace(average, zero_unowned=True)
-        inner = self.inner.update(net, state["inner"], uploads, average)
-        warmup = dict(state["warmup"])
+        new = {"inner": self.inner.update(net, state["inner"], uploads, average), "warmup": warmup}
         warmup["last"] = torch.zeros_like(warmup["last"])
-        if not warm:
-            if isinstance(self.masks, Auto) and not bool(warmup["auto"]["probed"]) and round <= self.rounds:
+        if not is_warm:
+            if isinstance(masks, Auto) and not bool(warmup["auto"]["probed"]) and round <= self.rounds:
                 before = pick(self.params(state), net.trainable)
-                cosine = self.masks.compare(before, [upload.params for upload in uploads])
-                warmup["auto"], over = self.masks.decide(warmup["auto"], cosine)
+                cosine = masks.compare(before, [upload.params for upload in uploads])
+                warmup["auto"], over = masks.decide(warmup["auto"], cosine)
                 warmup["over"] = torch.tensor(over)
-            return {"inner": inner, "warmup": warmup}
+            return new
         clients = torch.tensor([upload.client for upload in uploads], device=net.device)
         warmup["took_part"] = warmup["took_part"].index_fill(0, clients, True)
         warmup["last"].index_fill_(0, clients, True)
         # in place: a copy of these tables would cost as much as there are clients in the federation
         owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])
         warmup["neurons"].index_copy_(0, clients, owned)  # (clients, neurons)
-        if isinstance(self.masks, Learned):
+        if isinstance(masks, Learned):
             # θ itself, or only the neurons that the client uploads
             shared = [
                 upload.extra[THETA]["neurons"] if THETA in upload.extra else neurons.float()
                 for upload, neurons in zip(uploads, owned, strict=True)
             ]
             warmup["theta"].index_copy_(0, clients, torch.stack(shared))
-        if isinstance(self.masks, Auto):
+        if isinstance(masks, Auto):
             # the clients' training losses, never test data: this decides when the warmup ends
             loss = sum(upload.loss for upload in uploads) / len(uploads)
-            warmup["auto"], over = self.masks.watch(warmup["auto"], loss)
+            warmup["auto"], over = masks.watch(warmup["auto"], loss)
             warmup["over"] = torch.tensor(over)
-        return {"inner": inner, "warmup": warmup}
+        return new
+
+
+@dataclass(frozen=True)
+class LearnedClient(ClientWrapper):
+    """Algorithm 1: at every step first the mask scores s, then the weights of the neurons drawn by them."""
+
+    masks: Learned
+
+    def noise_size(self, net: Network) -> int:
+        # a step draws twice: for the scores, and afresh for the weights
+        return 2 * net.graph.size + self.inner.noise_size(net)
+
+    def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        like = next(iter(download.params.values()))
+        if "start" in download.extra:
+            first = download.extra["start"]["neurons"]
+        else:
+            first = like.new_full((net.graph.size,), self.masks.start)
+        # a plain round before the warmup leaves a memory without scores
+        known = memory if memory is not None and "scores" in memory else None
+        scores = first if known is None else known["scores"]["neurons"]
+        if download.neurons is not None:
+            # of what the server lets it have: θ is exactly 0 elsewhere, and its gradient too
+            scores = torch.where(download.neurons, scores, CLOSED)
+        # the θ of this client in θ_g: the last it shared
+        if known is not None:
+            shared = known["shared"]["neurons"]
+        elif self.masks.newcomer == "start":
+            shared = torch.sigmoid(first)
+        else:
+            shared = torch.full_like(first, self.masks.first_theta)
+        total, mean = download.total, download.extra[THETA]["neurons"]
+        # θ_{g∖i}, the mean over the other clients; a client alone has no others
+        others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None
+        once = {"neurons": torch.full_like(scores, torch.nan)} if self.masks.draw == "round" else {}
+        return {
+            "inner": start_subnetwork(self.inner, net, download, inner_memory(memory)),
+            "scores": {"neurons": scores},
+            "others": {} if others is None else {"neurons": others},
+            # with one draw a round, the numbers of the first step; NaN until then, because a compiled step cannot add
+            # keys to its state
+            "drawn": once,
+        }
+
+    def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
+        h = net.graph.size
+        first, second = noise[:h], noise[h : 2 * h]
+        if local["drawn"]:
+            kept = local["drawn"]["neurons"]
+            first = second = torch.where(kept.isnan(), first, kept)
+            local = local | {"drawn": {"neurons": first}}
+        scores = self.step_scores(net, local, batch, first)
+        gates = (second < torch.sigmoid(scores)).to(scores.dtype)  # a fresh draw for the weights
+        inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise[2 * h :], lr, gates)
+        return local | {"inner": inner, "scores": {"neurons": scores}}, loss
+
+    def step_scores(self, net: Network, local: Nest, batch: Batch, noise: Tensor) -> Tensor:
+        """The scores after this batch, at a fresh draw of the gates and with the weights frozen."""
+        scores: Tensor = local["scores"]["neurons"]
+        params: Mapping[str, Tensor] = local["inner"][PARAMS]
+        gates = (noise < torch.sigmoid(scores)).to(scores.dtype)
+        slope: Tensor
+        # with respect to the gates alone: the weights are constants here, and this pass's buffers are dropped
+        _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
+        return self.masks.step(scores, slope, gates, local["others"].get("neurons"))
+
+    def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
+        h = net.graph.size
+        theta = torch.sigmoid(local["scores"]["neurons"])
+        if self.masks.upload_mask == "thresholded":
+            neurons = theta >= 0.5
+        else:
+            neurons = (local["drawn"]["neurons"] if local["drawn"] else work.noise[:h]) < theta
+        shared = theta if self.masks.upload == "probabilities" else neurons.to(theta.dtype)
+        # the first 2h numbers are for the masks, the others for the inner method
+        rest = replace(work, noise=work.noise[2 * h :], neurons=neurons)
+        memory, upload = self.inner.finish(net, download, local["inner"], rest)
+        if self.masks.upload == "probabilities":
+            upload = upload.adding({THETA: {"neurons": theta}})
+        return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
