@@ -8,18 +8,20 @@ labels of a large activation cost as much as a list of its channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedpews.neurons.channels import is_norm
+from fedpews.neurons.modules import is_norm
 from fedpews.torch_private import TorchDispatchMode, WeakTensorKeyDictionary, plain_kernels, tree_leaves
 
 CONSTANT, WHOLE, FIRST = 0, 1, 2
+BOUND = "is bound to the model's input or to a layer left whole"
 
 
 class Sets:
@@ -56,10 +58,6 @@ class Sets:
         for number in self.find(core(labels)).unique().tolist():
             if number >= FIRST:
                 self.barred.setdefault(number, reason)
-
-    def canonical(self, labels: Tensor) -> Tensor:
-        """The labels with each number replaced by the one that stands for its set."""
-        return self.find(core(labels)).expand(labels.shape)
 
     def varies(self, labels: Tensor) -> frozenset[int]:
         """The dimensions along which the sets change."""
@@ -111,6 +109,11 @@ def compact(labels: Tensor) -> Tensor:
     return small.expand(labels.shape)
 
 
+def constant(label: int, shape: Sequence[int]) -> Tensor:
+    """The same label for every element."""
+    return torch.full((1,) * len(shape), label).expand(list(shape))
+
+
 def spread(labels: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
     """One label per position of a dimension, expanded to a shape."""
     return labels.view([-1 if d == dim % len(shape) else 1 for d in range(len(shape))]).expand(list(shape))
@@ -132,6 +135,14 @@ class Tag:
     def label(self) -> Tensor:
         return self.axes[0]
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tag:
+        """The tag of a tensor to which the function is applied; every axis changes as the tensor does."""
+        return replace(self, axes=tuple(map(function, self.axes)))
+
+    def along(self, dim: int) -> list[Tensor]:
+        """The axes that run along this dimension, and no other."""
+        return [axis for axis in self.axes if dims_of(axis) == {dim}]
+
 
 @dataclass(frozen=True)
 class Dimension:
@@ -142,18 +153,48 @@ class Dimension:
     first: int
     size: int
 
+    @property
+    def positions(self) -> slice:
+        return slice(self.first, self.first + self.size)
 
-class Channels:
-    """The numbered channels of a model, and what one or several passes tell about them."""
 
-    def __init__(self, model: nn.Module) -> None:
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        self.modules = dict(model.named_modules())
+@dataclass(frozen=True)
+class Kernel:
+    """One call of a kernel: its arguments by name, and the tensors it returned."""
+
+    name: str
+    function: Any
+    arguments: dict[str, Any]
+    results: list[Tensor]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.results[0].shape
+
+
+Tags = Tag | list[Tag | None] | None
+"""One for each result of a kernel, or one for all."""
+
+Rule = Callable[["Follower", Kernel], Tags]
+
+
+class Follower(TorchDispatchMode):
+    """Gives a tag to all that a model computes, and joins the channels that meet on the way.
+
+    It may follow several passes; what it knows of the channels adds up. The model gets hooks that stay, so it is a
+    copy that nothing else uses.
+    """
+
+    def __init__(self, model: nn.Module, rules: Mapping[str, Rule]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rules = rules
+        # weak keys: a label goes when its tensor does, so a pass needs no more memory than the model itself
+        self._tags = WeakTensorKeyDictionary()
         self._parameters = {name for name, _ in model.named_parameters()}
         self.dimensions: list[Dimension] = []
-        self.tags: list[tuple[Tensor, Tag]] = []
+        self._weights: list[tuple[Tensor, Tag]] = []
         number = FIRST
-        for name, value in tensors:
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
             axes = []
             # integer tensors (counters, index tables) hold no weights, so they have no channels
             for dim, size in enumerate(value.shape if value.is_floating_point() else ()):
@@ -163,86 +204,77 @@ class Channels:
                     self.dimensions.append(Dimension(name, dim, number, size))
                     number += size
             if axes:
-                self.tags.append((value, Tag(tuple(axes), weight=True)))
+                self._weights.append((value, Tag(tuple(axes), weight=True)))
+        self._starts = torch.tensor([dimension.first for dimension in self.dimensions])
         self.sets = Sets(number)
+        # channels that belong to a neuron, and channels that read one
         self.owned = torch.zeros(number, dtype=torch.bool)
         self.read = torch.zeros(number, dtype=torch.bool)
-        # positions in ``dimensions``, in forward order (a dict is an ordered set)
-        self.makers: dict[int, None] = {}
-        # norm layer -> the label of each channel it was given, (channels,)
+        # the dimensions that compute neurons, in forward order (a dict is an ordered set)
+        self.makers: dict[Dimension, None] = {}
+        # norm layer -> the label of each of its input channels, (channels,)
         self.norms: dict[str, Tensor] = {}
         # the modules that a pass entered, in their order; the last one is named when a pass fails
         self.entered: dict[str, None] = {}
-        # parameters that no kernel has been given yet: a branch that the example does not take, say
+        # parameters that no kernel has used yet: those of a branch that the example does not take, say
         self.unreached = {id(value): name for name, value in model.named_parameters()}
-        # modules in whose code one of those may be used, with the reason: all that they handle is left whole
+        # modules in whose code one of those may be used, with the reason: all tensors that they see are left whole
         self.suspects: dict[str, str] = {}
-        self._starts = torch.tensor([dimension.first for dimension in self.dimensions])
+        # the modules whose code is running, the innermost last
+        self._running: list[str] = []
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+            module.register_forward_hook(partial(self._leave, name))
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.entered.pop(name, None)
+        self.entered[name] = None
+        self._running.append(name)
+        self._see((args, kwargs))
+        tag = self.tag(args[0]) if is_norm(module) and args else None
+        if tag is not None and not tag.weight and tag.label.dim() > 1:
+            # (batch, channels, ...): one label for each channel is left
+            others = [dim for dim in range(tag.label.dim()) if dim != 1]
+            self.norms[name] = self.sets.mix(tag.label, others, "norm").reshape(-1)
+
+    def _leave(self, name: str, module: nn.Module, args: Any, outputs: Any) -> None:
+        # a module that raised what its caller caught never left
+        while self._running.pop() != name:
+            pass
+        self._see(outputs)
+
+    def _see(self, values: Any) -> None:
+        """The code of the running module has these tensors."""
+        reason = self.suspects.get(self._running[-1]) if self._running else None
+        if reason is not None:
+            for value in tree_leaves(values):
+                self.bar(self.tag(value), reason)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """While this lasts, whatever the model computes is followed by the rules of each operation."""
+        self._tags.clear()
+        self._running.clear()
+        for value, tag in self._weights:
+            self._tags[value] = tag
+        # a fused kernel (attention, LSTM) would hide which channels meet inside it
+        with plain_kernels(), torch.no_grad(), self:
+            yield
 
     def make(self, labels: Tensor) -> None:
-        """These channels of a weight are where neurons are computed."""
+        """These channels of a weight compute neurons."""
         self.own(labels)
         for number in core(labels).unique().tolist():
             if number >= FIRST:
                 # dimensions are numbered in turn: the last that starts at or below a number has it
-                position = int(torch.searchsorted(self._starts, number, right=True)) - 1
+                dimension = self.dimensions[int(torch.searchsorted(self._starts, number, right=True)) - 1]
                 # a buffer is not trained, so no layer is named after it
-                if self.dimensions[position].name in self._parameters:
-                    self.makers.setdefault(position)
+                if dimension.name in self._parameters:
+                    self.makers.setdefault(dimension)
 
     def own(self, labels: Tensor) -> None:
         """These channels belong to a neuron, but do not read one."""
         self.owned[core(labels)] = True
-
-    @contextmanager
-    def following(self, rules: Mapping[str, Any]) -> Iterator[Follower]:
-        """While this lasts, whatever the model computes is followed by the rules of each operation."""
-        follower = Follower(self, rules)
-        names = {module: name for name, module in self.modules.items()}
-
-        def enter(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-            name = names[module]
-            self.entered.pop(name, None)
-            self.entered[name] = None
-            follower.running.append(name)
-            follower.handle((given, options))
-            tag = (
-                follower.tag(given[0]) if is_norm(module) and given and isinstance(given[0], Tensor) else None
-            )
-            if tag is not None and not tag.weight and given[0].dim() > 1:
-                # (batch, channels, ...): one label for each channel is left
-                others = [dim for dim in range(given[0].dim()) if dim != 1]
-                self.norms[name] = self.sets.mix(tag.label, others, "norm").reshape(-1)
-
-        def leave(module: nn.Module, given: Any, outputs: Any) -> None:
-            # a module that raised what its caller caught never left
-            while follower.running.pop() != names[module]:
-                pass
-            follower.handle(outputs)
-
-        hooks = [m.register_forward_pre_hook(enter, with_kwargs=True) for m in self.modules.values()]
-        hooks += [m.register_forward_hook(leave) for m in self.modules.values()]
-        # a fused kernel (attention, LSTM) would hide which channels meet inside it
-        with plain_kernels(), torch.no_grad(), follower:
-            try:
-                yield follower
-            finally:
-                for hook in hooks:
-                    hook.remove()
-
-
-class Follower(TorchDispatchMode):
-    """Gives a tag to all that is computed from tagged tensors, and joins the channels that meet on the way."""
-
-    def __init__(self, channels: Channels, rules: Mapping[str, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.channels, self.sets, self._rules = channels, channels.sets, rules
-        # the modules whose code is running, the innermost last
-        self.running: list[str] = []
-        # weak keys: a label goes when its tensor does, so a pass needs no more memory than the model itself
-        self._tags = WeakTensorKeyDictionary()
-        for value, tag in channels.tags:
-            self._tags[value] = tag
 
     def tag(self, value: Any) -> Tag | None:
         """What is known of a tensor; None for a constant, and for what is no tensor."""
@@ -254,19 +286,12 @@ class Follower(TorchDispatchMode):
         self._tags[tensor] = self.whole(tensor.shape)
 
     def whole(self, shape: Sequence[int]) -> Tag:
-        return Tag((torch.full((1,) * len(shape), WHOLE).expand(list(shape)),))
+        return Tag((constant(WHOLE, shape),))
 
     def bar(self, tag: Tag | None, reason: str) -> None:
         """Nothing that is labelled here can be closed."""
         for axis in tag.axes if tag is not None else ():
             self.sets.bar(axis, reason)
-
-    def handle(self, values: Any) -> None:
-        """The running module gets to see these tensors."""
-        reason = self.channels.suspects.get(self.running[-1]) if self.running else None
-        if reason is not None:
-            for value in tree_leaves(values):
-                self.bar(self.tag(value), reason)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -274,7 +299,7 @@ class Follower(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         for value in given:
-            self.channels.unreached.pop(id(value), None)
+            self.unreached.pop(id(value), None)
         if not any(self.tag(value) is not None for value in given):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
@@ -282,35 +307,38 @@ class Follower(TorchDispatchMode):
         before = self.tag(args[0]) if in_place else None
         outputs = func(*args, **kwargs)
         results = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         # relu_ follows the rule of relu
-        rule = self._rules.get(name[:-1] if in_place else name)
+        kernel = Kernel(name[:-1] if in_place else name, func, arguments, results)
+        rule = self._rules.get(kernel.name)
         # torch marks its elementwise kernels itself, so the table needs to list only those it does not mark
         if rule is None and torch.Tag.pointwise in func.tags:
             rule = self._rules["pointwise"]
-        bound = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         # an empty tensor has no element that could carry a label
         if rule is None or any(value.numel() == 0 for value in (*given, *results[:1])):
-            tags = self._unknown(name, given, results)
-        else:
-            tags = rule(self, func, bound, results)
+            for value in given:
+                self.bar(self.tag(value), f"passes through {name}")
+            rule = all_whole
+        tags = rule(self, kernel)
+        tags = tags if isinstance(tags, list) else [tags] * len(results)
         if in_place:
             self._rewrite(args[0], before, tags[0], name)
         else:
             for value, tag in zip(results, tags, strict=True):
-                if tag is not None:
-                    self._tags[value] = replace(tag, axes=tuple(compact(axis) for axis in tag.axes))
-        self.handle((given, results))
+                # without an axis it is a single number of a parameter, which counts as a constant
+                if tag is not None and tag.axes:
+                    self._tags[value] = tag.map(compact)
+        self._see((given, results))
         return outputs
 
     def _rewrite(self, value: Tensor, before: Tag | None, after: Tag | None, name: str) -> None:
-        """A tensor was changed in place. What it is a view of would change too: only if the labels stay can it."""
+        """A tensor was changed in place. What it is a view of changes too, which works only if the labels stay."""
         if value._is_view() and not self._same(before, after):
             self.bar(before, f"is overwritten in part ({name})")
             self.bar(after, f"is overwritten in part ({name})")
             after = self.whole(value.shape)
             base = value._base
             if base is not None:
-                # the base changed with its view, so its labels hold no longer
                 self._tags[base] = self.whole(base.shape)
         if after is not None:
             self._tags[value] = after
@@ -321,14 +349,9 @@ class Follower(TorchDispatchMode):
         if one is None or other is None:
             return one is other
         return len(one.axes) == len(other.axes) and all(
-            torch.equal(self.sets.canonical(a), self.sets.canonical(b))
+            torch.equal(self.sets.find(a), self.sets.find(b))
             for a, b in zip(one.axes, other.axes, strict=True)
         )
-
-    def _unknown(self, name: str, given: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tag | None]:
-        for value in given:
-            self.bar(self.tag(value), f"passes through {name}")
-        return [self.whole(value.shape) for value in results]
 
     # what the rules are made of
 
@@ -338,29 +361,30 @@ class Follower(TorchDispatchMode):
             return tag.label
         chosen: Tensor | None = None
         for axis in tag.axes:
-            if chosen is None and structure(axis) & dims:
+            if chosen is None and dims_of(axis) & dims:
                 chosen = axis
-                self.channels.own(axis)
+                self.own(axis)
             else:
                 self.sets.bar(axis, "is no channel")
         return self.whole(tag.label.shape).label if chosen is None else chosen
 
-    def merge(self, result: Tensor, other: Tensor, value: Tensor | None, weight: bool) -> Tensor:
+    def merge(self, result: Tensor, other: Tensor, value: Tensor | None = None) -> Tensor:
         """The labels of an elementwise result of two operands that are labelled so.
 
         An operand that stays the same over different channels of the result ties none of them together: it cannot be
-        closed itself, that is all. ``value`` is the other operand, ``weight`` whether it is one axis of a parameter.
+        closed itself, that is all. ``value`` is the other operand, None if it is one axis of a parameter.
         """
+        weight = value is None
         # the dimensions along which the two operands have different channels
-        dims, varies = self.sets.varies(result), structure(other) if weight else self.sets.varies(other)
-        ours, theirs = self.sets.canonical(result), self.sets.canonical(other)
+        dims, varies = self.sets.varies(result), dims_of(other) if weight else self.sets.varies(other)
+        ours, theirs = self.sets.find(core(result)), self.sets.find(core(other))
         # The other operand has no channels. If it is constant, or equal for all of ours, they stay as they are.
-        if bool((core(theirs) < FIRST).all()):
-            if bool((core(theirs) == CONSTANT).all()) or _same_along(value, dims, result.dim()):
+        if bool((theirs < FIRST).all()):
+            if bool((theirs == CONSTANT).all()) or _same_along(value, dims, result.dim()):
                 return result
         # We have no channels that the other's could become part of.
-        elif bool((core(ours) < FIRST).all()) and (weight or bool((core(ours) == WHOLE).all())):
-            self.sets.bar(other, "is bound to the model's input or to a layer left whole")
+        elif bool((ours < FIRST).all()) and (weight or bool((ours == WHOLE).all())):
+            self.sets.bar(other, BOUND)
             return result
         elif (
             # equal for several of our channels: a position embedding's positions, attention over pixels
@@ -368,51 +392,56 @@ class Follower(TorchDispatchMode):
         ):
             self.sets.bar(other, "acts on whole layers at once")
             return result
-        one, two = torch.broadcast_tensors(core(ours), core(theirs))
         if weight:
-            self.channels.own(other)
-        self.sets.join(one, two)
-        # where one side cannot be closed, closing the other would leave a trace: both are left whole
-        odd = ((one == WHOLE) & (two >= FIRST)) | ((two == WHOLE) & (one >= FIRST))
-        if bool(odd.any()):
-            self.sets.bar(
-                torch.maximum(one, two)[odd], "is bound to the model's input or to a layer left whole"
-            )
-        merged = torch.where(odd, torch.full_like(one, WHOLE), torch.maximum(one, two))
-        return merged.expand(result.shape)
+            self.own(other)
+        return self.unite(ours, theirs, BOUND).expand(result.shape)
+
+    def unite(self, one: Tensor, other: Tensor, reason: str) -> Tensor:
+        """Join two labels element by element; where only one of them can be closed, both are left whole."""
+        one, other = torch.broadcast_tensors(one, other)
+        self.sets.join(one, other)
+        most = torch.maximum(one, other)
+        odd = (most >= FIRST) & (torch.minimum(one, other) == WHOLE)
+        self.sets.bar(most[odd], reason)
+        return torch.where(odd, torch.full_like(one, WHOLE), most)
 
     def combine(self, operands: Sequence[tuple[Tag | None, Tensor]], shape: Sequence[int]) -> Tag | None:
         """The tag of an elementwise result."""
-        given = [(tag, value) for tag, value in operands if tag is not None]
-        acts = [(tag.label.expand(list(shape)), value) for tag, value in given if not tag.weight]
-        weights = [tag for tag, _ in given if tag.weight]
+        tagged = [(tag.map(lambda axis: axis.expand(list(shape))), value) for tag, value in operands if tag]
+        acts = [(tag.label, value) for tag, value in tagged if not tag.weight]
+        weights = [tag for tag, _ in tagged if tag.weight]
         if not acts:
-            return self._combine_weights(weights, shape) if weights else None
+            return self._combine_weights(weights) if weights else None
         # the operand divided along most dimensions decides; of equals, one that has channels
         acts.sort(key=lambda act: (-len(self.sets.varies(act[0])), -int(core(act[0]).max() >= FIRST)))
         label = acts[0][0]
         for other, value in acts[1:]:
-            label = self.merge(label, other, value, weight=False)
+            label = self.merge(label, other, value)
         for tag in weights:
             for axis in tag.axes:
-                label = self.merge(label, axis.expand(list(shape)), None, weight=True)
+                label = self.merge(label, axis)
         return Tag((label,))
 
-    def _combine_weights(self, tags: Sequence[Tag], shape: Sequence[int]) -> Tag:
+    def _combine_weights(self, tags: Sequence[Tag]) -> Tag:
         axes: dict[frozenset[int], Tensor] = {}
         # parameters come before buffers, which have the higher numbers: what stands for the weight is trained
         for tag in sorted(tags, key=lambda tag: int(core(tag.label).min()) if tag.axes else 0):
-            for axis in (axis.expand(list(shape)) for axis in tag.axes):
+            for axis in tag.axes:
                 # two parameters along one dimension (a weight and its scale) meet row by row: one channel
-                if (dims := structure(axis)) in axes:
+                if (dims := dims_of(axis)) in axes:
                     self.sets.join(core(axes[dims]), core(axis))
-                    self.channels.own(axis)
+                    self.own(axis)
                 else:
                     axes[dims] = axis
         return Tag(tuple(axes.values()), weight=True, readable=all(tag.readable for tag in tags))
 
 
-def structure(axis: Tensor) -> frozenset[int]:
+def all_whole(follower: Follower, kernel: Kernel) -> Tags:
+    """The rule of a result that belongs to no channel."""
+    return [follower.whole(value.shape) for value in kernel.results]
+
+
+def dims_of(axis: Tensor) -> frozenset[int]:
     """The dimensions along which an axis of a weight runs."""
     return frozenset(dim for dim, size in enumerate(core(axis).shape) if size > 1)
 

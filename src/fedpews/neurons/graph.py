@@ -6,13 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from fedpews.errors import ConfigError
-from fedpews.neurons.channels import Hidden, Layer, Side, channel_dims, describe, is_norm
 from fedpews.trees import Tree
+
+if TYPE_CHECKING:
+    from fedpews.neurons.by_hand import Hidden
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Neurons ``start`` … ``start + size − 1``; ``name`` is the module that makes them, or several bound ones."""
+
+    name: str
+    start: int
+    size: int
+
+    @property
+    def neurons(self) -> slice:
+        return slice(self.start, self.start + self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,47 +284,9 @@ class NeuronGraph:
         >>> graph.axes["3.weight"][0].neurons[:12]
         tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
         """
-        return assemble(model, *describe(model, hidden))
+        from fedpews.neurons.by_hand import graph_by_hand
 
-
-def assemble(
-    model: nn.Module,
-    layers: Sequence[Layer],
-    channels: Mapping[tuple[str, Side], Tensor],
-    loose: Mapping[str, tuple[int, Tensor]] | None = None,
-) -> NeuronGraph:
-    """The graph that follows from the neuron of every channel of every layer, (name, side) -> (channels,).
-
-    ``loose`` are parameters outside the layers we know: the dimension that runs over channels, and its neurons.
-    """
-    modules = dict(model.named_modules())
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    names = {id(value): name for name, value in tensors}
-    by_name: dict[str, dict[int, Axis]] = {name: {} for name, _ in tensors}
-    for (layer, side), neurons in channels.items():
-        for entry in channel_dims(modules[layer]):
-            if entry.side != side:
-                continue
-            value = getattr(modules[layer], entry.tensor)
-            if id(value) not in names:
-                raise ConfigError(
-                    f"layer {layer!r} computes its {entry.tensor} from other parameters (weight_norm?), so it cannot "
-                    "be divided among neurons. Remove the parametrization, or skip the layer."
-                )
-            axes = by_name[names[id(value)]]
-            known = axes.get(entry.dim)
-            if known is not None and not torch.equal(known.neurons, neurons):
-                raise ConfigError(
-                    f"layer {layer!r} shares its {entry.tensor} with another layer, for other neurons. Skip it."
-                )
-            reads = entry.reads or (known is not None and known.reads)
-            axes[entry.dim] = Axis(entry.dim, neurons, reads, value.dim())
-    for name, (dim, neurons) in (loose or {}).items():
-        by_name[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
-    ordered = {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in by_name.items() if axes}
-    norms = {name: neurons for (name, _), neurons in channels.items() if is_norm(modules[name])}
-    weights = {name: value.numel() for name, value in model.named_parameters()}
-    return NeuronGraph(tuple(layers), ordered, norms, weights)
+        return graph_by_hand(model, hidden)
 
 
 def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], neurons: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.channels import groups_left
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
@@ -48,20 +47,8 @@ def outputs_of(value: Any) -> list[Tensor]:
     return tensors
 
 
-@dataclass(frozen=True)
-class Batches:
-    """Inputs that a model runs on."""
-
-    evaluation: list[Any]
-    training: list[Any]
-
-    @staticmethod
-    def tensors(batch: Any) -> list[Tensor]:
-        return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def batches(model: nn.Module, example: Any) -> Batches:
-    """Small batches like the example: for a pass in evaluation, and for one in training if the model can do that.
+def batches(model: nn.Module, example: Any) -> tuple[list[Any], list[Any]]:
+    """Small batches like the example: one for evaluation, and one for training if the model can do that.
 
     In training a norm over the batch needs several samples that differ.
     """
@@ -102,7 +89,7 @@ def batches(model: nn.Module, example: Any) -> Batches:
     for buffer, value in before:
         buffer.copy_(value)
     model.train(training)
-    return Batches([few], able)
+    return [few], able
 
 
 def main_output(value: Any) -> Tensor:
@@ -226,6 +213,30 @@ def trains_channels_last(module: nn.Module) -> bool:
 def total(outputs: Any) -> Tensor:
     """One number that depends on all a model returned."""
     return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether this is a norm whose channels (or groups of them) do not influence each other."""
+    return isinstance(module, _NormBase | nn.GroupNorm)
+
+
+def groups_attribute(module: nn.Module) -> str | None:
+    """The attribute with the number of groups into which a layer ties its channels; None if it ties none together.
+
+    A GroupNorm mixes the channels of a group, a grouped convolution binds a group of outputs to a group of
+    inputs: either way the whole group is one neuron, and removing it leaves a layer with one group less.
+    """
+    if isinstance(module, nn.GroupNorm):
+        return "num_groups"
+    return "groups" if isinstance(module, _ConvNd) and module.groups > 1 else None
+
+
+def groups_left(module: nn.Module, channels: int) -> int:
+    """How many groups a GroupNorm, or a grouped convolution, has when so many of its channels are left."""
+    if isinstance(module, nn.GroupNorm):
+        return module.num_groups * channels // module.num_channels
+    assert isinstance(module, _ConvNd), "no other layer has groups"
+    return module.groups * channels // (module.in_channels if module.transposed else module.out_channels)
 
 
 def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Module:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
-from fedpews.neurons.channels import is_norm
 from fedpews.neurons.functional import Batch as Batch
 from fedpews.neurons.functional import (
     PureModule,
@@ -31,6 +30,7 @@ from fedpews.neurons.modules import (
     copy_module,
     doubled,
     frozen_norms,
+    is_norm,
     made_up,
     main_output,
     materialised,

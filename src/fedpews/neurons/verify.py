@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
-from fedpews.neurons.channels import Layer
-from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.graph import Layer, NeuronGraph
 from fedpews.neurons.modules import arguments, batches, copy_module, outputs_of, run, slice_module
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_map_only
@@ -205,12 +204,11 @@ def _trial(model: nn.Module, example: Any) -> _Trial:
     # in double precision 1e-6 tells rounding from influence; a model that insists on single gets 1e-3
     for candidate, inputs, tolerance in ((double, precise, 1e-6), (model, example, 1e-3)):
         try:
-            given = batches(candidate, inputs)
+            evaluation, training = batches(candidate, inputs)
         except Exception as error:  # noqa: BLE001  the model insists on its own precision somewhere
             failure = error
             continue
-        modes = [(False, batch) for batch in given.evaluation]
-        modes += [(True, batch) for batch in given.training]
+        modes = [(False, batch) for batch in evaluation] + [(True, batch) for batch in training]
         return _Trial(candidate, tuple(modes), tolerance, _is_random(candidate, modes))
     assert failure is not None
     raise ConfigError(
