@@ -70,12 +70,6 @@ class Axis:
             self._indices[device] = self.neurons.to(device)
         return self._indices[device]
 
-    def count(self, neurons: Tensor, below: Tensor) -> Tensor:
-        """How many positions are kept, out of (..., h); ``below[..., k]`` is how many of the first k neurons are."""
-        if self._run is not None:
-            return below[..., self._run + len(self.neurons)] - below[..., self._run]
-        return self.pick(neurons).sum(-1)
-
     def kept(self, neurons: Tensor) -> Tensor:
         """The positions whose neuron is open, or that have none."""
         return self.pick(neurons).nonzero().squeeze(1)
@@ -159,10 +153,9 @@ class NeuronGraph:
         """
         masks: Tree = {}
         for name, (first, *others) in self.axes.items():
-            mask = first.spread(neurons)
+            masks[name] = first.spread(neurons)
             for axis in others:
-                mask = mask * axis.spread(neurons)
-            masks[name] = mask
+                masks[name] = masks[name] * axis.spread(neurons)
         return masks
 
     def covered(self, neurons: Tensor) -> Tree:
@@ -186,16 +179,10 @@ class NeuronGraph:
             if name not in params:
                 continue
             for axis in axes:
-                sizes = (
-                    params[name]
-                    .detach()
-                    .abs()
-                    .movedim(axis.dim, 0)
-                    .reshape(len(axis.neurons), -1)
-                    .amax(1)
-                    .cpu()
+                rows = params[name].detach().abs().movedim(axis.dim, 0).reshape(len(axis.neurons), -1)
+                largest.scatter_reduce_(
+                    0, axis.neurons % (self.size + 1), rows.amax(1).cpu().to(largest), "amax"
                 )
-                largest.scatter_reduce_(0, axis.neurons % (self.size + 1), sizes.to(largest), "amax")
         return largest[: self.size] == 0
 
     def count(self, neurons: Tensor, shapes: Mapping[str, torch.Size]) -> list[dict[str, int]]:
@@ -208,13 +195,11 @@ class NeuronGraph:
         >>> graph.count(torch.tensor([[True, False, True], [True, True, True]]), {"0.weight": torch.Size([3, 2])})
         [{'0.weight': 4}, {'0.weight': 6}]
         """
-        kept = neurons.cpu().bool()
-        below = torch.nn.functional.pad(kept.cumsum(-1), (1, 0))
-        counts = {}
+        kept, counts = neurons.cpu().bool(), {}
         for name, axes in self.axes.items():
             if name in shapes:
                 others = math.prod(shapes[name]) // math.prod(shapes[name][axis.dim] for axis in axes)
-                positions = reduce(torch.mul, [axis.count(kept, below) for axis in axes])
+                positions = reduce(torch.mul, [axis.pick(kept).sum(-1) for axis in axes])
                 counts[name] = (others * positions).tolist()
         return [dict(zip(counts, row, strict=True)) for row in zip(*counts.values(), strict=True)]
 
@@ -253,7 +238,7 @@ class NeuronGraph:
         for layer in self.layers:
             if layer.name not in layers:
                 start = sum(before.size for before in kept)
-                numbers[layer.start : layer.start + layer.size] = torch.arange(start, start + layer.size)
+                numbers[layer.neurons] = torch.arange(start, start + layer.size)
                 kept.append(Layer(layer.name, start, layer.size))
         axes = {
             name: tuple(

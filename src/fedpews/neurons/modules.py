@@ -256,7 +256,7 @@ def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Mo
     )
     """
     for layer in graph.layers:
-        if layer.name in graph.uncut and not bool(neurons[layer.start : layer.start + layer.size].all()):
+        if layer.name in graph.uncut and not bool(neurons[layer.neurons].all()):
             raise ConfigError(
                 f"the neurons of layer {layer.name!r} can be masked but not removed: the model's code has their "
                 "number written into it."
