@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedpews.data.federation import Federation
 from fedpews.engines.client_round import finish, start
-from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
+from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
 from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import Interrupted
 from fedpews.neurons.modules import channels_last, trains_channels_last
@@ -24,7 +24,7 @@ from fedpews.torch_private import tree_map_only
 from fedpews.trees import map_leaves
 
 
-class EagerEngine(LocalEngine):
+class EagerEngine(Engine):
     """Clients over threads; torch's kernels leave the interpreter free while they run.
 
     Every client runs on one core by default: kernels split over a varying number of cores would add in another

@@ -84,6 +84,15 @@ class Program:
             digest.update(f"{node.op} {node.op != 'placeholder' and node.target} {given} {kind}\n".encode())
         return digest.hexdigest()
 
+    def example(self, x: Any, y: Tensor) -> tuple[Any, ...]:
+        """Arguments of ``Step`` to compile it with: the data, and zeros for what a step reads and writes."""
+        nodes = [node.meta["val"] for node in self.graph.graph.nodes if node.op == "placeholder"]
+        zeros = [torch.zeros(value.shape, dtype=value.dtype, device=value.device) for value in nodes]
+        rows, weight, noise, lr, *rest = zeros
+        inputs = tree_leaves(x)
+        state = rest[len(inputs) + 1 :][: len(self.changes)]
+        return rows, weight, noise, torch.zeros_like(lr), lr, inputs, y, state, [*self.constants]
+
 
 class Step(nn.Module):
     """The program as a module to export: it writes the results back to where they came from."""
@@ -118,9 +127,6 @@ def trace_step(
 ) -> Program:
     """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
     leaves, layout = flatten(local)
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise CannotCompile("its local state has values that are not tensors")
-
     inputs, form = tree_leaves(x), x
 
     def step(
@@ -247,19 +253,17 @@ class Looped:
             self._step(*sheet.at(step), x, y, state, constants)
 
 
-def load_looped(program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor]) -> Looped:
-    """The program for the device where the data lie.
+def load_looped(program: Program, x: Any, y: Tensor) -> Looped:
+    """The program for the device of the data.
 
     Where torch cannot make kernels for it (no Triton, say), the traced step itself is run: many small clients still
     share each of its kernels.
     """
-    step, inputs = Step(program), tree_leaves(x)
+    step = Step(program)
     compiled: Callable[..., object] = torch.compile(step, dynamic=False)
     try:
-        # a step writes to its arguments, so the first one, in which the kernels are made, is given copies
-        sheet = [tensor.clone() for tensor in example.at(0)]
-        compiled(*sheet, inputs, y, [leaf.clone() for leaf in state], [*program.constants])
+        compiled(*program.example(x, y))
     except Exception as error:  # noqa: BLE001 - whatever the code generator cannot do
         logging.getLogger("fedpews").warning("steps run as they were traced: %s", first_line(error))
         compiled = step
-    return Looped(compiled, len(inputs), len(state))
+    return Looped(compiled, len(tree_leaves(x)), len(program.changes))
