@@ -45,18 +45,14 @@ class Score:
     sites: Mapping[str, tuple[int, Sums]] = field(default_factory=dict, kw_only=True)
 
     @property
-    def loss(self) -> float:
-        """Summed over the samples, each weighing what the task says."""
-        return float(self.sums["loss"])
-
-    @property
     def accuracy(self) -> float:
         """Of one class per sample."""
         return accuracy(self.sums["correct"], self.sums["seen"])
 
     @property
     def mean_loss(self) -> float:
-        return self.loss / float(self.sums["weight"])
+        """Over the samples, each weighing what the task says."""
+        return float(self.sums["loss"]) / float(self.sums["weight"])
 
     def client_accuracy(self, counts: Tensor) -> list[float]:
         """Each client's accuracy on its own test samples, or else on the common ones at its own mix of classes.

@@ -61,12 +61,7 @@ class Sets:
 
     def varies(self, labels: Tensor) -> frozenset[int]:
         """The dimensions along which the sets change."""
-        small = self.find(core(labels))
-        return frozenset(
-            dim
-            for dim, size in enumerate(small.shape)
-            if size > 1 and not torch.equal(small, small.narrow(dim, 0, 1).expand_as(small))
-        )
+        return dims_of(reduced(self.find(core(labels))))
 
     def mix(self, labels: Tensor, dims: Iterable[int], reason: str) -> Tensor:
         """Join all that lies along these dimensions; the labels then, with size 1 there."""
@@ -95,14 +90,18 @@ def core(labels: Tensor) -> Tensor:
     return labels
 
 
-def compact(labels: Tensor) -> Tensor:
-    """The same labels, expanded along every dimension where they do not change."""
+def reduced(labels: Tensor) -> Tensor:
+    """The labels with size 1 along every dimension where they do not change."""
     small = core(labels)
     for dim, size in enumerate(small.shape):
-        if size > 1:
-            first = small.narrow(dim, 0, 1)
-            if torch.equal(small, first.expand_as(small)):
-                small = first
+        if size > 1 and torch.equal(small, (first := small.narrow(dim, 0, 1)).expand_as(small)):
+            small = first
+    return small
+
+
+def compact(labels: Tensor) -> Tensor:
+    """The same labels, expanded along every dimension where they do not change."""
+    small = reduced(labels)
     if any(one < other for one, other in zip(small.shape, labels.shape, strict=True)):
         # a view would keep the full-size labels alive
         small = small.contiguous()

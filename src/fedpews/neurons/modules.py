@@ -20,20 +20,26 @@ from fedpews.errors import ConfigError
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
-
-
-def run(model: nn.Module, example: Any) -> Any:
-    """The model's outputs; a tuple or dict holds its arguments."""
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+from fedpews.trees import Tree
 
 
 def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same for a functional call: (args, kwargs)."""
+    """An example as (args, kwargs) of a call; a tuple or dict holds the model's arguments."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def run(model: nn.Module, example: Any) -> Any:
+    """The model's outputs."""
+    args, kwargs = arguments(example)
+    return model(*args, **kwargs)
+
+
+def tensors_of(module: nn.Module) -> Tree:
+    """The module's parameters and buffers."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return {name: value.detach() for name, value in tensors.items()}
 
 
 def outputs_of(value: Any) -> list[Tensor]:
@@ -55,17 +61,14 @@ def batches(model: nn.Module, example: Any) -> tuple[list[Any], list[Any]]:
     generator = torch.Generator().manual_seed(0)
     training = model.training
 
-    def more(value: Tensor, size: int) -> Tensor:
-        """So many samples near the example's own."""
+    def eight(value: Tensor) -> Tensor:
+        """Eight samples near the example's own."""
         if value.dim() == 0:
             return value
-        value = value.detach().repeat(-(-size // max(1, len(value))), *[1] * (value.dim() - 1))[:size]
+        value = value.detach().repeat(-(-8 // max(1, len(value))), *[1] * (value.dim() - 1))[:8]
         if value.is_floating_point():
             return value + 0.5 * torch.randn(value.shape, generator=generator).to(value)
         return value
-
-    def first(value: Tensor) -> Tensor:
-        return value[:2] if value.dim() else value
 
     def runs(batch: Any) -> bool:
         try:
@@ -76,7 +79,7 @@ def batches(model: nn.Module, example: Any) -> tuple[list[Any], list[Any]]:
         return True
 
     model.eval()
-    few = tree_map_only(Tensor, first, example)
+    few = tree_map_only(Tensor, lambda value: value[:2] if value.dim() else value, example)
     # the first dimension is not the batch
     if not runs(few):
         few = example
@@ -84,7 +87,7 @@ def batches(model: nn.Module, example: Any) -> tuple[list[Any], list[Any]]:
             run(model, few)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a norm writes its statistics in place
     model.train()
-    many = [tree_map_only(Tensor, lambda value: more(value, 8), example), example]
+    many = [tree_map_only(Tensor, eight, example), example]
     able = [batch for batch in many if runs(batch)][:1]
     for buffer, value in before:
         buffer.copy_(value)
@@ -169,22 +172,19 @@ def frozen_norms(module: nn.Module) -> frozenset[str]:
     )
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module itself; refused if a part of it is copied to other devices behind our back."""
+def prepared(module: nn.Module, example: Any) -> nn.Module:
+    """A copy of the module whose lazy layers (LazyLinear and the like) are initialised, by a pass over the example.
+
+    They are drawn by the values of the layers that are there, which come from the run's seed. A module that copies
+    itself to other devices is refused.
+    """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.DataParallel | DistributedDataParallel):
             raise ConfigError(
                 f"{name or 'the model'} is wrapped in {type(layer).__name__}; give the module inside it (.module). "
                 "runtime.device and torchrun say where clients train"
             )
-    return module
-
-
-def materialised(module: nn.Module, example: Any) -> nn.Module:
-    """The module with its lazy layers (LazyLinear and the like) initialised, by a pass over the example.
-
-    They are drawn by the values of the layers that are there, which come from the run's seed.
-    """
+    module = copy_module(module)
     known = [value for value in module.parameters() if not isinstance(value, UninitializedParameter)]
     if len(known) < len(list(module.parameters())):
         training = module.training
@@ -208,11 +208,6 @@ def trains_channels_last(module: nn.Module) -> bool:
     """
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return not any(max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
-
-
-def total(outputs: Any) -> Tensor:
-    """One number that depends on all a model returned."""
-    return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.follow import FIRST, Dimension, Follower, Sets
 from fedpews.neurons.graph import Axis, Layer, NeuronGraph
-from fedpews.neurons.modules import batches, copy_module, materialised, outputs_of, run, unwrapped
+from fedpews.neurons.modules import batches, copy_module, outputs_of, prepared, run
 from fedpews.neurons.rules import RULES
 from fedpews.neurons.verify import BY_HAND, prove
 from fedpews.seeds import global_generator
@@ -52,7 +52,7 @@ def trace(
     The idea of channels that have to go together is that of Fang et al., DepGraph: Towards Any Structural Pruning,
     CVPR 2023; here they are followed from kernel to kernel, which sees through any Python code.
     """
-    model = materialised(copy_module(unwrapped(model)), example)
+    model = prepared(model, example)
     names = [name for name, _ in model.named_modules() if name]
     for name in skip:
         if name not in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -13,7 +13,16 @@ from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
 from fedpews.neurons.graph import Layer, NeuronGraph
-from fedpews.neurons.modules import arguments, batches, copy_module, outputs_of, run, slice_module
+from fedpews.neurons.modules import (
+    arguments,
+    batches,
+    copy_module,
+    doubled,
+    outputs_of,
+    run,
+    slice_module,
+    tensors_of,
+)
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
@@ -78,7 +87,7 @@ class _Trial:
     modes: Sequence[tuple[bool, Any]]  # (training, batch)
     tolerance: float
 
-    def outputs(self, batch: Any, tensors: Mapping[str, Tensor], seed: int = 0) -> list[Tensor]:
+    def outputs(self, batch: Any, tensors: Tree, seed: int = 0) -> list[Tensor]:
         """The outputs of the model with these tensors for its own."""
         # a norm writes its statistics in place
         values = tensors | {name: tensors[name].clone() for name, _ in self.model.named_buffers()}
@@ -91,7 +100,7 @@ class _Trial:
         """Whether a pass in training draws random numbers."""
         training, batch = self.modes[-1]
         self.model.train(training)
-        one, other = (self.outputs(batch, _tensors(self.model), seed) for seed in (0, 1))
+        one, other = (self.outputs(batch, tensors_of(self.model), seed) for seed in (0, 1))
         return training and bool(_difference(one, other, 0.0))
 
     def differ(
@@ -114,7 +123,7 @@ class _Trial:
             others[layer.neurons].logical_not_()
             uneven[layer.neurons] = graph.trial_masks()[1][layer.neurons]
         masks = (neurons, others, uneven) if cut else (neurons, others)
-        tensors = _tensors(self.model)
+        tensors = tensors_of(self.model)
         like = next(value for value in tensors.values() if value.is_floating_point())
         for mask in masks[:1] if quick else masks:
             gated = graph.gate(tensors, mask.to(like))
@@ -137,11 +146,6 @@ class _Trial:
             except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
                 return f"the smaller network does not run ({first_line(error)})"
         return ""
-
-
-def _tensors(model: nn.Module) -> Tree:
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    return {name: value.detach() for name, value in tensors.items()}
 
 
 def _masked(graph: NeuronGraph, tensors: Tree, neurons: Tensor) -> Tree:
@@ -185,7 +189,7 @@ def _trial(model: nn.Module, example: Any) -> _Trial:
             noise = torch.rand(value.shape, generator=generator).to(value)
             value.data = value.data + 0.1 * (noise if name.endswith("running_var") else noise - 0.5)
     double = copy_module(model).double()
-    precise = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, example)
+    precise = tree_map_only(Tensor, doubled, example)
     failure: Exception | None = None
     # in double precision 1e-6 tells rounding from influence; a model that insists on single gets 1e-3
     for candidate, inputs, tolerance in ((double, precise, 1e-6), (model, example, 1e-3)):

@@ -104,10 +104,9 @@ class CompiledEngine(Engine):
         self.net, self.data, self.schedule = net, data, schedule
         self.workers, self.lanes, self.instead = workers, max(lanes, 2), instead
         self._programs: list[Compiled] = []
-        self._refused: list[ClientHalf] = []
-        # of a resumed run: the kinds of clients that were trained on each engine
-        self._were_compiled: frozenset[str] = frozenset()
-        self._were_eager: frozenset[str] = frozenset()
+        # the kinds of clients that cannot be compiled; of a resumed run, also those that were in earlier rounds
+        self._eager: set[str] = set()
+        self._were_compiled: set[str] = set()
         # a device takes one group of clients after the other, and fills itself with it
         threads = workers if data.device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(threads, "lanes", initializer=torch.set_num_threads, initargs=(1,))
@@ -128,7 +127,7 @@ class CompiledEngine(Engine):
             except CannotCompile as reason:
                 if self.instead is None:
                     raise
-                self._refuse(lane.client.job.half, reason)
+                self._refuse(_kind(lane.client.job.half), reason)
                 eager.append(i)
         if self.instead is not None and eager:
             done |= zip(eager, self.instead.train([jobs[i] for i in eager]), strict=True)
@@ -151,40 +150,35 @@ class CompiledEngine(Engine):
     def made_with(self) -> dict[str, str]:
         # the kinds of clients so far; each keeps its engine for the whole run
         compiled = {_kind(known.half) for known in self._programs} | self._were_compiled
-        eager = {_kind(half) for half in self._refused} | self._were_eager
         return super().made_with() | {
             "compiler": compiler_version(),
             "compiled": " ".join(sorted(compiled)),
-            "eager": " ".join(sorted(eager)),
+            "eager": " ".join(sorted(self._eager)),
         }
 
     def go_on(self, made_with: Mapping[str, str], *, may_change: bool) -> None:
         if not may_change:
-            self._were_compiled = frozenset(made_with.get("compiled", "").split())
-            self._were_eager = frozenset(made_with.get("eager", "").split())
+            self._were_compiled = set(made_with.get("compiled", "").split())
+            self._eager = set(made_with.get("eager", "").split())
 
     def _begin(self, job: Job) -> Lane:
         client = start(self.net.at(job.seed), self.data, self.schedule, job)
         return Lane(client, *flatten(client.local))
 
-    def _refuse(self, half: ClientHalf, reason: CannotCompile) -> None:
-        if _kind(half) in self._were_compiled:
+    def _refuse(self, kind: str, reason: CannotCompile) -> None:
+        if kind in self._were_compiled:
             raise CheckpointError(
-                f"the steps of {_kind(half)} were compiled in the rounds before, and now cannot be: {reason}. Fix "
+                f"the steps of {kind} were compiled in the rounds before, and now cannot be: {reason}. Fix "
                 "that, or accept numbers that differ by rounding: --set runtime.resume=changed"
             )
-        if half not in self._refused:
-            self._refused.append(half)
-            logging.getLogger("fedpews").warning(
-                "%s runs on the eager engine: %s", type(half).__name__, reason
-            )
+        if kind not in self._eager:
+            self._eager.add(kind)
+            logging.getLogger("fedpews").warning("%s runs on the eager engine: %s", kind, reason)
 
     def _compiled(self, lane: Lane) -> Compiled:
         """The program for this kind of job, made when it is the first of its kind."""
         client, data, size = lane.client, self.data, self.schedule.batch_size
         half = client.job.half
-        if half in self._refused or _kind(half) in self._were_eager:
-            raise CannotCompile("it was refused before")
         if not all(isinstance(leaf, Tensor) for leaf in lane.leaves):
             raise CannotCompile("its local state has values that are not tensors")
         shapes = [(leaf.shape, leaf.dtype) for leaf in lane.leaves]
@@ -193,6 +187,8 @@ class CompiledEngine(Engine):
             same = known.half == half and known.program.layout == lane.layout and known.shapes == shapes
             if same and known.net is net:
                 return known
+        if _kind(half) in self._eager:
+            raise CannotCompile("it was refused before")
         first = client.order[: client.sizes[0]]
         check_padding(net, half, client.local, *data.batch(first), client.noise[0], client.job.lr)
         program = trace_step(net, half, client.local, self.lanes, size, data.x, data.y)
