@@ -329,7 +329,6 @@ def test_torchs_code_generator_takes_a_step_of_a_warmup() -> None:
     for make_code in (load_looped, lambda *_: Looped(Step(program), 1, len(program.changes))):
         state = [torch.stack([leaf] * 2) for leaf in flatten(started.local)[0]]
         sheet = Sheet.blank(len(started.sizes), 2, 4, started.noise.shape[1])
-        sheet.noise.zero_()
         fill(sheet, [started])
         code = make_code(program, data.x, data.y)
         code.run(len(started.sizes), sheet, [data.x, data.y, *state, *program.constants])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy
@@ -246,23 +247,14 @@ def _kind(half: ClientHalf) -> str:
 
 
 def fill(sheet: Sheet, clients: Sequence[ClientRound]) -> None:
-    """Write the clients' batches and numbers on the first lanes of a sheet; all other entries get weight 0."""
-    count, (steps, _, size) = len(clients), sheet.rows.shape
-    sheet.lr[:count] = torch.tensor([client.job.lr for client in clients], device=sheet.lr.device)
-    if all(len(client.order) == steps * size for client in clients):
-        orders = torch.stack([client.order for client in clients])  # (clients, steps × batch)
-        sheet.rows[:, :count] = orders.view(count, steps, size).transpose(0, 1)
-        sheet.weight[:, :count] = 1
-        sheet.noise[:, :count] = torch.stack([client.noise for client in clients], 1)[:-1]
-        sheet.noise[:, count:] = 0  # lanes without a client still compute
-        return
-    sheet.noise.zero_()  # padded steps compute, too
-    for i, client in enumerate(clients):
-        steps = len(client.sizes)
-        sheet.noise[:steps, i] = client.noise[:-1]
-        present = torch.arange(size) < torch.tensor(client.sizes)[:, None]  # (steps, batch)
-        present = present.to(sheet.rows.device)
-        # padding reads a sample of the client's own, with weight 0
-        sheet.rows[:steps, i].masked_fill_(~present, client.order[0])
-        sheet.rows[:steps, i].masked_scatter_(present, client.order)
-        sheet.weight[:steps, i] = present.to(sheet.weight.dtype)
+    """Write the clients' batches and numbers on the first lanes of a blank sheet."""
+    count, (steps, _, size), device = len(clients), sheet.rows.shape, sheet.rows.device
+    sheet.lr[:count] = torch.tensor([client.job.lr for client in clients], device=device)
+    sheet.noise[:, :count] = pad_sequence([client.noise[:-1] for client in clients])
+    sizes = pad_sequence([torch.tensor(client.sizes) for client in clients], batch_first=True)
+    present = (torch.arange(size) < sizes[:, :, None]).to(device)  # (clients, steps, batch)
+    # padding reads a sample of the client's own, with weight 0
+    firsts = torch.stack([client.order[0] for client in clients])[:, None, None].expand(count, steps, size)
+    rows = firsts.masked_scatter(present, torch.cat([client.order for client in clients]))
+    sheet.rows[:, :count] = rows.transpose(0, 1)
+    sheet.weight[:, :count] = present.transpose(0, 1).to(sheet.weight.dtype)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,8 +25,7 @@ class CannotCompile(Exception):
     """Why this network or method has to run on the eager engine."""
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
     """A lane group's whole round, laid out before its first step. A padded sample or step has weight 0."""
 
     rows: Tensor  # (steps, lanes, batch) int64, rows of the resident data
@@ -39,22 +38,24 @@ class Sheet:
     def blank(
         cls, steps: int, lanes: int, batch_size: int, numbers: int, device: torch.device | None = None
     ) -> Sheet:
+        zeros = partial(torch.zeros, device=device)
         return cls(
-            rows=torch.zeros(steps, lanes, batch_size, dtype=torch.int64, device=device),
-            weight=torch.zeros(steps, lanes, batch_size, device=device),
-            noise=torch.empty(steps, lanes, numbers, device=device),
-            losses=torch.empty(steps, lanes, device=device),
-            lr=torch.zeros(lanes, device=device),
+            zeros(steps, lanes, batch_size, dtype=torch.int64),
+            zeros(steps, lanes, batch_size),
+            zeros(steps, lanes, numbers),
+            zeros(steps, lanes),
+            zeros(lanes),
         )
 
     @property
-    def by_step(self) -> list[Tensor]:
-        return [self.rows, self.weight, self.noise, self.losses]
+    def by_step(self) -> tuple[Tensor, ...]:
+        return self[:4]
 
     def part(self, first: int, lanes: int) -> Sheet:
         """The sheet of so many lanes from ``first`` on; it is the same memory."""
-        rows, weight, noise, losses = (values[:, first : first + lanes] for values in self.by_step)
-        return Sheet(rows, weight, noise, losses, self.lr[first : first + lanes])
+        return Sheet(
+            *(values[:, first : first + lanes] for values in self.by_step), self.lr[first : first + lanes]
+        )
 
     def at(self, step: int) -> list[Tensor]:
         """What one step reads and writes."""
@@ -164,9 +165,7 @@ def trace_step(
     # (lanes, *shape of the leaf)
     stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
     try:
-        graph = make_fx(all_lanes)(
-            rows, weight, noise.zero_(), lr, *(leaf[:2] for leaf in inputs), y[:2], *stacked
-        )
+        graph = make_fx(all_lanes)(rows, weight, noise, lr, *(leaf[:2] for leaf in inputs), y[:2], *stacked)
     except CannotCompile:
         raise
     except Exception as error:  # whatever stops a foreign module or method from being traced
