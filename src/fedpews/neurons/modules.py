@@ -104,14 +104,11 @@ def main_output(value: Any) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value
-    logits = getattr(value, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
+    candidates = [getattr(value, "logits", None)]
     if isinstance(value, Mapping):
-        named = next((value[name] for name in ("logits", "out", "output") if name in value), None)
-        candidates = [*value.values()] if named is None else [named]
-    else:
-        candidates = [*value] if isinstance(value, tuple | list) else []
+        candidates += [*map(value.get, ("logits", "out", "output")), *value.values()]
+    elif isinstance(value, tuple | list):
+        candidates += value
     for candidate in candidates:
         if isinstance(candidate, Tensor):
             return candidate
@@ -121,8 +118,9 @@ def main_output(value: Any) -> Tensor:
     )
 
 
-def made_up(example: Any, generator: torch.Generator) -> Any:
-    """Two made-up inputs like the example: random numbers, and the example's own tokens."""
+def random_inputs(example: Any) -> Any:
+    """Two inputs like the example: random numbers, and the example's tokens."""
+    generator = torch.Generator().manual_seed(0)
 
     def make(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():

@@ -31,9 +31,9 @@ from fedpews.neurons.modules import (
     doubled,
     frozen_norms,
     is_norm,
-    made_up,
     main_output,
     prepared,
+    random_inputs,
     run,
     tensors_of,
     trains_channels_last,
@@ -71,8 +71,8 @@ class Network:
         graph: NeuronGraph | None = None,
     ) -> None:
         self._template = module = prepared(module, example)
-        # a functional call swaps a module's tensors while it runs, so every thread has a module of its own
-        self._own = threading.local()
+        # a functional call swaps a module's tensors while it runs, so every thread has its own copy
+        self._thread = threading.local()
         self.sample_loss, self.sample_weight = sample_loss, sample_weight
         self._given_graph = graph
         self._gates: Tensor | None = None
@@ -292,8 +292,7 @@ class Network:
         """
         if self.graph.uncut:
             return False
-        x = made_up(self.example, torch.Generator().manual_seed(0))
-        params = self.initial()
+        x, params = random_inputs(self.example), self.initial()
         for neurons in (mask.to(self.device) for mask in self.graph.trial_masks()):
             try:
                 with torch.no_grad():
@@ -320,8 +319,7 @@ class Network:
             and getattr(layer, "groups", 1) == 1
             and any(axis.reads for axis in self.graph.axes.get(f"{name}.weight", ()))
         }
-        generator = torch.Generator().manual_seed(0)
-        x = made_up(self.example, generator)
+        x, generator = random_inputs(self.example), torch.Generator().manual_seed(0)
         trial = copy.copy(self)
         trial._gates = torch.rand(self.graph.size, generator=generator).to(self.device) + 0.5
 
@@ -393,10 +391,10 @@ class Network:
     def _pure(self, *, training: bool) -> PureModule:
         """This thread's own copy: a call swaps the module's tensors while it runs."""
         name = "training" if training else "evaluating"
-        pure: PureModule | None = getattr(self._own, name, None)
+        pure: PureModule | None = getattr(self._thread, name, None)
         if pure is None:
             pure = PureModule(copy_module(self._template).train(training))
             for norm in self._frozen_norms:
                 pure.module.get_submodule(norm).eval()
-            setattr(self._own, name, pure)
+            setattr(self._thread, name, pure)
         return pure
