@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import grad_and_value
 
-from fedpews.neurons.modules import groups_attribute, groups_left
+from fedpews.neurons.layers import groups_attribute, groups_left
 from fedpews.torch_private import is_transformed, tree_map_only
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]

@@ -6,28 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from fedpews.neurons.layers import Hidden, Layer, describe
 from fedpews.trees import Tree
-
-if TYPE_CHECKING:
-    from fedpews.neurons.by_hand import Hidden
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Neurons ``start`` … ``start + size − 1``; ``name`` is the module that makes them, or several bound ones."""
-
-    name: str
-    start: int
-    size: int
-
-    @property
-    def neurons(self) -> slice:
-        return slice(self.start, self.start + self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,9 +253,16 @@ class NeuronGraph:
         >>> graph.axes["3.weight"][0].neurons[:12]
         tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
         """
-        from fedpews.neurons.by_hand import graph_by_hand
-
-        return graph_by_hand(model, hidden)
+        layers, axes, norms = describe(model, hidden)
+        return cls(
+            tuple(layers),
+            {
+                name: tuple(Axis(dim, *axis) for dim, axis in sorted(dims.items()))
+                for name, dims in axes.items()
+            },
+            norms,
+            {name: value.numel() for name, value in model.named_parameters()},
+        )
 
 
 def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], neurons: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedpews.errors import ConfigError
 from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.layers import groups_left
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
 from fedpews.trees import Tree
@@ -206,30 +207,6 @@ def trains_channels_last(module: nn.Module) -> bool:
     """
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return not any(max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether this is a norm whose channels (or groups of them) do not influence each other."""
-    return isinstance(module, _NormBase | nn.GroupNorm)
-
-
-def groups_attribute(module: nn.Module) -> str | None:
-    """The attribute with the number of groups into which a layer ties its channels; None if it ties none together.
-
-    A GroupNorm mixes the channels of a group, a grouped convolution binds a group of outputs to a group of
-    inputs: either way the whole group is one neuron, and removing it leaves a layer with one group less.
-    """
-    if isinstance(module, nn.GroupNorm):
-        return "num_groups"
-    return "groups" if isinstance(module, _ConvNd) and module.groups > 1 else None
-
-
-def groups_left(module: nn.Module, channels: int) -> int:
-    """How many groups a GroupNorm, or a grouped convolution, has when so many of its channels are left."""
-    if isinstance(module, nn.GroupNorm):
-        return module.num_groups * channels // module.num_channels
-    assert isinstance(module, _ConvNd), "no other layer has groups"
-    return module.groups * channels // (module.in_channels if module.transposed else module.out_channels)
 
 
 def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Module:

@@ -22,6 +22,7 @@ from fedpews.neurons.functional import (
     cross_entropy,
     differentiate,
 )
+from fedpews.neurons.layers import is_norm
 from fedpews.neurons.modules import (
     arguments,
     batch_counters,
@@ -30,7 +31,6 @@ from fedpews.neurons.modules import (
     copy_module,
     doubled,
     frozen_norms,
-    is_norm,
     main_output,
     prepared,
     random_inputs,

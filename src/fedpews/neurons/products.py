@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedpews.neurons.follow import (
-    BOUND,
-    FIRST,
-    WHOLE,
-    Follower,
-    Kernel,
-    Rule,
-    Tag,
-    Tags,
-    all_whole,
-    core,
-    dims_of,
-    spread,
-)
+from fedpews.neurons.follow import BOUND, Follower, Kernel, Rule, Tags, all_whole
+from fedpews.neurons.labels import FIRST, WHOLE, Tag, core, dims_of, spread
 
 ROLES = "is used in more than one role at once"
 

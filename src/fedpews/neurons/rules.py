@@ -11,21 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from fedpews.neurons.follow import (
-    CONSTANT,
-    WHOLE,
-    Follower,
-    Kernel,
-    Rule,
-    Tag,
-    Tags,
-    all_whole,
-    compact,
-    constant,
-    core,
-    dims_of,
-    spread,
-)
+from fedpews.neurons.follow import Follower, Kernel, Rule, Tags, all_whole
+from fedpews.neurons.labels import CONSTANT, WHOLE, Tag, compact, constant, core, dims_of, spread
 from fedpews.neurons.products import PRODUCTS
 from fedpews.torch_private import tree_leaves
 
@@ -61,7 +48,7 @@ def _chooses(follower: Follower, kernel: Kernel) -> Tags:
 
 
 def _move(follower: Follower, kernel: Kernel) -> Tags:
-    """Elements only change places: the labels go where they go."""
+    """Elements only move: the labels move with them."""
     (first, data), *rest = kernel.arguments.items()
     # the kernel itself moves the labels; it pads them with CONSTANT (0), whatever the model pads with
     options = {name: 0 if name == "value" else value for name, value in rest}

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError, first_line
-from fedpews.neurons.follow import FIRST, Dimension, Follower, Sets
-from fedpews.neurons.graph import Axis, Layer, NeuronGraph
+from fedpews.neurons.follow import Follower
+from fedpews.neurons.graph import Axis, NeuronGraph
+from fedpews.neurons.labels import FIRST, Dimension, Sets
+from fedpews.neurons.layers import Layer
 from fedpews.neurons.modules import batches, copy_module, outputs_of, prepared, run
 from fedpews.neurons.rules import RULES
 from fedpews.neurons.verify import BY_HAND, prove
@@ -25,7 +27,7 @@ UNREACHED = "which the example does not reach"
 def trace(
     model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: bool = False, frozen: bool = False
 ) -> NeuronGraph:
-    """The hidden neurons of ``model``, found by running ``example`` (a batch of inputs) through a copy of it.
+    """The hidden neurons of ``model``, traced by running ``example`` (a batch of inputs) through a copy of it.
 
     A neuron is a unit of a linear layer, a channel of a convolution or a unit of a recurrent layer that later
     layers read. What the model computes inseparably is one neuron: channels that residual connections add to each

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
-from fedpews.neurons.graph import Layer, NeuronGraph
+from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.layers import Layer
 from fedpews.neurons.modules import (
     arguments,
     batches,

@@ -53,9 +53,8 @@ class Sheet(NamedTuple):
 
     def part(self, first: int, lanes: int) -> Sheet:
         """The sheet of so many lanes from ``first`` on; it is the same memory."""
-        return Sheet(
-            *(values[:, first : first + lanes] for values in self.by_step), self.lr[first : first + lanes]
-        )
+        by_step = (values[:, first : first + lanes] for values in self.by_step)
+        return Sheet._make([*by_step, self.lr[first : first + lanes]])
 
     def at(self, step: int) -> list[Tensor]:
         """What one step reads and writes."""

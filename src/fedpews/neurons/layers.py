@@ -1,4 +1,4 @@
-"""A neuron graph described by hand, for a model that cannot be traced."""
+"""The channels of torch's layers, and hidden layers described by hand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,46 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.graph import Axis, Layer, NeuronGraph
-from fedpews.neurons.modules import groups_attribute, is_norm
 
 Side = Literal["in", "out"]
 Inputs = str | tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Neurons ``start`` … ``start + size − 1``; ``name`` is the module that makes them, or several bound ones."""
+
+    name: str
+    start: int
+    size: int
+
+    @property
+    def neurons(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether this is a norm whose channels (or groups of them) do not influence each other."""
+    return isinstance(module, _NormBase | nn.GroupNorm)
+
+
+def groups_attribute(module: nn.Module) -> str | None:
+    """The attribute with the number of groups into which a layer ties its channels; None if it ties none together.
+
+    A GroupNorm mixes the channels of a group, a grouped convolution binds a group of outputs to a group of
+    inputs: either way the whole group is one neuron, and removing it leaves a layer with one group less.
+    """
+    if isinstance(module, nn.GroupNorm):
+        return "num_groups"
+    return "groups" if isinstance(module, _ConvNd) and module.groups > 1 else None
+
+
+def groups_left(module: nn.Module, channels: int) -> int:
+    """How many groups a GroupNorm, or a grouped convolution, has when so many of its channels are left."""
+    if isinstance(module, nn.GroupNorm):
+        return module.num_groups * channels // module.num_channels
+    assert isinstance(module, _ConvNd), "no other layer has groups"
+    return module.groups * channels // (module.in_channels if module.transposed else module.out_channels)
 
 
 @dataclass(frozen=True)
@@ -78,13 +113,14 @@ def _channel_dims(module: nn.Module) -> list[tuple[str, int, Side, bool]]:
     return [entry for entry in dims if isinstance(getattr(module, entry[0], None), Tensor)]
 
 
-def graph_by_hand(model: nn.Module, hidden: Sequence[Hidden]) -> NeuronGraph:
-    """The graph that follows from the hidden layers."""
-    layers, channels = _describe(model, hidden)
+def describe(
+    model: nn.Module, hidden: Sequence[Hidden]
+) -> tuple[list[Layer], dict[str, dict[int, tuple[Tensor, bool, int]]], dict[str, Tensor]]:
+    """The layers, the axes of every tensor (by dimension: neurons, whether it reads, rank), and the norms' neurons."""
+    layers, channels = _number(model, hidden)
     modules = dict(model.named_modules())
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    names = {id(value): name for name, value in tensors}
-    by_name: dict[str, dict[int, Axis]] = {name: {} for name, _ in tensors}
+    names = {id(value): name for name, value in (*model.named_parameters(), *model.named_buffers())}
+    axes: dict[str, dict[int, tuple[Tensor, bool, int]]] = {}
     for (layer, side), neurons in channels.items():
         for tensor, dim, its_side, reads in _channel_dims(modules[layer]):
             if its_side != side:
@@ -95,24 +131,18 @@ def graph_by_hand(model: nn.Module, hidden: Sequence[Hidden]) -> NeuronGraph:
                     f"layer {layer!r} computes its {tensor} from other parameters (weight_norm?), so it cannot be "
                     "divided among neurons. Remove the parametrization, or skip the layer."
                 )
-            axes = by_name[names[id(value)]]
-            known = axes.get(dim)
-            if known is not None and not torch.equal(known.neurons, neurons):
+            dims = axes.setdefault(names[id(value)], {})
+            known, known_reads, _ = dims.get(dim, (neurons, False, 0))
+            if not torch.equal(known, neurons):
                 raise ConfigError(
                     f"layer {layer!r} shares its {tensor} with another layer, for other neurons. Skip it."
                 )
-            axes[dim] = Axis(dim, neurons, reads or (known is not None and known.reads), value.dim())
-    return NeuronGraph(
-        tuple(layers),
-        {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in by_name.items() if axes},
-        {name: neurons for (name, _), neurons in channels.items() if is_norm(modules[name])},
-        {name: value.numel() for name, value in model.named_parameters()},
-    )
+            dims[dim] = neurons, reads or known_reads, value.dim()
+    norms = {name: neurons for (name, _), neurons in channels.items() if is_norm(modules[name])}
+    return layers, axes, norms
 
 
-def _describe(
-    model: nn.Module, hidden: Sequence[Hidden]
-) -> tuple[list[Layer], dict[tuple[str, Side], Tensor]]:
+def _number(model: nn.Module, hidden: Sequence[Hidden]) -> tuple[list[Layer], dict[tuple[str, Side], Tensor]]:
     """The layers, and the neuron of every channel, (layer's name, side) -> (channels,)."""
     modules = dict(model.named_modules())
     layers: list[Layer] = []
