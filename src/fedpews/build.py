@@ -32,7 +32,7 @@ from fedpews.methods.robust import Aggregate
 from fedpews.models.adapters import add_lora, freeze, matching
 from fedpews.neurons.functional import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
-from fedpews.neurons.modules import batch_counters, copy_module, materialised
+from fedpews.neurons.modules import batch_counters, prepared
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
 from fedpews.options import option_types
@@ -241,7 +241,7 @@ def _prepared(module: nn.Module, experiment: Experiment, seed: int, example: Any
     table, frozen = experiment.model, experiment.train.freeze
     if table.start is None and table.lora is None and not frozen:
         return module
-    module = materialised(copy_module(module), example)
+    module = prepared(module, example)
     if table.start is not None:
         values = dict(module.named_parameters()) | dict(module.named_buffers())
         fresh, counted = matching(values, table.fresh, "model.fresh"), batch_counters(module)

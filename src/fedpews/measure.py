@@ -154,7 +154,7 @@ class Measurer:
     def test(self, score: Score) -> dict[str, Any]:
         """The metrics on all test data, and on those of each client or site."""
         # stop here: a model with nan never recovers, and would fill the record with it
-        if not math.isfinite(score.loss):
+        if not math.isfinite(score.mean_loss):
             raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
         task = self.data.task
         metrics = task.measure(score.sums)

@@ -21,30 +21,15 @@ from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Sees every kernel of a pass, whatever Python code calls it; nothing public does.
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # A module's outputs and an autograd by-product may be any nest of lists, tuples and dicts. The public
 # torch.utils.pytree lacks tree_map_only.
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 # Labels of tensors that live as long as these; a plain dict would compare their elements.
-from torch.utils.weak import WeakTensorKeyDictionary
-
-__all__ = [
-    "TorchDispatchMode",
-    "WeakTensorKeyDictionary",
-    "compile_step",
-    "compiler_command",
-    "compiling_apart",
-    "is_transformed",
-    "lacking_to_compile",
-    "library_path",
-    "merge_common",
-    "plain_kernels",
-    "tensor_handles",
-    "tree_leaves",
-    "tree_map_only",
-]
+from torch.utils.weak import WeakTensorKeyDictionary as WeakTensorKeyDictionary
 
 NEEDED_TO_COMPILE = (
     "torch._functorch.compile_utils.fx_graph_cse",
@@ -133,16 +118,16 @@ def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: An
 def _cached_in(folder: Path) -> Iterator[None]:
     """torch's code generator keeps what it makes, loads and runs in a folder of ours.
 
-    By itself it takes /tmp/torchinductor_USER, which anybody may have made before, with shared objects and
-    precompiled headers in it. There is a variable for the first; the headers' place is fixed when torch is imported.
+    By default it uses /tmp/torchinductor_USER, which another user may have created before, with shared objects and
+    precompiled headers in it. There is a variable for the first; the headers' path is set when torch is imported.
     """
     from torch._inductor import codecache
 
     folder.mkdir(mode=0o700, exist_ok=True)
-    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
-    before = {name: os.environ.get(name) for name in places}
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in variables}
     headers = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
-    os.environ.update(places)
+    os.environ.update(variables)
     codecache._HEADER_DIR = str(folder / "headers")
     codecache._HEADER_LOCK_DIR = str(folder / "headers" / "locks")
     try:
@@ -179,7 +164,7 @@ def compiling_apart(run: Callable[..., Any]) -> Iterator[None]:
 
 
 def tensor_handles(tensors: list[torch.Tensor]) -> list[Any]:
-    """Capsules with the C interface's handles to tensors; whoever takes them must delete them."""
+    """Capsules with the C interface's handles to tensors; the caller must delete them."""
     from torch._C._aoti import unsafe_alloc_void_ptrs_from_tensors
 
     handles: list[Any] = unsafe_alloc_void_ptrs_from_tensors(tensors)

@@ -29,8 +29,8 @@ def flatten(nest: Mapping[str, Any]) -> tuple[list[Tensor], Layout]:
     for key, value in nest.items():
         inner = None
         if isinstance(value, dict):
-            found, inner = flatten(value)
-            leaves += found
+            tensors, inner = flatten(value)
+            leaves += tensors
         else:
             leaves.append(value)
         layout.append((key, inner))
@@ -86,7 +86,7 @@ def place_like(nest: Mapping[str, Any], like: Mapping[str, Any], device: torch.d
 def stack(tensors: Sequence[Tensor]) -> Tensor:
     """``torch.stack``, but without a copy where the tensors are evenly spaced rows of one, as ``unbind`` gives them.
 
-    Nobody may write to the result.
+    The result is read-only: it may share its memory.
 
     >>> rows = torch.arange(6).view(3, 2)
     >>> stack(rows.unbind()[::2]).data_ptr() == rows.data_ptr()
@@ -97,8 +97,8 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
     if whole is None or len(tensors) < 2 or not first.is_contiguous():
         return torch.stack([*tensors])
     gap = tensors[1].storage_offset() - start
-    for place, one in enumerate(tensors):
-        if one._base is not whole or one.shape != shape or one.storage_offset() != start + place * gap:
+    for i, one in enumerate(tensors):
+        if one._base is not whole or one.shape != shape or one.storage_offset() != start + i * gap:
             return torch.stack([*tensors])
     return whole.as_strided((len(tensors), *shape), (gap, *first.stride()), start)
 
@@ -175,7 +175,7 @@ def pick(tree: Mapping[str, Tensor], names: Mapping[str, object] | tuple[str, ..
 
 
 def where(mask: Mapping[str, Tensor], yes: Mapping[str, Tensor], no: Mapping[str, Tensor]) -> Tree:
-    """Element-wise choice by a mask of 0/1 values or booleans; a name the mask lacks is taken from ``yes``."""
+    """Element-wise choice by a mask of 0/1 values or booleans; a name the mask lacks comes from ``yes``."""
     return {
         name: torch.where(mask[name].bool(), value, no[name]) if name in mask else value
         for name, value in yes.items()

@@ -306,7 +306,7 @@ def test_a_device_without_a_code_generator_steps_what_was_traced(
     sheet.weight.fill_(1)
     sheet.lr.fill_(0.1)
 
-    code = load_looped(program, sheet, data.x, data.y, state)
+    code = load_looped(program, data.x, data.y)
     before = [leaf.clone() for leaf in state]
     code.run(1, sheet, [data.x, data.y, *state, *program.constants])
 
@@ -329,9 +329,8 @@ def test_torchs_code_generator_takes_a_step_of_a_warmup() -> None:
     for make_code in (load_looped, lambda *_: Looped(Step(program), 1, len(program.changes))):
         state = [torch.stack([leaf] * 2) for leaf in flatten(started.local)[0]]
         sheet = Sheet.blank(len(started.sizes), 2, 4, started.noise.shape[1])
-        sheet.noise.zero_()
         fill(sheet, [started])
-        code = make_code(program, sheet, data.x, data.y, state)
+        code = make_code(program, data.x, data.y)
         code.run(len(started.sizes), sheet, [data.x, data.y, *state, *program.constants])
         outcomes.append(state)
     for one, other in zip(*outcomes, strict=True):

@@ -12,6 +12,7 @@ import math
 from torch import nn
 
 from fedpews.data.federation import Federation
+from fedpews.engines.client_round import count_steps
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.native import compiler_path, torch_library
 from fedpews.engines.compiled.program import CannotCompile
@@ -50,6 +51,7 @@ def choose_engine(
         warmup_rounds: how many of them are (or may be) warmup rounds, which have their own program to compile.
     """
     eager = EagerEngine(net, data, schedule, workers)
+    model = f"a model of {sum(shape.numel() for shape in net.shapes.values()):,} weights"
     if name == "eager":
         return eager, "as asked"
     if name == "auto" and data.device.type != "cpu":
@@ -57,15 +59,17 @@ def choose_engine(
         return eager, f"on {data.device}; to step many clients at once, set runtime.engine to compiled"
     if name == "auto":
         plain, compiled = step_seconds(net, schedule.batch_size)
-        steps = rounds * jobs * _steps(data, schedule)
+        # of a client in a round, on average
+        mean_steps = sum(count_steps(len(rows), schedule) for rows in data.clients) / len(data)
+        steps = rounds * jobs * mean_steps
         # whatever the cores: threads of small eager steps wait for each other at Python's lock
         saved = steps * (plain - compiled) * (1 + warmup_rounds / rounds * (WARMUP_PASSES - 1))
         programs = 2 if warmup_rounds else 1
         if compiled > WORTHWHILE * plain:
-            return eager, f"{_model(net)}: its kernels take the time, so compiling would save little"
+            return eager, f"{model}: its kernels take the time, so compiling would save little"
         if saved < programs * COMPILE_SECONDS:
-            return eager, f"{_model(net)}: {steps:,.0f} steps are too few to repay compiling"
-        reason = f"{_model(net)}: about {plain / compiled:.0f} times fewer seconds a step than eager"
+            return eager, f"{model}: {steps:,.0f} steps are too few to repay compiling"
+        reason = f"{model}: about {plain / compiled:.0f} times fewer seconds a step than eager"
     else:
         reason = "as asked"
     try:
@@ -104,25 +108,8 @@ def lanes_for(jobs: int) -> int:
 def step_seconds(net: Network, batch_size: int) -> tuple[float, float]:
     """The modelled time of one client's step, eager and compiled."""
     kernels = 3 * batch_size * net.flops / FLOPS  # forward, and twice that backward
-    slower = SLOWER_CONVOLUTIONS if has_convolutions(net) else 1.0
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    has_convolutions = any(isinstance(layer, kinds) for layer in net.module(net.initial()).modules())
+    slower = SLOWER_CONVOLUTIONS if has_convolutions else 1.0
     tensors = len(net.trainable)
     return kernels + EAGER_OVERHEAD * tensors, slower * kernels + COMPILED_OVERHEAD * tensors
-
-
-def has_convolutions(net: Network) -> bool:
-    """Whether the time goes into convolutions rather than matrix products."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return any(isinstance(layer, kinds) for layer in net.module(net.initial()).modules())
-
-
-def _steps(data: Federation, schedule: Schedule) -> float:
-    """Steps of a client in a round, on average."""
-    if schedule.steps:
-        return schedule.steps
-    batches = sum(-(-len(rows) // schedule.batch_size) for rows in data.clients)
-    return (schedule.epochs or 1) * batches / len(data)
-
-
-def _model(net: Network) -> str:
-    size = sum(shape.numel() for shape in net.shapes.values())
-    return f"a model of {size:,} weights"

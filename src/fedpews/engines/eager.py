@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedpews.data.federation import Federation
 from fedpews.engines.client_round import finish, start
-from fedpews.engines.engine import Diverged, Done, Job, LocalEngine, Schedule
+from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
 from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import Interrupted
 from fedpews.neurons.modules import channels_last, trains_channels_last
@@ -24,7 +24,7 @@ from fedpews.torch_private import tree_map_only
 from fedpews.trees import map_leaves
 
 
-class EagerEngine(LocalEngine):
+class EagerEngine(Engine):
     """Clients over threads; torch's kernels leave the interpreter free while they run.
 
     Every client runs on one core by default: kernels split over a varying number of cores would add in another
@@ -63,7 +63,8 @@ class EagerEngine(LocalEngine):
     def _train_client(self, servers_stream: Any, job: Job) -> Done | Diverged:
         net, names = self.net.at(job.seed), (job.seed, job.download.round, job.client)
         drawing = global_generator(fold(*names, "torch")) if self.net.is_stochastic else nullcontext()
-        with self._streams.behind(servers_stream), drawing:
+        queued = nullcontext() if servers_stream is None else self._streams.behind(servers_stream)
+        with queued, drawing:
             started = start(net, self.data, self.schedule, job)
             local, losses = started.local, []
             if self._channels_last:  # the kernels' own order, so they copy nothing
@@ -97,7 +98,7 @@ def prefers_channels_last(module: nn.Module) -> bool:
 
 
 class Streams:
-    """The streams of an engine's threads. On a device without streams nothing happens.
+    """The streams of an engine's threads.
 
     A client's kernels wait for what the server queued before it, and the server goes on when they are done. So memory
     that the server frees is not written to by a client before the server's kernels have read it.
@@ -115,9 +116,6 @@ class Streams:
     @contextmanager
     def behind(self, server: Any) -> Iterator[None]:
         """While this lasts, this thread's kernels run on its own stream, behind what ``server`` has queued by now."""
-        if server is None:
-            yield
-            return
         stream = getattr(self._own, "stream", None)
         if stream is None:
             stream = self._own.stream = torch.cuda.Stream(self._device)

@@ -62,9 +62,12 @@ class Diverged:
 
 
 class Engine(ABC):
-    """Runs the clients of a round on this machine."""
+    """Runs the clients of a round. By default models are scored here, chunk by chunk over the engine's threads."""
 
     name: str
+    net: Network
+    data: Federation
+    _pool: Executor
     evaluates_in_training: bool = False
     """Whether the last ``train`` also evaluated the models it started from, so that ``evaluate`` knows their scores."""
 
@@ -84,7 +87,6 @@ class Engine(ABC):
         """Train as in the earlier rounds of a resumed run, or raise an error, unless it may change."""
         return
 
-    @abstractmethod
     def evaluate(
         self,
         models: Sequence[Tree],
@@ -98,6 +100,26 @@ class Engine(ABC):
             seeds: the run that each model belongs to.
             owners: for each model the client on whose own samples it is scored; None is all samples.
         """
+        net, data = self.net, self.data
+        if net.survives_channels_last:
+            # once for each model: convolutions would copy their weights for every chunk
+            models = [{name: channels_last(value) for name, value in model.items()} for model in models]
+        chunks = [cut(data, part, chunk_size(net), owner) for owner in owners or [None] * len(models)]
+        passes = [
+            (net.at(seed), model, data, part, rows)
+            for seed, model, own in zip(seeds, models, chunks, strict=True)
+            for _, rows in own
+        ]
+        sums = self._pool.map(lambda arguments: score_chunk(*arguments), passes)
+        scores = []
+        for own in chunks:
+            by_owner: dict[int | None, Sums] = {}
+            each = [next(sums) for _ in own]
+            for (owner, _), one in zip(own, each, strict=True):
+                by_owner[owner] = add(by_owner[owner], one) if owner in by_owner else one
+            clients = {owner: total for owner, total in by_owner.items() if owner is not None}
+            scores.append(Score(reduce(add, each), clients))
+        return scores
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         """The clients whose memory only the engine can reach."""
@@ -110,39 +132,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release threads or processes."""
-
-
-class LocalEngine(Engine):
-    """An engine with the data and threads of its own. Models are scored chunk by chunk over its threads."""
-
-    net: Network
-    data: Federation
-    _pool: Executor
-
-    def evaluate(
-        self,
-        models: Sequence[Tree],
-        seeds: Sequence[int],
-        part: Part = "test",
-        owners: Sequence[int | None] | None = None,
-    ) -> list[Score]:
-        net, data = self.net, self.data
-        if net.survives_channels_last:
-            # once for each model: convolutions would copy their weights for every chunk
-            models = [{name: channels_last(value) for name, value in model.items()} for model in models]
-        chunks = [cut(data, part, chunk_size(net), owner) for owner in owners or [None] * len(models)]
-        passes = [
-            (net.at(seed), model, chunk.rows)
-            for seed, model, own in zip(seeds, models, chunks, strict=True)
-            for chunk in own
-        ]
-        sums = self._pool.map(lambda one: score_chunk(one[0], one[1], data, part, one[2]), passes)
-        scores = []
-        for own in chunks:
-            parts = [(chunk.owner, next(sums)) for chunk in own]
-            clients: dict[int, Sums] = {}
-            for client, chunk_sums in parts:
-                if client is not None:
-                    clients[client] = add(clients[client], chunk_sums) if client in clients else chunk_sums
-            scores.append(Score(reduce(add, [chunk_sums for _, chunk_sums in parts]), clients))
-        return scores

@@ -45,18 +45,14 @@ class Score:
     sites: Mapping[str, tuple[int, Sums]] = field(default_factory=dict, kw_only=True)
 
     @property
-    def loss(self) -> float:
-        """Summed over the samples, each weighing what the task says."""
-        return float(self.sums["loss"])
-
-    @property
     def accuracy(self) -> float:
         """Of one class per sample."""
         return accuracy(self.sums["correct"], self.sums["seen"])
 
     @property
     def mean_loss(self) -> float:
-        return self.loss / float(self.sums["weight"])
+        """Over the samples, each weighing what the task says."""
+        return float(self.sums["loss"]) / float(self.sums["weight"])
 
     def client_accuracy(self, counts: Tensor) -> list[float]:
         """Each client's accuracy on its own test samples, or else on the common ones at its own mix of classes.
@@ -74,19 +70,16 @@ class Score:
         return accuracies
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Samples that are scored in one pass; they belong to one client, or to none (None)."""
+def cut(
+    data: Federation, part: Part, size: int, owner: int | None = None
+) -> list[tuple[int | None, Tensor | slice]]:
+    """The test or validation data in chunks of one pass, each with the client that its samples belong to, or None.
 
-    owner: int | None
-    rows: Tensor | slice
-
-
-def cut(data: Federation, part: Part, size: int, owner: int | None = None) -> list[Chunk]:
-    """The test or validation data cut into chunks; with ``owner`` only that client's samples."""
+    With ``owner`` only that client's samples.
+    """
     owned = data.test_clients if part == "test" else data.validation
     if not owned:
-        return [Chunk(None, slice(first, first + size)) for first in range(0, len(data.test_y), size)]
+        return [(None, slice(first, first + size)) for first in range(0, len(data.test_y), size)]
     groups: dict[int | None, Tensor] = {client: rows for client, rows in enumerate(owned) if len(rows)}
     if owner is not None:
         groups = {owner: owned[owner]}
@@ -98,10 +91,7 @@ def cut(data: Federation, part: Part, size: int, owner: int | None = None) -> li
         left = (~mine).nonzero().flatten()
         groups[None] = torch.cat([groups[None], left]) if None in groups else left
     return [
-        Chunk(client, rows)
-        for client, all_rows in groups.items()
-        for rows in all_rows.split(size)
-        if len(rows)
+        (client, rows) for client, all_rows in groups.items() for rows in all_rows.split(size) if len(rows)
     ]
 
 

@@ -199,7 +199,7 @@ class FjordClient(AssignedClient):
 def window(graph: NeuronGraph, width: float, offset: int = 0) -> Tensor:
     """The units (offset + 0 … ⌈width·K⌉ − 1) mod K of every layer of K neurons: (neurons,) bool.
 
-    >>> from fedpews.neurons.graph import Layer
+    >>> from fedpews.neurons import Layer
     >>> window(NeuronGraph((Layer("hidden", 0, 4),), {}), width=0.5, offset=3)
     tensor([ True, False, False,  True])
     """

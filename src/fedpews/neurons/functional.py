@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import grad_and_value
 
-from fedpews.neurons.channels import groups, groups_left
+from fedpews.neurons.layers import groups_attribute, groups_left
 from fedpews.torch_private import is_transformed, tree_map_only
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -102,11 +102,13 @@ class PureModule:
                         slots = by_tensor.setdefault(id(value), [])
                         slots.append((table, name))
                         self._slots[f"{prefix}.{name}".lstrip(".")] = slots
-        # of each layer with groups, where it says how many, and its channels
+        # layers with several groups, the attribute that counts them, and the number of channels
         self._grouped = [
-            (layer, "num_groups" if isinstance(layer, nn.GroupNorm) else "groups", len(weight))
+            (layer, name, len(weight))
             for layer in module.modules()
-            if (groups(layer) or 1) > 1 and (weight := layer._parameters.get("weight")) is not None
+            if (name := groups_attribute(layer)) is not None
+            and getattr(layer, name) > 1
+            and (weight := layer._parameters.get("weight")) is not None
         ]
 
     def __call__(self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,8 +10,7 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor, nn
 
-from fedpews.errors import ConfigError
-from fedpews.neurons.channels import Hidden, Layer, Side, channel_dims, describe, is_norm
+from fedpews.neurons.layers import Hidden, Layer, describe
 from fedpews.trees import Tree
 
 
@@ -54,12 +53,6 @@ class Axis:
         if device not in self._indices:
             self._indices[device] = self.neurons.to(device)
         return self._indices[device]
-
-    def count(self, neurons: Tensor, below: Tensor) -> Tensor:
-        """How many positions are kept, out of (..., h); ``below[..., k]`` is how many of the first k neurons are."""
-        if self._run is not None:
-            return below[..., self._run + len(self.neurons)] - below[..., self._run]
-        return self.pick(neurons).sum(-1)
 
     def kept(self, neurons: Tensor) -> Tensor:
         """The positions whose neuron is open, or that have none."""
@@ -144,10 +137,9 @@ class NeuronGraph:
         """
         masks: Tree = {}
         for name, (first, *others) in self.axes.items():
-            mask = first.spread(neurons)
+            masks[name] = first.spread(neurons)
             for axis in others:
-                mask = mask * axis.spread(neurons)
-            masks[name] = mask
+                masks[name] = masks[name] * axis.spread(neurons)
         return masks
 
     def covered(self, neurons: Tensor) -> Tree:
@@ -171,16 +163,10 @@ class NeuronGraph:
             if name not in params:
                 continue
             for axis in axes:
-                sizes = (
-                    params[name]
-                    .detach()
-                    .abs()
-                    .movedim(axis.dim, 0)
-                    .reshape(len(axis.neurons), -1)
-                    .amax(1)
-                    .cpu()
+                rows = params[name].detach().abs().movedim(axis.dim, 0).reshape(len(axis.neurons), -1)
+                largest.scatter_reduce_(
+                    0, axis.neurons % (self.size + 1), rows.amax(1).cpu().to(largest), "amax"
                 )
-                largest.scatter_reduce_(0, axis.neurons % (self.size + 1), sizes.to(largest), "amax")
         return largest[: self.size] == 0
 
     def count(self, neurons: Tensor, shapes: Mapping[str, torch.Size]) -> list[dict[str, int]]:
@@ -193,13 +179,11 @@ class NeuronGraph:
         >>> graph.count(torch.tensor([[True, False, True], [True, True, True]]), {"0.weight": torch.Size([3, 2])})
         [{'0.weight': 4}, {'0.weight': 6}]
         """
-        kept = neurons.cpu().bool()
-        below = torch.nn.functional.pad(kept.cumsum(-1), (1, 0))
-        counts = {}
+        kept, counts = neurons.cpu().bool(), {}
         for name, axes in self.axes.items():
             if name in shapes:
                 others = math.prod(shapes[name]) // math.prod(shapes[name][axis.dim] for axis in axes)
-                positions = reduce(torch.mul, [axis.count(kept, below) for axis in axes])
+                positions = reduce(torch.mul, [axis.pick(kept).sum(-1) for axis in axes])
                 counts[name] = (others * positions).tolist()
         return [dict(zip(counts, row, strict=True)) for row in zip(*counts.values(), strict=True)]
 
@@ -238,7 +222,7 @@ class NeuronGraph:
         for layer in self.layers:
             if layer.name not in layers:
                 start = sum(before.size for before in kept)
-                numbers[layer.start : layer.start + layer.size] = torch.arange(start, start + layer.size)
+                numbers[layer.neurons] = torch.arange(start, start + layer.size)
                 kept.append(Layer(layer.name, start, layer.size))
         axes = {
             name: tuple(
@@ -269,47 +253,16 @@ class NeuronGraph:
         >>> graph.axes["3.weight"][0].neurons[:12]
         tensor([0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
         """
-        return assemble(model, *describe(model, hidden))
-
-
-def assemble(
-    model: nn.Module,
-    layers: Sequence[Layer],
-    channels: Mapping[tuple[str, Side], Tensor],
-    loose: Mapping[str, tuple[int, Tensor]] | None = None,
-) -> NeuronGraph:
-    """The graph that follows from the neuron of every channel of every layer, (name, side) -> (channels,).
-
-    ``loose`` are parameters outside the layers we know: the dimension that runs over channels, and its neurons.
-    """
-    modules = dict(model.named_modules())
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    names = {id(value): name for name, value in tensors}
-    by_name: dict[str, dict[int, Axis]] = {name: {} for name, _ in tensors}
-    for (layer, side), neurons in channels.items():
-        for entry in channel_dims(modules[layer]):
-            if entry.side != side:
-                continue
-            value = getattr(modules[layer], entry.tensor)
-            if id(value) not in names:
-                raise ConfigError(
-                    f"layer {layer!r} computes its {entry.tensor} from other parameters (weight_norm?), so it cannot "
-                    "be divided among neurons. Remove the parametrization, or skip the layer."
-                )
-            axes = by_name[names[id(value)]]
-            known = axes.get(entry.dim)
-            if known is not None and not torch.equal(known.neurons, neurons):
-                raise ConfigError(
-                    f"layer {layer!r} shares its {entry.tensor} with another layer, for other neurons. Skip it."
-                )
-            reads = entry.reads or (known is not None and known.reads)
-            axes[entry.dim] = Axis(entry.dim, neurons, reads, value.dim())
-    for name, (dim, neurons) in (loose or {}).items():
-        by_name[name][dim] = Axis(dim, neurons, False, model.get_parameter(name).dim())
-    ordered = {name: tuple(axes[dim] for dim in sorted(axes)) for name, axes in by_name.items() if axes}
-    norms = {name: neurons for (name, _), neurons in channels.items() if is_norm(modules[name])}
-    weights = {name: value.numel() for name, value in model.named_parameters()}
-    return NeuronGraph(tuple(layers), ordered, norms, weights)
+        layers, axes, norms = describe(model, hidden)
+        return cls(
+            tuple(layers),
+            {
+                name: tuple(Axis(dim, *axis) for dim, axis in sorted(dims.items()))
+                for name, dims in axes.items()
+            },
+            norms,
+            {name: value.numel() for name, value in model.named_parameters()},
+        )
 
 
 def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], neurons: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,24 +17,30 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.channels import groups_left
 from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.layers import groups_left
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
-
-
-def run(model: nn.Module, example: Any) -> Any:
-    """The model's outputs; a tuple or dict holds its arguments."""
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+from fedpews.trees import Tree
 
 
 def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same for a functional call: (args, kwargs)."""
+    """An example as (args, kwargs) of a call; a tuple or dict holds the model's arguments."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def run(model: nn.Module, example: Any) -> Any:
+    """The model's outputs."""
+    args, kwargs = arguments(example)
+    return model(*args, **kwargs)
+
+
+def tensors_of(module: nn.Module) -> Tree:
+    """The module's parameters and buffers."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return {name: value.detach() for name, value in tensors.items()}
 
 
 def outputs_of(value: Any) -> list[Tensor]:
@@ -48,37 +54,22 @@ def outputs_of(value: Any) -> list[Tensor]:
     return tensors
 
 
-@dataclass(frozen=True)
-class Batches:
-    """Inputs that a model runs on."""
-
-    evaluation: list[Any]
-    training: list[Any]
-
-    @staticmethod
-    def tensors(batch: Any) -> list[Tensor]:
-        return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def batches(model: nn.Module, example: Any) -> Batches:
-    """Small batches like the example: for a pass in evaluation, and for one in training if the model can do that.
+def batches(model: nn.Module, example: Any) -> tuple[list[Any], list[Any]]:
+    """Small batches like the example: one for evaluation, and one for training if the model can do that.
 
     In training a norm over the batch needs several samples that differ.
     """
     generator = torch.Generator().manual_seed(0)
     training = model.training
 
-    def more(value: Tensor, size: int) -> Tensor:
-        """So many samples near the example's own."""
+    def eight(value: Tensor) -> Tensor:
+        """Eight samples near the example's own."""
         if value.dim() == 0:
             return value
-        value = value.detach().repeat(-(-size // max(1, len(value))), *[1] * (value.dim() - 1))[:size]
+        value = value.detach().repeat(-(-8 // max(1, len(value))), *[1] * (value.dim() - 1))[:8]
         if value.is_floating_point():
             return value + 0.5 * torch.randn(value.shape, generator=generator).to(value)
         return value
-
-    def first(value: Tensor) -> Tensor:
-        return value[:2] if value.dim() else value
 
     def runs(batch: Any) -> bool:
         try:
@@ -89,7 +80,7 @@ def batches(model: nn.Module, example: Any) -> Batches:
         return True
 
     model.eval()
-    few = tree_map_only(Tensor, first, example)
+    few = tree_map_only(Tensor, lambda value: value[:2] if value.dim() else value, example)
     # the first dimension is not the batch
     if not runs(few):
         few = example
@@ -97,12 +88,12 @@ def batches(model: nn.Module, example: Any) -> Batches:
             run(model, few)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a norm writes its statistics in place
     model.train()
-    many = [tree_map_only(Tensor, lambda value: more(value, 8), example), example]
+    many = [tree_map_only(Tensor, eight, example), example]
     able = [batch for batch in many if runs(batch)][:1]
     for buffer, value in before:
         buffer.copy_(value)
     model.train(training)
-    return Batches([few], able)
+    return [few], able
 
 
 def main_output(value: Any) -> Tensor:
@@ -114,14 +105,11 @@ def main_output(value: Any) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value
-    logits = getattr(value, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
+    candidates = [getattr(value, "logits", None)]
     if isinstance(value, Mapping):
-        named = next((value[name] for name in ("logits", "out", "output") if name in value), None)
-        candidates = [*value.values()] if named is None else [named]
-    else:
-        candidates = [*value] if isinstance(value, tuple | list) else []
+        candidates += [*map(value.get, ("logits", "out", "output")), *value.values()]
+    elif isinstance(value, tuple | list):
+        candidates += value
     for candidate in candidates:
         if isinstance(candidate, Tensor):
             return candidate
@@ -131,8 +119,9 @@ def main_output(value: Any) -> Tensor:
     )
 
 
-def made_up(example: Any, generator: torch.Generator) -> Any:
-    """Two made-up inputs like the example: random numbers, and the example's own tokens."""
+def random_inputs(example: Any) -> Any:
+    """Two inputs like the example: random numbers, and the example's tokens."""
+    generator = torch.Generator().manual_seed(0)
 
     def make(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
@@ -182,22 +171,19 @@ def frozen_norms(module: nn.Module) -> frozenset[str]:
     )
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module itself; refused if a part of it is copied to other devices behind our back."""
+def prepared(module: nn.Module, example: Any) -> nn.Module:
+    """A copy of the module whose lazy layers (LazyLinear and the like) are initialised, by a pass over the example.
+
+    They are drawn by the values of the layers that are there, which come from the run's seed. A module that copies
+    itself to other devices is refused.
+    """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.DataParallel | DistributedDataParallel):
             raise ConfigError(
                 f"{name or 'the model'} is wrapped in {type(layer).__name__}; give the module inside it (.module). "
                 "runtime.device and torchrun say where clients train"
             )
-    return module
-
-
-def materialised(module: nn.Module, example: Any) -> nn.Module:
-    """The module with its lazy layers (LazyLinear and the like) initialised, by a pass over the example.
-
-    They are drawn by the values of the layers that are there, which come from the run's seed.
-    """
+    module = copy_module(module)
     known = [value for value in module.parameters() if not isinstance(value, UninitializedParameter)]
     if len(known) < len(list(module.parameters())):
         training = module.training
@@ -223,11 +209,6 @@ def trains_channels_last(module: nn.Module) -> bool:
     return not any(max(conv.kernel_size) == 1 < max(conv.stride) for conv in convolutions)
 
 
-def total(outputs: Any) -> Tensor:
-    """One number that depends on all a model returned."""
-    return torch.stack([value.sum() for value in outputs_of(outputs) if value.is_floating_point()]).sum()
-
-
 def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Module:
     """A deep copy of the model with the closed neurons physically removed.
 
@@ -245,7 +226,7 @@ def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Mo
     )
     """
     for layer in graph.layers:
-        if layer.name in graph.uncut and not bool(neurons[layer.start : layer.start + layer.size].all()):
+        if layer.name in graph.uncut and not bool(neurons[layer.neurons].all()):
             raise ConfigError(
                 f"the neurons of layer {layer.name!r} can be masked but not removed: the model's code has their "
                 "number written into it."

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
-from fedpews.neurons.channels import is_norm
 from fedpews.neurons.functional import Batch as Batch
 from fedpews.neurons.functional import (
     PureModule,
@@ -23,6 +22,7 @@ from fedpews.neurons.functional import (
     cross_entropy,
     differentiate,
 )
+from fedpews.neurons.layers import is_norm
 from fedpews.neurons.modules import (
     arguments,
     batch_counters,
@@ -31,14 +31,12 @@ from fedpews.neurons.modules import (
     copy_module,
     doubled,
     frozen_norms,
-    made_up,
     main_output,
-    materialised,
-    outputs_of,
+    prepared,
+    random_inputs,
     run,
-    total,
+    tensors_of,
     trains_channels_last,
-    unwrapped,
 )
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_leaves, tree_map_only
@@ -72,9 +70,9 @@ class Network:
         label: Tensor | None = None,
         graph: NeuronGraph | None = None,
     ) -> None:
-        self._template = module = materialised(copy_module(unwrapped(module)), example)
-        # a functional call swaps a module's tensors while it runs, so every thread has a module of its own
-        self._own = threading.local()
+        self._template = module = prepared(module, example)
+        # a functional call swaps a module's tensors while it runs, so every thread has its own copy
+        self._thread = threading.local()
         self.sample_loss, self.sample_weight = sample_loss, sample_weight
         self._given_graph = graph
         self._gates: Tensor | None = None
@@ -119,7 +117,7 @@ class Network:
             return self._first.graph
         from fedpews.neurons.trace import trace
 
-        module = self._module(training=False)
+        module = self._pure(training=False).module
         if self.device.type != "cpu":
             # neurons are the same everywhere, and the CPU has no limits of its own to trip over
             module = copy.deepcopy(module).to("cpu")
@@ -147,11 +145,10 @@ class Network:
     @cached
     def is_stochastic(self) -> bool:
         """Whether two training passes over the same input differ (dropout), which ties a run to torch's global seed."""
-        params = self.initial()
+        params, x = self.initial(), self.two_samples()
         with torch.no_grad(), global_generator():
-            calls = (self._call(params, self.two_samples(), training=True) for _ in range(2))
-            first, second = (outputs_of(outputs) for outputs, _ in calls)
-        return not all(map(torch.equal, first, second))
+            first, second = (self._call(params, x, training=True)[0] for _ in range(2))
+        return not torch.equal(first, second)
 
     @cached
     def survives_channels_last(self) -> bool:
@@ -172,35 +169,31 @@ class Network:
 
     def initial(self) -> Tree:
         """A copy of the values the module came with."""
-        values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
         return {
             # clients' counts of batches are averaged like their other buffers, so they are floats here
             name: value.clone() if value.is_floating_point() else value.float()
-            for name, value in ((name, values[name].detach()) for name in self.names)
+            for name, value in trees.pick(tensors_of(self._template), self.names).items()
         }
 
     def constants(self) -> Tree:
         """A copy of what is frozen, which no method trains or sends."""
-        values = dict(self._template.named_parameters()) | dict(self._template.named_buffers())
-        return {name: values[name].detach().clone() for name in self.frozen}
+        return trees.map_leaves(Tensor.clone, trees.pick(tensors_of(self._template), self.frozen))
 
     def frozen_digest(self) -> str:
         """A hash of what is frozen, of all seeds: it tells a base from one that differs in a single weight."""
-        found = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for seed, net in sorted(self._seeds.items()) or [(0, self)]:
             for name, value in sorted(net.constants().items()):
-                found.update(
-                    f"{seed} {name} ".encode() + value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-                )
-        return found.hexdigest() if self.frozen else ""
+                digest.update(f"{seed} {name} ".encode())
+                digest.update(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if self.frozen else ""
 
     def module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """An ordinary module in evaluation mode that holds these values."""
         module = copy_module(self._template).eval()
-        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        with torch.no_grad():
-            for name, value in params.items():
-                tensors[name].copy_(value)
+        tensors = tensors_of(module)
+        for name, value in params.items():
+            tensors[name].copy_(value)
         return module
 
     def gated(self, gates: Tensor) -> Network:
@@ -220,11 +213,7 @@ class Network:
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Tree]:
         """The mean training loss and the buffers after this pass."""
         outputs, buffers = self._call(params, batch.x, training=True)
-        return self.mean_loss(outputs, batch), buffers
-
-    def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The mean loss of a batch, each sample weighing what the task says."""
-        return batch.mean(self.sample_loss(outputs, batch.y), self.sample_weight(batch.y))
+        return batch.mean(self.sample_loss(outputs, batch.y), self.sample_weight(batch.y)), buffers
 
     def gradients(
         self, params: Mapping[str, Tensor], batch: Batch, term: Term | None = None
@@ -241,7 +230,7 @@ class Network:
                 loss, buffers = self.loss(trainable | fixed, batch)
                 return loss, (loss, buffers)
             features, outputs, buffers = self.features(trainable | fixed, batch.x)
-            loss = self.mean_loss(outputs, batch)
+            loss = batch.mean(self.sample_loss(outputs, batch.y), self.sample_weight(batch.y))
             return loss + batch.mean(term(features, outputs)), (loss, buffers)
 
         _, (loss, buffers), grads = differentiate(objective, trees.pick(params, self.trainable))
@@ -255,7 +244,8 @@ class Network:
         """Forward and backward once in training; raises whatever there is against it."""
 
         def objective(trainable: Tree) -> tuple[Tensor, None]:
-            return total(self._call({**params, **trainable}, x, training=True)[0]), None
+            outputs, _ = self._call({**params, **trainable}, x, training=True)
+            return outputs.sum(), None
 
         with global_generator():
             differentiate(objective, trees.pick(dict(params), self.trainable))
@@ -272,7 +262,7 @@ class Network:
         Of a closed neuron the classifier reads nothing, so its features are zero.
         """
         seen: list[Tensor] = []
-        layer = self._module(training=training).get_submodule(self.classifier)
+        layer = self._pure(training=training).module.get_submodule(self.classifier)
         hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
             outputs, buffers = self._call(params, x, training=training)
@@ -302,8 +292,7 @@ class Network:
         """
         if self.graph.uncut:
             return False
-        x = made_up(self.example, torch.Generator().manual_seed(0))
-        params = self.initial()
+        x, params = random_inputs(self.example), self.initial()
         for neurons in (mask.to(self.device) for mask in self.graph.trial_masks()):
             try:
                 with torch.no_grad():
@@ -330,18 +319,17 @@ class Network:
             and getattr(layer, "groups", 1) == 1
             and any(axis.reads for axis in self.graph.axes.get(f"{name}.weight", ()))
         }
-        generator = torch.Generator().manual_seed(0)
-        x = made_up(self.example, generator)
+        x, generator = random_inputs(self.example), torch.Generator().manual_seed(0)
         trial = copy.copy(self)
         trial._gates = torch.rand(self.graph.size, generator=generator).to(self.device) + 0.5
 
-        def outputs(gated_at: dict[str, str], training: bool) -> list[Tensor]:
+        def outputs(gated_at: dict[str, str], training: bool) -> Tensor:
             trial.__dict__["_fed"] = gated_at
             # in training a norm over two samples would blow up the rounding of single precision
             params = {name: value.double() if training else value for name, value in self.initial().items()}
             batch = tree_map_only(Tensor, doubled, x) if training else x
             with torch.no_grad(), global_generator(0):
-                return outputs_of(trial._call(params, batch, training=training)[0])
+                return trial._call(params, batch, training=training)[0]
 
         for training in (False, True):
             try:
@@ -352,8 +340,7 @@ class Network:
                 at_inputs = outputs(fed, training)
             except (RuntimeError, IndexError):  # a layer that is called in a way of its own
                 return {}
-            pairs = zip(at_weights, at_inputs, strict=True)
-            if not all(torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in pairs):
+            if not torch.allclose(at_weights, at_inputs, rtol=1e-3, atol=1e-5):
                 return {}
         return fed
 
@@ -393,25 +380,21 @@ class Network:
     @cached
     def least_batch(self) -> int:
         """How many samples a training pass needs: two where BatchNorm sees one value of each channel a sample."""
+        one = tree_map_only(Tensor, lambda leaf: leaf[:1], self.example)
         try:
             with torch.no_grad(), global_generator():
-                self._call(
-                    self.initial(), tree_map_only(Tensor, lambda leaf: leaf[:1], self.example), training=True
-                )
+                self._call(self.initial(), one, training=True)
         except ValueError:
             return 2
         return 1
 
-    def _module(self, *, training: bool) -> nn.Module:
-        return self._pure(training=training).module
-
     def _pure(self, *, training: bool) -> PureModule:
         """This thread's own copy: a call swaps the module's tensors while it runs."""
         name = "training" if training else "evaluating"
-        pure: PureModule | None = getattr(self._own, name, None)
+        pure: PureModule | None = getattr(self._thread, name, None)
         if pure is None:
             pure = PureModule(copy_module(self._template).train(training))
             for norm in self._frozen_norms:
                 pure.module.get_submodule(norm).eval()
-            setattr(self._own, name, pure)
+            setattr(self._thread, name, pure)
         return pure

@@ -1,81 +1,72 @@
 """What each kernel does to the channels that go into it: the one table that knows operations.
 
-A rule gets the follower, the operation, its arguments by name and the tensors it returned, and gives their tags.
-What has no rule closes the way for all channels that reach it: they are left whole.
+A rule gets the follower and the call of a kernel, and gives the tags of its results. What has no rule closes the way
+for all channels that reach it: they are left whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
-from fedpews.neurons.follow import CONSTANT, WHOLE, Follower, Tag, compact, core, spread, structure
+from fedpews.neurons.follow import Follower, Kernel, Rule, Tags, all_whole
+from fedpews.neurons.labels import CONSTANT, WHOLE, Tag, compact, constant, core, dims_of, spread
 from fedpews.neurons.products import PRODUCTS
 from fedpews.torch_private import tree_leaves
 
-Arguments = dict[str, Any]
-Tags = list[Tag | None]
-Rule = Callable[[Follower, Any, Arguments, list[Tensor]], Tags]
+DECIDES = "decides by its values what is computed"
 
 
-def _pointwise(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    operands = [value for value in bound.values() if isinstance(value, Tensor)]
-    tag = follower.combine([(follower.tag(value), value) for value in operands], results[0].shape)
-    name = func._schema.name.partition("::")[2].rstrip("_")
+def _pointwise(follower: Follower, kernel: Kernel) -> Tags:
+    operands = [value for value in kernel.arguments.values() if isinstance(value, Tensor)]
+    tag = follower.combine([(follower.tag(value), value) for value in operands], kernel.shape)
     # a closed channel stays closed in c·w, w/c and −w; in w + c, or in a function of w, it need not be zero
-    if tag is not None and tag.weight and name not in {"mul", "div", "neg"}:
+    if tag is not None and tag.weight and kernel.name not in {"mul", "div", "neg"}:
         tag = Tag(tag.axes, weight=True, readable=False)
-    return [tag] * len(results)
+    return tag
 
 
-def _same(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    return [follower.tag(next(iter(bound.values())))] * len(results)
+def _same(follower: Follower, kernel: Kernel) -> Tags:
+    return follower.tag(next(iter(kernel.arguments.values())))
 
 
-def _source(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    tag = follower.tag(bound["src"])
-    if tag is None:
-        return [None]
-    axes = tuple(axis.expand(results[0].shape) for axis in tag.axes)
-    return [Tag(axes, tag.weight, tag.readable)]
+def _source(follower: Follower, kernel: Kernel) -> Tags:
+    return _resized(follower.tag(kernel.arguments["src"]), kernel.shape)
 
 
-def _constant(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    return [None] * len(results)
+def _constant(follower: Follower, kernel: Kernel) -> Tags:
+    return None
 
 
-def _chooses(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
+def _chooses(follower: Follower, kernel: Kernel) -> Tags:
     """The values decide what happens next."""
-    for value in bound.values():
-        follower.bar(follower.tag(value), "decides by its values what is computed")
-    return [follower.whole(value.shape) for value in results]
+    for value in kernel.arguments.values():
+        follower.bar(follower.tag(value), DECIDES)
+    return all_whole(follower, kernel)
 
 
-def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    """Elements only change places: the labels go where they go."""
-    (first, data), *rest = bound.items()
-    for _, value in rest:
-        for index in value if isinstance(value, list | tuple) else [value]:
-            follower.bar(follower.tag(index), "decides by its values what is computed")
-    many = isinstance(data, list | tuple)
-    values: list[Tensor] = list(data) if many else [data]
+def _move(follower: Follower, kernel: Kernel) -> Tags:
+    """Elements only move: the labels move with them."""
+    (first, data), *rest = kernel.arguments.items()
     # the kernel itself moves the labels; it pads them with CONSTANT (0), whatever the model pads with
     options = {name: 0 if name == "value" else value for name, value in rest}
-    name = func._schema.name.partition("::")[2]
+    indices = [tag for leaf in tree_leaves(options) if (tag := follower.tag(leaf)) is not None]
+    for tag in indices:
+        follower.bar(tag, DECIDES)
+    many = isinstance(data, list | tuple)
+    values: list[Tensor] = list(data) if many else [data]
 
     def moved(labels: list[Tensor]) -> list[Tensor]:
         # labels are expanded tensors, of which a view may not exist where one of the values does
-        if name in {"view", "_unsafe_view"}:
-            return [labels[0].reshape(results[0].shape)]
+        if kernel.name in {"view", "_unsafe_view"}:
+            return [labels[0].reshape(kernel.shape)]
         try:
-            out = func(**{first: labels if many else labels[0]}, **options)
+            out = kernel.function(**{first: labels if many else labels[0]}, **options)
         except (RuntimeError, NotImplementedError):  # some kernels take no integers
             doubles = [label.double() for label in labels]
-            out = func(**{first: doubles if many else doubles[0]}, **options)
+            out = kernel.function(**{first: doubles if many else doubles[0]}, **options)
         return [part.long() for part in (out if isinstance(out, list | tuple) else [out])]
 
     tags = [follower.tag(value) for value in values]
@@ -85,208 +76,158 @@ def _move(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]
         # a parameter among activations (a class token that is concatenated) is labelled where they are
         dims = frozenset().union(*(follower.sets.varies(tag.label) for tag in acts))
         labels = [
-            torch.full((1,) * value.dim(), CONSTANT).expand(value.shape)
-            if tag is None
-            else follower.activation(tag, dims)
+            constant(CONSTANT, value.shape) if tag is None else follower.activation(tag, dims)
             for tag, value in zip(tags, values, strict=True)
         ]
         return [Tag((part,)) for part in moved(labels)]
-    # weights only: each axis is moved by itself
-    runs = list(dict.fromkeys(structure(axis) for tag in weights for axis in tag.axes))
     # only constants are moved; an index computed from the input may have chosen among them
-    if not runs:
-        chosen = any(follower.tag(leaf) is not None for leaf in tree_leaves([value for _, value in rest]))
-        return [follower.whole(value.shape) if chosen else None for value in results]
+    if not weights:
+        return all_whole(follower, kernel) if indices else None
+    # weights only: each axis is moved by itself; a weight that does not run along it is whole there
     axes = []
-    for run in runs:
-        along = [
-            next((axis for axis in tag.axes if structure(axis) == run), None) if tag is not None else None
-            for tag in tags
-        ]
-        # a weight that does not run along this axis is whole there
-        blank = [
-            torch.full((1,) * value.dim(), CONSTANT if tag is None else WHOLE).expand(value.shape)
-            for tag, value in zip(tags, values, strict=True)
-        ]
-        axes.append(moved([b if axis is None else axis for axis, b in zip(along, blank, strict=True)]))
+    for dims in dict.fromkeys(dims_of(axis) for tag in weights for axis in tag.axes):
+        labels = []
+        for tag, value in zip(tags, values, strict=True):
+            blank = constant(CONSTANT if tag is None else WHOLE, value.shape)
+            along = [axis for axis in tag.axes if dims_of(axis) == dims] if tag is not None else []
+            labels.append(along[0] if along else blank)
+        axes.append([compact(axis) for axis in moved(labels)])
     readable = all(tag.readable for tag in weights)
     # an axis of which a slice left one position is no axis any more
     return [
-        Tag(
-            tuple(compact(axis) for axis in parts if structure(compact(axis))), weight=True, readable=readable
-        )
+        Tag(tuple(axis for axis in parts if dims_of(axis)), weight=True, readable=readable)
         for parts in zip(*axes, strict=True)
     ]
 
 
-def _dims(bound: Arguments, rank: int) -> list[int]:
-    dim = bound.get("dim")
+def _dims(kernel: Kernel, rank: int) -> list[int]:
+    dim = kernel.arguments.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim or [])
     # no dimension given is all of them, as in x.sum()
     return [d % rank for d in dims] or list(range(rank))
 
 
-def _mixed(follower: Follower, tag: Tag, dims: Sequence[int], name: str) -> Tag:
+def _mixed(follower: Follower, tag: Tag, over: Iterable[int], name: str) -> Tag:
     """The tag, with size 1 along dimensions over which a kernel mixes."""
+    dims = set(over)
     if not tag.weight:
         return Tag((follower.sets.mix(tag.label, dims, name),))
     axes = []
     for axis in tag.axes:
-        if structure(axis) & set(dims):
+        if dims_of(axis) & dims:
             # closing one channel would change the sum that all others are computed from
             follower.sets.bar(axis, f"goes into a {name} of its weights")
         else:
-            kept = [1 if d in dims else size for d, size in enumerate(axis.shape)]
-            axes.append(core(axis).expand(kept))
+            axes.append(core(axis).expand([1 if d in dims else size for d, size in enumerate(axis.shape)]))
     return Tag(tuple(axes), weight=True, readable=False)
 
 
 def _resized(tag: Tag | None, shape: Sequence[int]) -> Tag | None:
     if tag is None or not tag.axes:
         return None
-    return Tag(tuple(axis.expand(list(shape)) for axis in tag.axes), tag.weight, tag.readable)
+    return tag.map(lambda axis: axis.expand(list(shape)))
 
 
-def _reduce(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    data = bound.get("self", bound.get("input"))
-    tag, name = follower.tag(data), func._schema.name.partition("::")[2]
+def _reduce(follower: Follower, kernel: Kernel) -> Tags:
+    data = kernel.arguments.get("self", kernel.arguments.get("input"))
+    tag = follower.tag(data)
     if tag is None or data is None:
-        return [None] * len(results)
-    dims = _dims(bound, data.dim())
-    mixed = _mixed(follower, tag, dims, name)
+        return None
+    dims = _dims(kernel, data.dim())
+    mixed = _mixed(follower, tag, dims, kernel.name)
     # without keepdim: the mixed dimensions, of size 1 by now, are dropped
-    if results[0].dim() < data.dim():
-        kept = [size for d, size in enumerate(data.shape) if d not in dims]
-        mixed = Tag(
-            tuple(axis.reshape(_drop(axis, dims)) for axis in mixed.axes), mixed.weight, mixed.readable
-        )
-        return [_resized(mixed, kept)] * len(results)
-    return [_resized(mixed, results[0].shape)] * len(results)
+    if kernel.results[0].dim() < data.dim():
+        mixed = mixed.map(lambda axis: axis.squeeze(dims))
+    return _resized(mixed, kernel.shape)
 
 
-def _drop(axis: Tensor, dims: Sequence[int]) -> list[int]:
-    return [size for d, size in enumerate(axis.shape) if d not in dims]
-
-
-def _along(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
+def _along(follower: Follower, kernel: Kernel) -> Tags:
     """Mixes along dimensions that it keeps, as a softmax does."""
-    data = bound["self"]
-    tag, name = follower.tag(data), func._schema.name.partition("::")[2]
-    if tag is None:
-        return [None] * len(results)
-    # the kernels that leave the dimension out mean the last one
-    dims = _dims(bound | {"dim": bound.get("dim", -1)}, data.dim())
-    mixed = _mixed(follower, tag, dims, name.strip("_"))
-    return [_resized(mixed, value.shape) for value in results]
-
-
-def _spatial(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    """Pools or samples over the last dimensions, as many as the kernel's name says."""
-    (_, data), *rest = bound.items()
-    for _, value in rest:
-        # a sampling grid, say, that the model computed
-        follower.bar(follower.tag(value), "says where to sample")
-    tag, name = follower.tag(data), func._schema.name.partition("::")[2]
-    if tag is None:
-        return [follower.whole(value.shape) for value in results]
-    match = re.search(r"([123])d", name)
-    count = int(match[1]) if match else 2
-    mixed = _mixed(follower, tag, range(data.dim() - count, data.dim()), name)
-    return [_resized(mixed, value.shape) for value in results]
-
-
-def _glu(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    data, dim = bound["self"], bound.get("dim", -1)
+    data = kernel.arguments["self"]
     tag = follower.tag(data)
     if tag is None:
-        return [None]
+        return None
+    # the kernels that leave the dimension out mean the last one
+    dims = _dims(kernel, data.dim()) if "dim" in kernel.arguments else [data.dim() - 1]
+    mixed = _mixed(follower, tag, dims, kernel.name.strip("_"))
+    return [_resized(mixed, value.shape) for value in kernel.results]
+
+
+def _spatial(follower: Follower, kernel: Kernel) -> Tags:
+    """Pools or samples over the last dimensions, as many as the kernel's name says."""
+    data, *rest = kernel.arguments.values()
+    for value in rest:
+        # a sampling grid, say, that the model computed
+        follower.bar(follower.tag(value), "says where to sample")
+    tag = follower.tag(data)
+    if tag is None:
+        return all_whole(follower, kernel)
+    match = re.search(r"([123])d", kernel.name)
+    count = int(match[1]) if match else 2
+    mixed = _mixed(follower, tag, range(data.dim() - count, data.dim()), kernel.name)
+    return [_resized(mixed, value.shape) for value in kernel.results]
+
+
+def _glu(follower: Follower, kernel: Kernel) -> Tags:
+    data, dim = kernel.arguments["self"], kernel.arguments.get("dim", -1)
+    tag = follower.tag(data)
     # unit i of the first half is multiplied by a gate of unit i of the second: one neuron
-    half = data.shape[dim] // 2
     halves = [
-        (
-            Tag(tuple(axis.narrow(dim, start, half) for axis in tag.axes), tag.weight, False),
-            data.narrow(dim, start, half),
-        )
-        for start in (0, half)
+        (tag and tag.map(lambda axis, part=part: axis.chunk(2, dim)[part]), data.chunk(2, dim)[part])  # type: ignore[misc]
+        for part in (0, 1)
     ]
-    return [follower.combine(halves, results[0].shape)]
+    return follower.combine(halves, kernel.shape)
 
 
-def _scatter(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
+def _scatter(follower: Follower, kernel: Kernel) -> Tags:
     """Rows are added or written to other rows, as messages to the nodes of a graph."""
-    follower.bar(follower.tag(bound["index"]), "decides by its values what is computed")
+    arguments, (result, *_) = kernel.arguments, kernel.results
+    follower.bar(follower.tag(arguments["index"]), DECIDES)
     operands: list[tuple[Tag | None, Tensor]] = []
-    dim = bound["dim"] % results[0].dim()
-    for value in (bound["self"], bound.get("src", bound.get("source"))):
+    dim = arguments["dim"] % result.dim()
+    for value in (arguments["self"], arguments.get("src", arguments.get("source"))):
         tag = follower.tag(value)
         if tag is not None and isinstance(value, Tensor):
             # which rows meet depends on the index: any of them may
-            mixed = _mixed(follower, tag, [dim], "scatter")
-            operands.append((mixed, value))
-    shape = [1 if d == dim else size for d, size in enumerate(results[0].shape)]
-    return [_resized(follower.combine(operands, shape), results[0].shape)]
+            operands.append((_mixed(follower, tag, [dim], "scatter"), value))
+    shape = [1 if d == dim else size for d, size in enumerate(result.shape)]
+    return _resized(follower.combine(operands, shape), result.shape)
 
 
-def _channelwise(
-    follower: Follower, label: Tensor, bound: Arguments, dim: int, names: Sequence[str]
-) -> Tensor:
-    """The label after a norm's own tensors have worked on its channels."""
-    for name in names:
-        tag = follower.tag(bound.get(name))
-        for axis in tag.axes if tag is not None else ():
-            wide = spread(axis, dim, label.shape) if axis.dim() == 1 else axis.expand(label.shape)
-            label = follower.merge(label, wide, None, weight=True)
-    return label
-
-
-def _batch_norm(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    data, tag = bound["input"], follower.tag(bound["input"])
+def _norm(follower: Follower, kernel: Kernel) -> Tags:
+    """BatchNorm, LayerNorm and GroupNorm mix over some dimensions; then every channel is scaled and shifted."""
+    name, arguments = kernel.name.removeprefix("native_").replace("_", " "), kernel.arguments
+    data, tag = arguments["input"], follower.tag(arguments["input"])
     if tag is None:
-        return [None] * len(results)
-    # (batch, channels, ...): statistics are taken over everything but the channels
-    others = [d for d in range(data.dim()) if d != 1]
-    mixed = _mixed(follower, tag, others, "batch norm")
-    if tag.weight:
-        return [_resized(mixed, data.shape), *[None] * (len(results) - 1)]
-    label = _channelwise(
-        follower, mixed.label.expand(data.shape), bound, 1, ("weight", "bias", "running_mean", "running_var")
-    )
+        return None
+    channel, rank = 1, data.dim()
+    if name == "group norm":
+        label, (samples, channels) = follower.activation(tag, frozenset({1})), data.shape[:2]
+        # (samples, groups, channels of a group)
+        grouped = label.reshape(samples, channels, -1)[:, :, 0].unflatten(1, (arguments["group"], -1))
+        mixed = follower.sets.mix(grouped, [2], name).expand_as(grouped).reshape(samples, channels)
+        label = compact(mixed.view(samples, channels, *[1] * (rank - 2)).expand(data.shape))
+    else:
+        over = [dim for dim in range(rank) if dim != 1]
+        if name == "layer norm":
+            channel, over = -1, [*range(rank - len(arguments["normalized_shape"]), rank)]
+        tag = _mixed(follower, tag, over, name).map(lambda axis: axis.expand(data.shape))
+        if tag.weight:
+            return [_resized(tag, data.shape), *[None] * (len(kernel.results) - 1)]
+        label = tag.label
+    for parameter in ("weight", "bias", "running_mean", "running_var"):
+        scale = follower.tag(arguments.get(parameter))
+        for axis in scale.axes if scale is not None else ():
+            wide = spread(axis, channel, data.shape) if axis.dim() == 1 else axis.expand(data.shape)
+            label = follower.merge(label, wide)
     # the other results are statistics saved for the backward pass
-    return [Tag((label,)), *[follower.whole(value.shape) for value in results[1:]]]
-
-
-def _layer_norm(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    data, tag = bound["input"], follower.tag(bound["input"])
-    if tag is None:
-        return [None] * len(results)
-    count = len(bound["normalized_shape"])
-    mixed = _mixed(follower, tag, range(data.dim() - count, data.dim()), "layer norm")
-    if tag.weight:
-        return [_resized(mixed, data.shape), *[None] * (len(results) - 1)]
-    label = _channelwise(follower, mixed.label.expand(data.shape), bound, -1, ("weight", "bias"))
-    return [Tag((label,)), *[follower.whole(value.shape) for value in results[1:]]]
-
-
-def _group_norm(follower: Follower, func: Any, bound: Arguments, results: list[Tensor]) -> Tags:
-    data, tag = bound["input"], follower.tag(bound["input"])
-    if tag is None:
-        return [None] * len(results)
-    count, shape = bound["group"], data.shape
-    label = follower.activation(tag, frozenset({1}))
-    # (batch, channels, 1), then (batch, groups, channels of a group)
-    grouped = core(label.flatten(2)[:, :, :1] if data.dim() > 2 else label[:, :, None])
-    grouped = grouped.expand(shape[0], shape[1], 1).reshape(shape[0], count, shape[1] // count)
-    mixed = follower.sets.mix(grouped, [2], "group norm").expand_as(grouped).reshape(shape[0], shape[1])
-    label = mixed.view(*mixed.shape, *[1] * (data.dim() - 2)).expand(shape)
-    label = _channelwise(follower, compact(label), bound, 1, ("weight", "bias"))
-    return [Tag((label,)), *[follower.whole(value.shape) for value in results[1:]]]
+    return [Tag((label,)), *[follower.whole(value.shape) for value in kernel.results[1:]]]
 
 
 _ELEMENTWISE = (
     "_prelu_kernel native_dropout where masked_fill lerp hardswish hardsigmoid softplus mish celu selu elu leaky_relu "
     "hardtanh hardshrink softshrink log_sigmoid_forward rrelu_with_noise threshold nan_to_num"
 )
-_MIXING = "_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp sort topk"
 _MOVING = (
     "view _unsafe_view reshape permute t transpose expand slice select squeeze unsqueeze cat stack split diagonal "
     "split_with_sizes unsafe_split unsafe_split_with_sizes unbind flip roll repeat repeat_interleave index "
@@ -312,43 +253,20 @@ _FRESH = (
     "new_empty_strided uniform normal zero fill random exponential sym_size sym_numel"
 )
 
-
-def _all(names: str, rule: Rule) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
-RULES: dict[str, Rule] = {
-    "pointwise": _pointwise,
-    **_all(_ELEMENTWISE, _pointwise),
-    "clone": _same,
-    "_to_copy": _same,
-    "detach": _same,
-    "alias": _same,
-    "contiguous": _same,
-    "lift_fresh": _same,
-    "copy": _source,
-    # dropout's mask
-    "bernoulli": _constant,
+_TABLE: dict[Rule, str] = {
+    _pointwise: "pointwise " + _ELEMENTWISE,
+    _same: "clone _to_copy detach alias contiguous lift_fresh",
+    _source: "copy",
+    # bernoulli is dropout's mask
+    _constant: "bernoulli " + _FRESH,
     # Python gets to see values: .item(), an if, boolean indexing
-    "_local_scalar_dense": _chooses,
-    "is_nonzero": _chooses,
-    "equal": _chooses,
-    "nonzero": _chooses,
-    "masked_select": _chooses,
-    "multinomial": _chooses,
-    "glu": _glu,
-    "scatter_add": _scatter,
-    "scatter": _scatter,
-    "scatter_reduce": _scatter,
-    "index_add": _scatter,
-    "index_reduce": _scatter,
-    "native_batch_norm": _batch_norm,
-    "native_layer_norm": _layer_norm,
-    "native_group_norm": _group_norm,
-    **PRODUCTS,
-    **_all(_MOVING, _move),
-    **_all(_REDUCING, _reduce),
-    **_all(_MIXING, _along),
-    **_all(_POOLING, _spatial),
-    **_all(_FRESH, _constant),
+    _chooses: "_local_scalar_dense is_nonzero equal nonzero masked_select multinomial",
+    _glu: "glu",
+    _scatter: "scatter_add scatter scatter_reduce index_add index_reduce",
+    _norm: "native_batch_norm native_layer_norm native_group_norm",
+    _move: _MOVING,
+    _reduce: _REDUCING,
+    _along: "_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp sort topk",
+    _spatial: _POOLING,
 }
+RULES: dict[str, Rule] = {name: rule for rule, names in _TABLE.items() for name in names.split()} | PRODUCTS

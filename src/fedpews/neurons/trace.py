@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedpews.errors import ConfigError, first_line
-from fedpews.neurons.channels import Layer
-from fedpews.neurons.follow import FIRST, Channels, Dimension, Sets
+from fedpews.neurons.follow import Follower
 from fedpews.neurons.graph import Axis, NeuronGraph
-from fedpews.neurons.modules import batches, copy_module, materialised, outputs_of, run, unwrapped
+from fedpews.neurons.labels import FIRST, Dimension, Sets
+from fedpews.neurons.layers import Layer
+from fedpews.neurons.modules import batches, copy_module, outputs_of, prepared, run
 from fedpews.neurons.rules import RULES
 from fedpews.neurons.verify import BY_HAND, prove
 from fedpews.seeds import global_generator
+from fedpews.torch_private import tree_leaves
 
 AT_OUTPUT, SKIPPED, FROZEN = "reaches the model's output", "is skipped", "has neurons with frozen weights"
 UNREACHED = "which the example does not reach"
@@ -25,7 +27,7 @@ UNREACHED = "which the example does not reach"
 def trace(
     model: nn.Module, example: Any, skip: Sequence[str] = (), *, strict: bool = False, frozen: bool = False
 ) -> NeuronGraph:
-    """The hidden neurons of ``model``, found by running ``example`` (a batch of inputs) through a copy of it.
+    """The hidden neurons of ``model``, traced by running ``example`` (a batch of inputs) through a copy of it.
 
     A neuron is a unit of a linear layer, a channel of a convolution or a unit of a recurrent layer that later
     layers read. What the model computes inseparably is one neuron: channels that residual connections add to each
@@ -52,15 +54,15 @@ def trace(
     The idea of channels that have to go together is that of Fang et al., DepGraph: Towards Any Structural Pruning,
     CVPR 2023; here they are followed from kernel to kernel, which sees through any Python code.
     """
-    model = materialised(copy_module(unwrapped(model)), example)
+    model = prepared(model, example)
     names = [name for name, _ in model.named_modules() if name]
     for name in skip:
         if name not in names:
             raise ConfigError(f"skip: the model has no layer {name!r}; it has {', '.join(map(repr, names))}.")
     # dropout and the proof draw numbers, which must not move the caller's generator
     with global_generator():
-        channels = _follow(model, example)
-        graph = _graph(model, channels, (*skip, *getattr(model, "unmasked", ())), frozen)
+        follower = _follow(model, example)
+        graph = _graph(model, follower, (*skip, *getattr(model, "unmasked", ())), frozen)
         graph = prove(model, graph, example, strict=strict)
     if not graph.layers:
         reasons = ", ".join(f"{name!r} {reason}" for name, reason in graph.left_whole.items())
@@ -95,149 +97,123 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _follow(model: nn.Module, example: Any) -> Channels:
+def _follow(model: nn.Module, example: Any) -> Follower:
     """What the passes in evaluation and in training tell about the model's channels."""
     copied = copy_module(model).eval()
-    channels = Channels(copied)
+    follower = Follower(copied, RULES)
+    doing = "does not run on the example"
     try:
-        given = batches(copied, example)
-    except Exception as error:
-        raise ConfigError(_problem(copied, example, error)) from error
-    # The first pass only joins: what may be closed shows when all that goes together is known.
-    # The last two are for parameters that no other pass used, if there are any.
-    for number, training in enumerate((False, True, False, True, False)):
-        if number == 3:
-            if not channels.unreached:
-                break
-            channels.suspects = _suspects(channels)
-        copied.train(training)
-        try:
-            with channels.following(RULES) as follower:
-                for batch in given.training if training else given.evaluation:
-                    for tensor in given.tensors(batch):
-                        follower.feed(tensor)
+        evaluation, training = batches(copied, example)
+        doing = "cannot be traced"
+        follower.entered.clear()
+        # The first pass only joins: what may be closed shows when all that goes together is known.
+        # The last two are for parameters that no other pass used, if there are any.
+        for number, is_training in enumerate((False, True, False, True, False)):
+            if number == 3:
+                if not follower.unreached:
+                    break
+                follower.suspects = _suspects(follower)
+            copied.train(is_training)
+            with follower.following():
+                for batch in training if is_training else evaluation:
+                    for tensor in tree_leaves(batch):
+                        if isinstance(tensor, Tensor):
+                            follower.feed(tensor)
                     for output in outputs_of(run(copied, batch)):
                         # outputs belong to the task: no client may close a class
                         follower.bar(follower.tag(output), AT_OUTPUT)
-        except Exception as error:
-            entered = next(reversed(channels.entered), "")
-            where = f" (last layer entered: {entered!r})" if entered else ""
-            raise ConfigError(
-                f"{type(model).__name__} cannot be traced{where}: {first_line(error)}. "
-                f"Give the graph by hand, {BY_HAND}"
-            ) from error
-        if number == 0:
-            channels.sets.barred.clear()
-    return channels
+            if number == 0:
+                follower.sets.barred.clear()
+    except Exception as error:
+        entered = next(reversed(follower.entered), "")
+        where = f" (last layer entered: {entered!r})" if entered else ""
+        way_out = f" Give the graph by hand, {BY_HAND}" if doing == "cannot be traced" else ""
+        raise ConfigError(f"{type(model).__name__} {doing}{where}: {first_line(error)}.{way_out}") from error
+    return follower
 
 
-def _suspects(channels: Channels) -> dict[str, str]:
+def _suspects(follower: Follower) -> dict[str, str]:
     """The modules whose code may use what no pass reached, with the reason to leave whole all that they handle.
 
     A module that is never entered is called by the module around it, which can read only its own inputs and what it
     and its other parts compute, not what stays inside these parts.
     """
     suspects: dict[str, str] = {}
-    for name in channels.unreached.values():
+    for name in follower.unreached.values():
         layer = module = name.rpartition(".")[0]
-        while module and module not in channels.entered:
+        while module and module not in follower.entered:
             module = module.rpartition(".")[0]
         suspects.setdefault(module, f"may be read by {layer or name!r}, {UNREACHED}")
     return suspects
 
 
-def _problem(model: nn.Module, example: Any, error: Exception) -> str:
-    """Why a model does not run, with the layer it had come to."""
-    entered = [""]
-    names = {module: name for name, module in model.named_modules()}
-    hooks = [
-        module.register_forward_pre_hook(lambda module, _: entered.append(names[module])) for module in names
-    ]
-    try:
-        # once more, now with hooks, to learn how far it comes
-        run(model, example)
-    except Exception as again:  # noqa: BLE001  it is the error we are asked about
-        error = again
-    for hook in hooks:
-        hook.remove()
-    where = f" (last layer entered: {entered[-1]!r})" if entered[-1] else ""
-    return f"{type(model).__name__} does not run on the example{where}: {first_line(error)}."
-
-
-def _graph(model: nn.Module, channels: Channels, skip: Sequence[str], frozen: bool) -> NeuronGraph:
+def _graph(model: nn.Module, follower: Follower, skip: Sequence[str], frozen: bool) -> NeuronGraph:
     """The sets of channels that nothing bars, that some layer makes and another reads, in forward order."""
-    sets, dimensions = channels.sets, channels.dimensions
+    sets, numbers = follower.sets, torch.arange(len(follower.owned))
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    for dimension in dimensions:
-        numbered = torch.arange(dimension.first, dimension.first + dimension.size)
+    for dimension in follower.dimensions:
         # a tied weight (W and Wᵀ): a gate where it reads would also change what it makes
-        if bool(channels.owned[numbered].any()) and bool(channels.read[numbered].any()):
-            sets.bar(numbered, "makes neurons and reads them with the same weights")
-    for position in channels.makers:
-        dimension = dimensions[position]
-        module = dimension.name.rpartition(".")[0]
-        numbered = torch.arange(dimension.first, dimension.first + dimension.size)
+        if all(bool(role[dimension.positions].any()) for role in (follower.owned, follower.read)):
+            sets.bar(numbers[dimension.positions], "makes neurons and reads them with the same weights")
+    for dimension in follower.makers:
         if not frozen and not tensors[dimension.name].requires_grad:
-            sets.bar(numbered, FROZEN)
-        if any(module == name or module.startswith(f"{name}.") for name in skip):
-            sets.bar(numbered, SKIPPED)
-    root = sets.find(torch.arange(len(channels.owned)))
+            sets.bar(numbers[dimension.positions], FROZEN)
+        if any(dimension.name.startswith(f"{name}.") for name in skip):
+            sets.bar(numbers[dimension.positions], SKIPPED)
+    root = sets.find(numbers)
     free = torch.zeros(len(root), dtype=torch.bool)
     # gates are applied where a neuron is read, so only what is read can be closed
-    free[root[channels.read]] = True
+    free[root[follower.read]] = True
     # reversed, so that the first reason given stays when sets were joined later
     barred = {int(root[number]): reason for number, reason in reversed(sets.barred.items())}
     free[list(barred)] = False
     free[:FIRST] = False
-    layers, numbers = _number(channels, root, free)
+    layers, neuron_of = _number(follower, root, free)
     axes: dict[str, list[Axis]] = {}
-    for dimension in dimensions:
-        part = slice(dimension.first, dimension.first + dimension.size)
+    for dimension in follower.dimensions:
+        part, reads = dimension.positions, follower.read[dimension.positions]
         # (positions of the dimension,): the neuron each belongs to, −1 for none
-        used = channels.owned[part] | channels.read[part]
-        neurons = torch.where(used, numbers[root[part]], -1)
+        neurons = torch.where(follower.owned[part] | reads, neuron_of[root[part]], -1)
         if bool((neurons >= 0).any()):
-            axis = Axis(
-                dimension.dim, neurons, bool(channels.read[part].any()), tensors[dimension.name].dim()
-            )
+            axis = Axis(dimension.dim, neurons, bool(reads.any()), tensors[dimension.name].dim())
             axes.setdefault(dimension.name, []).append(axis)
-    norms = {name: numbers[sets.find(given)] for name, given in channels.norms.items()}
+    norms = {name: neuron_of[sets.find(given)] for name, given in follower.norms.items()}
     return NeuronGraph(
         tuple(layers),
-        {name: tuple(own) for name, own in axes.items()},
+        {name: tuple(dims) for name, dims in axes.items()},
         {name: neurons for name, neurons in norms.items() if bool((neurons >= 0).any())},
-        {name: tensors[name].numel() for name, _ in model.named_parameters()},
-        _left_whole(channels, root, numbers, barred),
+        {name: value.numel() for name, value in model.named_parameters()},
+        _left_whole(follower, root, neuron_of, barred),
     )
 
 
-def _number(channels: Channels, root: Tensor, free: Tensor) -> tuple[list[Layer], Tensor]:
+def _number(follower: Follower, root: Tensor, free: Tensor) -> tuple[list[Layer], Tensor]:
     """The layers of more than one neuron, in forward order, and the neuron of each set of channels or −1."""
-    order = [channels.dimensions[position] for position in channels.makers]
+    makers = [*follower.makers]
     # layers that share a neuron (those of a residual stream) become one layer, named after all of them
     owner: dict[int, int] = {}  # set of channels -> its first maker
     shared: list[tuple[int, int]] = []
-    for position, dimension in enumerate(order, FIRST):
-        for number in root[dimension.first : dimension.first + dimension.size].tolist():
+    for position, dimension in enumerate(makers, FIRST):
+        for number in root[dimension.positions].tolist():
             if bool(free[number]):
                 shared.append((owner.setdefault(number, position), position))
-    together = Sets(FIRST + len(order))
+    together = Sets(FIRST + len(makers))
     together.join(*torch.tensor(shared, dtype=torch.int64).view(-1, 2).T)
-    layer_of = together.find(torch.arange(FIRST + len(order))).tolist()
-    gathered: dict[int, list[int]] = {}
+    layer_of = together.find(torch.arange(FIRST + len(makers))).tolist()
+    members_of: dict[int, list[int]] = {}
     for number, position in owner.items():
-        gathered.setdefault(layer_of[position], []).append(number)
+        members_of.setdefault(layer_of[position], []).append(number)
     layers: list[Layer] = []
-    numbers = torch.full_like(root, -1)
+    neuron_of = torch.full_like(root, -1)
     start = 0
-    for key, members in gathered.items():
+    for key, members in members_of.items():
         # a single neuron could only be closed together with its whole layer
         if len(members) > 1:
-            makers = [d for position, d in enumerate(order, FIRST) if layer_of[position] == key]
-            layers.append(Layer(" + ".join(dict.fromkeys(map(_layer, makers))), start, len(members)))
-            numbers[members] = torch.arange(start, start + len(members))
+            names = [_layer(d) for position, d in enumerate(makers, FIRST) if layer_of[position] == key]
+            layers.append(Layer(" + ".join(dict.fromkeys(names)), start, len(members)))
+            neuron_of[members] = torch.arange(start, start + len(members))
             start += len(members)
-    return layers, numbers
+    return layers, neuron_of
 
 
 def _layer(dimension: Dimension) -> str:
@@ -245,14 +221,15 @@ def _layer(dimension: Dimension) -> str:
     return dimension.name.removesuffix(".weight")
 
 
-def _left_whole(channels: Channels, root: Tensor, numbers: Tensor, barred: dict[int, str]) -> dict[str, str]:
+def _left_whole(
+    follower: Follower, root: Tensor, neuron_of: Tensor, barred: dict[int, str]
+) -> dict[str, str]:
     """The layers none of whose units can be closed, and why."""
-    mixed = {int(root[number]): how for number, how in reversed(channels.sets.mixed.items())}
+    mixed = {int(root[number]): how for number, how in reversed(follower.sets.mixed.items())}
     left = {}
-    for position in channels.makers:
-        dimension = channels.dimensions[position]
-        sets = root[dimension.first : dimension.first + dimension.size]
-        if bool((numbers[sets] < 0).all()):
+    for dimension in follower.makers:
+        sets = root[dimension.positions]
+        if bool((neuron_of[sets] < 0).all()):
             members = list(dict.fromkeys(sets.tolist()))
             # the plainest reason first: what a user expects, then what mixes the layer, then the rest
             plain = (AT_OUTPUT, SKIPPED, FROZEN)
@@ -260,6 +237,6 @@ def _left_whole(channels: Channels, root: Tensor, numbers: Tensor, barred: dict[
             reasons += [f"is mixed into one by a {mixed[m]}" for m in members if m in mixed]
             reasons += [barred[member] for member in members if member in barred]
             left[_layer(dimension)] = (reasons or ["is read by no later layer"])[0]
-    for name in channels.unreached.values():
+    for name in follower.unreached.values():
         left[name.rpartition(".")[0] or name] = "is not reached by the example"
     return left

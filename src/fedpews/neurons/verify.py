@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,9 +12,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
-from fedpews.neurons.channels import Layer
 from fedpews.neurons.graph import NeuronGraph
-from fedpews.neurons.modules import arguments, batches, copy_module, outputs_of, run, slice_module
+from fedpews.neurons.layers import Layer
+from fedpews.neurons.modules import (
+    arguments,
+    batches,
+    copy_module,
+    doubled,
+    outputs_of,
+    run,
+    slice_module,
+    tensors_of,
+)
 from fedpews.seeds import global_generator
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree
@@ -34,24 +44,18 @@ def verify(model: nn.Module, graph: NeuronGraph, example: Any) -> None:
 
 
 def prove(model: nn.Module, graph: NeuronGraph, example: Any, *, strict: bool) -> NeuronGraph:
-    """The part of the graph that is right; and which of its layers can be masked, but not physically cut."""
+    """The layers of the graph that are right; and which of them can be masked, but not physically cut."""
     trial = _trial(model, example)
-    # without a layer that failed the others may fare differently, so what is left is proved again
-    while graph.layers:
-
-        def masked(layers: Sequence[Layer], graph: NeuronGraph = graph) -> str:
-            return trial.differ(graph, layers, _masked)
-
-        failed = _failing(graph.layers, masked)
-        if not failed:
-            break
+    # without a layer that failed the others may behave differently, so the rest is proved again
+    while failed := _failing(graph.layers, masked := partial(trial.differ, graph)):
         # one of several layers that fail only together passes alone
         difference = masked(failed[:1]) or masked(graph.layers)
         if strict:
-            names = [part for layer in failed for part in layer.name.split(" + ")]
+            names = dict.fromkeys(name for layer in failed for name in layer.name.split(" + "))
+            listed = ", ".join(f'"{name}"' for name in names)
             raise ConfigError(
                 f"closing neurons of layer {failed[0].name!r} is not the same as removing them: {difference}. "
-                + ways_out(names)
+                f"Either never mask it, trace(model, example, skip=[{listed}]), or give the graph by hand, {BY_HAND}"
             )
         graph = graph.without(
             {layer.name: f"is not independent of the rest ({difference})" for layer in failed}
@@ -60,8 +64,8 @@ def prove(model: nn.Module, graph: NeuronGraph, example: Any, *, strict: bool) -
     # one short pass finds most of them; only what passes it gets the full trial
     for quick in (True, False):
         rest = [layer for layer in graph.layers if layer not in uncut]
-        if trial.differ(graph, rest, _cut):
-            uncut += _failing(rest, lambda layers, quick=quick: trial.differ(graph, layers, _cut, quick))  # type: ignore[misc]
+        if trial.differ(graph, rest, cut=True):
+            uncut += _failing(rest, partial(trial.differ, graph, cut=True, quick=quick))
     return replace(graph, uncut=frozenset(layer.name for layer in uncut))
 
 
@@ -76,81 +80,78 @@ def _failing(layers: Sequence[Layer], differ: Callable[[Sequence[Layer]], str]) 
     return failing or [layers[-1]]
 
 
-Pass = Callable[[Any], list[Tensor]]
-Way = Callable[[nn.Module, NeuronGraph, Tensor], Pass]
-
-
 @dataclass(frozen=True)
 class _Trial:
     """A model with random weights near its own, batches for it, and the precision to expect."""
 
     model: nn.Module
-    modes: tuple[tuple[bool, Any], ...]  # (training, batch)
+    modes: Sequence[tuple[bool, Any]]  # (training, batch)
     tolerance: float
-    random: bool  # whether a pass in training draws random numbers
 
-    def differ(self, graph: NeuronGraph, layers: Sequence[Layer], way: Way, quick: bool = False) -> str:
-        """How outputs differ between closing neurons of these layers by gates and another way; "" if they agree."""
+    def outputs(self, batch: Any, tensors: Tree, seed: int = 0) -> list[Tensor]:
+        """The outputs of the model with these tensors for its own."""
+        # a norm writes its statistics in place
+        values = tensors | {name: tensors[name].clone() for name, _ in self.model.named_buffers()}
+        # both passes of a comparison drop out the same units
+        with torch.no_grad(), global_generator(seed):
+            return outputs_of(functional_call(self.model, values, *arguments(batch)))
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether a pass in training draws random numbers."""
+        training, batch = self.modes[-1]
+        self.model.train(training)
+        one, other = (self.outputs(batch, tensors_of(self.model), seed) for seed in (0, 1))
+        return training and bool(_difference(one, other, 0.0))
+
+    def differ(
+        self, graph: NeuronGraph, layers: Sequence[Layer], *, cut: bool = False, quick: bool = False
+    ) -> str:
+        """How outputs differ between closing neurons of these layers by gates and another way; "" if they agree.
+
+        The other way is to mask them by hand, or to ``cut`` them out.
+        """
         generator = torch.Generator().manual_seed(len(graph.layers))
         neurons = torch.ones(graph.size, dtype=torch.bool)
         for layer in graph.layers:
             # drawn for every layer, chosen or not: halving must try a layer with the same neurons each time
             opened = torch.randperm(layer.size, generator=generator) < layer.size // 2
             if layer in layers:
-                neurons[layer.start : layer.start + layer.size] = opened
+                neurons[layer.neurons] = opened
         # the other halves as well, so that every neuron is closed once
-        others = neurons.clone()
-        uneven = torch.ones_like(neurons)
+        others, uneven = neurons.clone(), torch.ones_like(neurons)
         for layer in layers:
-            part = slice(layer.start, layer.start + layer.size)
-            others[part].logical_not_()
-            uneven[part] = graph.trial_masks()[1][part]
-        tried = (neurons, others, uneven) if way is _cut else (neurons, others)
-        for chosen in tried[:1] if quick else tried:
-            gated = _gated(self.model, graph, chosen)
+            others[layer.neurons].logical_not_()
+            uneven[layer.neurons] = graph.trial_masks()[1][layer.neurons]
+        masks = (neurons, others, uneven) if cut else (neurons, others)
+        tensors = tensors_of(self.model)
+        like = next(value for value in tensors.values() if value.is_floating_point())
+        for mask in masks[:1] if quick else masks:
+            gated = graph.gate(tensors, mask.to(like))
             try:
-                other = way(self.model, graph, chosen)
+                # the layers that cannot be cut are not known yet, so all are tried
+                small = slice_module(self.model, replace(graph, uncut=frozenset()), mask) if cut else None
                 for training, batch in self.modes[:1] if quick else self.modes:
                     # dropout draws other numbers for smaller tensors, so the two passes cannot be compared
-                    if way is _cut and training and self.random:
+                    if cut and training and self.is_random:
                         continue
                     self.model.train(training)
-                    if difference := _difference(gated(batch), other(batch), self.tolerance):
+                    one = self.outputs(batch, gated)
+                    if small is None:
+                        other = self.outputs(batch, _masked(graph, tensors, mask))
+                    else:
+                        with torch.no_grad(), global_generator(0):
+                            other = outputs_of(run(small.train(training), batch))
+                    if difference := _difference(one, other, self.tolerance):
                         return difference + (" in training" if training else "")
             except Exception as error:  # noqa: BLE001  any failure of the smaller network is the finding
                 return f"the smaller network does not run ({first_line(error)})"
         return ""
 
 
-def _tensors(model: nn.Module) -> Tree:
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: value.detach() for name, value in tensors.items()}
-
-
-def _with(model: nn.Module, tensors: Mapping[str, Tensor], seed: int = 0) -> Pass:
-    """The model's pass with these tensors for its own."""
-    buffers = {name for name, _ in model.named_buffers()}
-
-    def forward(batch: Any) -> list[Tensor]:
-        args, kwargs = arguments(batch)
-        # a norm writes its statistics in place
-        values = {name: value.clone() if name in buffers else value for name, value in tensors.items()}
-        # both passes of a comparison drop out the same units
-        with torch.no_grad(), global_generator(seed):
-            return outputs_of(functional_call(model, values, args, kwargs))
-
-    return forward
-
-
-def _gated(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
-    tensors = _tensors(model)
-    like = next(value for value in tensors.values() if value.is_floating_point())
-    return _with(model, graph.gate(tensors, neurons.to(like)))
-
-
-def _masked(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
+def _masked(graph: NeuronGraph, tensors: Tree, neurons: Tensor) -> Tree:
     """Masked by hand: nothing is read from a masked neuron, and its own weights are other numbers."""
-    tensors = _tensors(model)
+    tensors = dict(tensors)
     for name, axes in graph.axes.items():
         value = tensors[name]
         kept = torch.ones([1] * value.dim(), dtype=torch.bool)
@@ -163,18 +164,7 @@ def _masked(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
             if axis.reads:
                 value = value.masked_fill(~axis.spread(neurons), 0)
         tensors[name] = value
-    return _with(model, tensors)
-
-
-def _cut(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> Pass:
-    # the layers that cannot be cut are not known yet, so all are tried
-    small = slice_module(model, replace(graph, uncut=frozenset()), neurons)
-
-    def forward(batch: Any) -> list[Tensor]:
-        with torch.no_grad(), global_generator(0):
-            return outputs_of(run(small.train(model.training), batch))
-
-    return forward
+    return tensors
 
 
 def _difference(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> str:
@@ -200,37 +190,18 @@ def _trial(model: nn.Module, example: Any) -> _Trial:
             noise = torch.rand(value.shape, generator=generator).to(value)
             value.data = value.data + 0.1 * (noise if name.endswith("running_var") else noise - 0.5)
     double = copy_module(model).double()
-    precise = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, example)
+    precise = tree_map_only(Tensor, doubled, example)
     failure: Exception | None = None
     # in double precision 1e-6 tells rounding from influence; a model that insists on single gets 1e-3
     for candidate, inputs, tolerance in ((double, precise, 1e-6), (model, example, 1e-3)):
         try:
-            given = batches(candidate, inputs)
+            evaluation, training = batches(candidate, inputs)
         except Exception as error:  # noqa: BLE001  the model insists on its own precision somewhere
             failure = error
             continue
-        modes = [(False, batch) for batch in given.evaluation]
-        modes += [(True, batch) for batch in given.training]
-        return _Trial(candidate, tuple(modes), tolerance, _is_random(candidate, modes))
+        modes = [(False, batch) for batch in evaluation] + [(True, batch) for batch in training]
+        return _Trial(candidate, modes, tolerance)
     assert failure is not None
     raise ConfigError(
         f"{type(model).__name__} does not run on the example: {first_line(failure)}."
     ) from failure
-
-
-def _is_random(model: nn.Module, modes: Sequence[tuple[bool, Any]]) -> bool:
-    """Whether a pass in training draws random numbers."""
-    training, batch = modes[-1]
-    if not training:
-        return False
-    model.train()
-    one, other = (_with(model, _tensors(model), seed)(batch) for seed in (0, 1))
-    return bool(_difference(one, other, 0.0))
-
-
-def ways_out(names: Sequence[str]) -> str:
-    """What to do about layers that cannot be masked."""
-    listed = ", ".join(f'"{name}"' for name in dict.fromkeys(names)) or '"layer.name"'
-    return (
-        f"Either never mask it, trace(model, example, skip=[{listed}]), or give the graph by hand, " + BY_HAND
-    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy
@@ -23,7 +24,7 @@ from fedpews.engines.compiled.program import (
     load_looped,
     trace_step,
 )
-from fedpews.engines.engine import Diverged, Done, Engine, Job, LocalEngine, Schedule
+from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
 from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import CheckpointError
 from fedpews.methods.contract import ClientHalf
@@ -32,9 +33,9 @@ from fedpews.torch_private import tree_leaves
 from fedpews.trees import Layout, flatten, map_leaves, unflatten
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Compiled:
-    """A program that is ready to run, and what it was made for."""
+    """A program that is ready to run, and the kind of client it was made for."""
 
     half: ClientHalf
     shapes: list[tuple[torch.Size, torch.dtype]]
@@ -53,21 +54,6 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class LaneGroup:
-    """Clients that step together, and everything that the steps read and write."""
-
-    compiled: Compiled
-    steps: int
-    sheet: Sheet
-    data: list[Tensor]
-    state: list[Tensor]  # stacked; it changes in place
-
-    def run(self) -> None:
-        constants = self.compiled.program.constants
-        self.compiled.code.run(self.steps, self.sheet, [*self.data, *self.state, *constants])
-
-
-@dataclass(frozen=True)
 class Crowd:
     """All clients of one kind in a round, those with the most steps first: one sheet and one stacked state.
 
@@ -78,32 +64,11 @@ class Crowd:
     compiled: Compiled
     clients: list[ClientRound]
     sheet: Sheet
-    data: list[Tensor]
-    state: list[Tensor]
-
-    def groups(self) -> list[LaneGroup]:
-        lanes = self.compiled.program.lanes
-        return [
-            LaneGroup(
-                self.compiled,
-                len(self.clients[first].sizes),
-                self.sheet.part(first, lanes),
-                self.data,
-                [leaf[first : first + lanes] for leaf in self.state],
-            )
-            for first in range(0, len(self.clients), lanes)
-        ]
-
-    def losses(self) -> list[float]:
-        """Each client's mean over the steps it took."""
-        lengths = torch.tensor([len(client.sizes) for client in self.clients])
-        # not every device has double precision
-        sums = self.sheet.losses.cpu().double().cumsum(0)[lengths - 1, torch.arange(len(lengths))]
-        means: list[float] = (sums / lengths).tolist()
-        return means
+    state: list[Tensor]  # stacked; it changes in place
+    running: list[Future[None]]
 
 
-class CompiledEngine(LocalEngine):
+class CompiledEngine(Engine):
     """Jobs of one kind run in lockstep, ``lanes`` at a time: their states are stacked and a step is one call.
 
     A lane's numbers do not depend on its neighbours, so neither the number of workers nor the mix of seeds
@@ -140,10 +105,9 @@ class CompiledEngine(LocalEngine):
         self.net, self.data, self.schedule = net, data, schedule
         self.workers, self.lanes, self.instead = workers, max(lanes, 2), instead
         self._programs: list[Compiled] = []
-        self._refused: list[ClientHalf] = []
-        # of a resumed run: the kinds of clients that were trained on each engine
-        self._were_compiled: frozenset[str] = frozenset()
-        self._were_eager: frozenset[str] = frozenset()
+        # the kinds of clients that cannot be compiled; of a resumed run, also those that were in earlier rounds
+        self._eager: set[str] = set()
+        self._were_compiled: set[str] = set()
         # a device takes one group of clients after the other, and fills itself with it
         threads = workers if data.device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(threads, "lanes", initializer=torch.set_num_threads, initargs=(1,))
@@ -155,26 +119,26 @@ class CompiledEngine(LocalEngine):
         done: dict[int, Done | Diverged] = {}
         # in one of the engine's threads, where torch takes one core: with several its sums would depend on their number
         lanes = self._pool.submit(lambda: [self._begin(job) for job in jobs]).result()
-        kinds: dict[int, Compiled] = {}
+        kinds: dict[Compiled, list[int]] = {}
         eager: list[int] = []
-        for i, lane in enumerate(lanes):
+        # long ones together: a group takes as many steps as its longest
+        for i, lane in sorted(enumerate(lanes), key=lambda pair: -len(pair[1].client.sizes)):
             try:
-                kinds[i] = self._compiled(lane)
+                kinds.setdefault(self._compiled(lane), []).append(i)
             except CannotCompile as reason:
                 if self.instead is None:
                     raise
-                self._refuse(lane.client.job.half, reason)
+                self._refuse(_kind(lane.client.job.half), reason)
                 eager.append(i)
         if self.instead is not None and eager:
             done |= zip(eager, self.instead.train([jobs[i] for i in eager]), strict=True)
         # the threads run machine code only: Python code is no faster in several threads, which wait for its lock
-        running = []
-        for compiled, members in self._by_kind(lanes, kinds):
-            crowd = self._lay_out(compiled, [lanes[i] for i in members])
-            running.append((members, crowd, [self._pool.submit(group.run) for group in crowd.groups()]))
-        for members, crowd, futures in running:
-            for future in futures:
-                future.result()
+        crowds = [
+            (members, self._launch(kind, [lanes[i] for i in members])) for kind, members in kinds.items()
+        ]
+        for members, crowd in crowds:
+            for group in crowd.running:
+                group.result()
             done |= zip(members, self._pool.submit(self._finish, crowd).result(), strict=True)
         return [done[i] for i in range(len(jobs))]
 
@@ -187,51 +151,35 @@ class CompiledEngine(LocalEngine):
     def made_with(self) -> dict[str, str]:
         # the kinds of clients so far; each keeps its engine for the whole run
         compiled = {_kind(known.half) for known in self._programs} | self._were_compiled
-        eager = {_kind(half) for half in self._refused} | self._were_eager
         return super().made_with() | {
             "compiler": compiler_version(),
             "compiled": " ".join(sorted(compiled)),
-            "eager": " ".join(sorted(eager)),
+            "eager": " ".join(sorted(self._eager)),
         }
 
     def go_on(self, made_with: Mapping[str, str], *, may_change: bool) -> None:
         if not may_change:
-            self._were_compiled = frozenset(made_with.get("compiled", "").split())
-            self._were_eager = frozenset(made_with.get("eager", "").split())
+            self._were_compiled = set(made_with.get("compiled", "").split())
+            self._eager = set(made_with.get("eager", "").split())
 
     def _begin(self, job: Job) -> Lane:
         client = start(self.net.at(job.seed), self.data, self.schedule, job)
         return Lane(client, *flatten(client.local))
 
-    def _by_kind(
-        self, lanes: Sequence[Lane], kinds: Mapping[int, Compiled]
-    ) -> list[tuple[Compiled, list[int]]]:
-        """The jobs of each kind. Long ones together: a group takes as many steps as its longest."""
-        groups = []
-        for compiled in self._programs:
-            members = [i for i, kind in kinds.items() if kind is compiled]
-            members.sort(key=lambda i: -len(lanes[i].client.sizes))
-            groups += [(compiled, members)] if members else []
-        return groups
-
-    def _refuse(self, half: ClientHalf, reason: CannotCompile) -> None:
-        if _kind(half) in self._were_compiled:
+    def _refuse(self, kind: str, reason: CannotCompile) -> None:
+        if kind in self._were_compiled:
             raise CheckpointError(
-                f"the steps of {_kind(half)} were compiled in the rounds before, and now cannot be: {reason}. Fix "
+                f"the steps of {kind} were compiled in the rounds before, and now cannot be: {reason}. Fix "
                 "that, or accept numbers that differ by rounding: --set runtime.resume=changed"
             )
-        if half not in self._refused:
-            self._refused.append(half)
-            logging.getLogger("fedpews").warning(
-                "%s runs on the eager engine: %s", type(half).__name__, reason
-            )
+        if kind not in self._eager:
+            self._eager.add(kind)
+            logging.getLogger("fedpews").warning("%s runs on the eager engine: %s", kind, reason)
 
     def _compiled(self, lane: Lane) -> Compiled:
         """The program for this kind of job, made when it is the first of its kind."""
         client, data, size = lane.client, self.data, self.schedule.batch_size
         half = client.job.half
-        if half in self._refused or _kind(half) in self._were_eager:
-            raise CannotCompile("it was refused before")
         if not all(isinstance(leaf, Tensor) for leaf in lane.leaves):
             raise CannotCompile("its local state has values that are not tensors")
         shapes = [(leaf.shape, leaf.dtype) for leaf in lane.leaves]
@@ -240,35 +188,42 @@ class CompiledEngine(LocalEngine):
             same = known.half == half and known.program.layout == lane.layout and known.shapes == shapes
             if same and known.net is net:
                 return known
+        if _kind(half) in self._eager:
+            raise CannotCompile("it was refused before")
         first = client.order[: client.sizes[0]]
         check_padding(net, half, client.local, *data.batch(first), client.noise[0], client.job.lr)
         program = trace_step(net, half, client.local, self.lanes, size, data.x, data.y)
-        sheet = Sheet.blank(1, self.lanes, size, client.noise.shape[1], data.device)
-        stacked = [torch.stack([leaf] * self.lanes) for leaf in lane.leaves]
         code: Native | Looped
         if data.device.type == "cpu":
-            code = load(program, sheet, data.x, data.y, stacked, self.workers)
+            code = load(program, data.x, data.y, self.workers)
         else:
-            sheet.noise.zero_()
-            code = load_looped(program, sheet, data.x, data.y, stacked)
+            code = load_looped(program, data.x, data.y)
         self._programs.append(Compiled(half, shapes, program, code, net))
         return self._programs[-1]
 
-    def _lay_out(self, compiled: Compiled, lanes: Sequence[Lane]) -> Crowd:
-        """All lanes of one kind before their first step."""
-        clients = [lane.client for lane in lanes]
-        idle = -len(lanes) % self.lanes
+    def _launch(self, compiled: Compiled, lanes: Sequence[Lane]) -> Crowd:
+        """Start the steps of all lanes of one kind."""
+        clients, width = [lane.client for lane in lanes], self.lanes
+        idle = -len(lanes) % width
         steps, numbers = len(clients[0].sizes), clients[0].noise.shape[1]
-        size, device = self.schedule.batch_size, self.data.device
-        sheet = Sheet.blank(steps, len(lanes) + idle, size, numbers, device)
+        sheet = Sheet.blank(steps, len(lanes) + idle, self.schedule.batch_size, numbers, self.data.device)
         fill(sheet, clients)
         # idle lanes repeat a state, read sample 0 with weight 0, and so take no step
         filled = [lane.leaves for lane in lanes]
         filled += filled[-1:] * idle
         state = [torch.stack(leaves) for leaves in zip(*filled, strict=True)]
-        return Crowd(compiled, clients, sheet, [*tree_leaves(self.data.x), self.data.y], state)
+        data = [*tree_leaves(self.data.x), self.data.y]
+        running = []
+        for first in range(0, len(clients), width):
+            inputs = [*data, *(leaf[first : first + width] for leaf in state), *compiled.program.constants]
+            group = sheet.part(first, width)
+            running.append(self._pool.submit(compiled.code.run, len(clients[first].sizes), group, inputs))
+        return Crowd(compiled, clients, sheet, state, running)
 
     def _finish(self, crowd: Crowd) -> list[Done | Diverged]:
+        lengths = torch.tensor([len(client.sizes) for client in crowd.clients])
+        # each client's mean over the steps it took; not every device has double precision
+        sums = crowd.sheet.losses.cpu().double().cumsum(0)[lengths - 1, torch.arange(len(lengths))]
         # one call for each tensor splits it into the clients' own
         after = zip(*(leaf.unbind() for leaf in crowd.state), strict=True)
         layout = crowd.compiled.program.layout
@@ -276,7 +231,7 @@ class CompiledEngine(LocalEngine):
             _apart(
                 finish(self.net.at(client.job.seed), self.data, client, unflatten(iter(leaves), layout), loss)
             )
-            for client, leaves, loss in zip(crowd.clients, after, crowd.losses(), strict=False)
+            for client, leaves, loss in zip(crowd.clients, after, (sums / lengths).tolist(), strict=False)
         ]
 
 
@@ -292,23 +247,14 @@ def _kind(half: ClientHalf) -> str:
 
 
 def fill(sheet: Sheet, clients: Sequence[ClientRound]) -> None:
-    """Write the clients' batches and numbers on the first lanes of a sheet; all other entries get weight 0."""
-    count, (steps, _, size) = len(clients), sheet.rows.shape
-    sheet.lr[:count] = torch.tensor([client.job.lr for client in clients], device=sheet.lr.device)
-    if all(len(client.order) == steps * size for client in clients):
-        orders = torch.stack([client.order for client in clients])  # (clients, steps × batch)
-        sheet.rows[:, :count] = orders.view(count, steps, size).transpose(0, 1)
-        sheet.weight[:, :count] = 1
-        sheet.noise[:, :count] = torch.stack([client.noise for client in clients], 1)[:-1]
-        sheet.noise[:, count:] = 0  # lanes without a client still compute
-        return
-    sheet.noise.zero_()  # padded steps compute, too
-    for i, client in enumerate(clients):
-        steps = len(client.sizes)
-        sheet.noise[:steps, i] = client.noise[:-1]
-        present = torch.arange(size) < torch.tensor(client.sizes)[:, None]  # (steps, batch)
-        present = present.to(sheet.rows.device)
-        # padding reads a sample of the client's own, with weight 0
-        sheet.rows[:steps, i].masked_fill_(~present, client.order[0])
-        sheet.rows[:steps, i].masked_scatter_(present, client.order)
-        sheet.weight[:steps, i] = present.to(sheet.weight.dtype)
+    """Write the clients' batches and numbers on the first lanes of a blank sheet."""
+    count, (steps, _, size), device = len(clients), sheet.rows.shape, sheet.rows.device
+    sheet.lr[:count] = torch.tensor([client.job.lr for client in clients], device=device)
+    sheet.noise[:, :count] = pad_sequence([client.noise[:-1] for client in clients])
+    sizes = pad_sequence([torch.tensor(client.sizes) for client in clients], batch_first=True)
+    present = (torch.arange(size) < sizes[:, :, None]).to(device)  # (clients, steps, batch)
+    # padding reads a sample of the client's own, with weight 0
+    firsts = torch.stack([client.order[0] for client in clients])[:, None, None].expand(count, steps, size)
+    rows = firsts.masked_scatter(present, torch.cat([client.order for client in clients]))
+    sheet.rows[:, :count] = rows.transpose(0, 1)
+    sheet.weight[:, :count] = present.transpose(0, 1).to(sheet.weight.dtype)

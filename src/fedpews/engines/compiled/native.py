@@ -11,7 +11,7 @@ import platform
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from fedpews.torch_private import (
     lacking_to_compile,
     library_path,
     tensor_handles,
-    tree_leaves,
 )
 
 LOOP = """
@@ -129,35 +128,33 @@ def _handles(library: ctypes.CDLL, tensors: list[Tensor]) -> Iterator[Any]:
             library.aoti_torch_delete_tensor_object(ctypes.c_void_p(handle))
 
 
-def load(
-    program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor], runners: int
-) -> Native:
+def load(program: Program, x: Any, y: Tensor, runners: int) -> Native:
     """The program from the cache on disk, compiled first when it is not there or does not load.
 
     A shared object is code that will run in this process. It is trusted because it lies in a folder that only this
     user can write to, and loaded only if its bytes give the digest in its name.
     """
-    compiler = compiler_path()
+    compiler, folder = compiler_path(), cache_dir()
     # machine code fits one program, processor, compiler and version of torch
-    key = hashlib.blake2b(
-        repr((program.fingerprint(), _platform(compiler))).encode(), digest_size=16
-    ).hexdigest()
-    folder = cache_dir()
-    loop_key = f"loop{hashlib.blake2b(LOOP.encode(), digest_size=8).hexdigest()}"
-    loop = _find(folder, loop_key) or _keep(
-        folder, loop_key, lambda scratch: _compile_loop(compiler, scratch)
-    )
+    system = torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), _version(compiler)
+    key = _digest(repr((program.fingerprint(), system)).encode())
+    loop_key = f"loop{_digest(LOOP.encode(), 8)}"
+    loop = _find(folder, loop_key) or _keep(folder, loop_key, partial(_compile_loop, compiler))
     library = _find(folder, key)
     if library is not None:
         with contextlib.suppress(OSError, AttributeError):
             return Native(library, loop, runners)
         # intact (its digest is right), but not for the system as it is now: build it anew
         library.unlink(missing_ok=True)
-    library = _keep(folder, key, lambda scratch: _compile(program, example, x, y, state, scratch))
+    library = _keep(folder, key, lambda scratch: _compile(program, x, y, scratch))
     try:
         return Native(library, loop, runners)
     except (OSError, AttributeError) as error:
         raise CannotCompile(f"what the compiler built does not load: {error}") from error
+
+
+def _digest(data: bytes, size: int = 16) -> str:
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
 NEEDED = (
@@ -205,10 +202,6 @@ def _version(compiler: str) -> str:
     return run_apart([compiler, "-dumpfullversion"]).stdout.strip()
 
 
-def _platform(compiler: str) -> tuple[str, ...]:
-    return torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), _version(compiler)
-
-
 def _processor() -> str:
     """What -march=native depends on."""
     with contextlib.suppress(OSError):
@@ -245,7 +238,7 @@ def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
 
 
 def _name(key: str, path: Path) -> str:
-    return f"{key}-{hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}.so"
+    return f"{key}-{_digest(path.read_bytes())}.so"
 
 
 def _compile_loop(compiler: str, scratch: Path) -> Path:
@@ -258,25 +251,15 @@ def _compile_loop(compiler: str, scratch: Path) -> Path:
     return built
 
 
-def _compile(
-    program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor], scratch: Path
-) -> Path:
+def _compile(program: Program, x: Any, y: Tensor, scratch: Path) -> Path:
     """The shared object of a program."""
     # The number of samples stays open: one program serves data of any size. torch.export would fix a size
     # of 0 or 1.
     samples = {0: torch.export.Dim("samples", min=2)}
-    inputs = tree_leaves(x)
-    # the sheet's five tensors, x, y, the state and the constants; None is a fixed shape
-    shapes = (
-        *[None] * 5,
-        [samples] * len(inputs),
-        samples,
-        [None] * len(state),
-        [None] * len(program.constants),
-    )
-    # a step writes to its arguments, so it is given copies
-    sheet = [tensor.clone() for tensor in example.at(0)]
-    arguments = (*sheet, inputs, y, [leaf.clone() for leaf in state], [*program.constants])
+    *sheet, inputs, y, state, constants = arguments = program.example(x, y)
+    # None is a fixed shape
+    fixed = [[None] * len(tensors) for tensors in (state, constants)]
+    shapes = (*[None] * len(sheet), [samples] * len(inputs), samples, *fixed)
     # torch warns about its own internals while it compiles
     with warnings.catch_warnings(), compiling_apart(run_apart):
         warnings.simplefilter("ignore")

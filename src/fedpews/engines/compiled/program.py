@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,8 +25,7 @@ class CannotCompile(Exception):
     """Why this network or method has to run on the eager engine."""
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
     """A lane group's whole round, laid out before its first step. A padded sample or step has weight 0."""
 
     rows: Tensor  # (steps, lanes, batch) int64, rows of the resident data
@@ -39,22 +38,23 @@ class Sheet:
     def blank(
         cls, steps: int, lanes: int, batch_size: int, numbers: int, device: torch.device | None = None
     ) -> Sheet:
+        zeros = partial(torch.zeros, device=device)
         return cls(
-            rows=torch.zeros(steps, lanes, batch_size, dtype=torch.int64, device=device),
-            weight=torch.zeros(steps, lanes, batch_size, device=device),
-            noise=torch.empty(steps, lanes, numbers, device=device),
-            losses=torch.empty(steps, lanes, device=device),
-            lr=torch.zeros(lanes, device=device),
+            zeros(steps, lanes, batch_size, dtype=torch.int64),
+            zeros(steps, lanes, batch_size),
+            zeros(steps, lanes, numbers),
+            zeros(steps, lanes),
+            zeros(lanes),
         )
 
     @property
-    def by_step(self) -> list[Tensor]:
-        return [self.rows, self.weight, self.noise, self.losses]
+    def by_step(self) -> tuple[Tensor, ...]:
+        return self[:4]
 
     def part(self, first: int, lanes: int) -> Sheet:
         """The sheet of so many lanes from ``first`` on; it is the same memory."""
-        rows, weight, noise, losses = (values[:, first : first + lanes] for values in self.by_step)
-        return Sheet(rows, weight, noise, losses, self.lr[first : first + lanes])
+        by_step = (values[:, first : first + lanes] for values in self.by_step)
+        return Sheet._make([*by_step, self.lr[first : first + lanes]])
 
     def at(self, step: int) -> list[Tensor]:
         """What one step reads and writes."""
@@ -83,6 +83,15 @@ class Program:
             kind = "" if value is None else f"{tuple(value.shape)}{value.dtype}"
             digest.update(f"{node.op} {node.op != 'placeholder' and node.target} {given} {kind}\n".encode())
         return digest.hexdigest()
+
+    def example(self, x: Any, y: Tensor) -> tuple[Any, ...]:
+        """Arguments of ``Step`` to compile it with: the data, and zeros for what a step reads and writes."""
+        nodes = [node.meta["val"] for node in self.graph.graph.nodes if node.op == "placeholder"]
+        zeros = [torch.zeros(value.shape, dtype=value.dtype, device=value.device) for value in nodes]
+        rows, weight, noise, lr, *rest = zeros
+        inputs = tree_leaves(x)
+        state = rest[len(inputs) + 1 :][: len(self.changes)]
+        return rows, weight, noise, torch.zeros_like(lr), lr, inputs, y, state, [*self.constants]
 
 
 class Step(nn.Module):
@@ -118,9 +127,6 @@ def trace_step(
 ) -> Program:
     """The step of ``half`` for ``lanes`` clients whose local states look like ``local``."""
     leaves, layout = flatten(local)
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise CannotCompile("its local state has values that are not tensors")
-
     inputs, form = tree_leaves(x), x
 
     def step(
@@ -158,9 +164,7 @@ def trace_step(
     # (lanes, *shape of the leaf)
     stacked = [torch.stack([leaf] * lanes) for leaf in leaves]
     try:
-        graph = make_fx(all_lanes)(
-            rows, weight, noise.zero_(), lr, *(leaf[:2] for leaf in inputs), y[:2], *stacked
-        )
+        graph = make_fx(all_lanes)(rows, weight, noise, lr, *(leaf[:2] for leaf in inputs), y[:2], *stacked)
     except CannotCompile:
         raise
     except Exception as error:  # whatever stops a foreign module or method from being traced
@@ -247,19 +251,17 @@ class Looped:
             self._step(*sheet.at(step), x, y, state, constants)
 
 
-def load_looped(program: Program, example: Sheet, x: Any, y: Tensor, state: Sequence[Tensor]) -> Looped:
-    """The program for the device where the data lie.
+def load_looped(program: Program, x: Any, y: Tensor) -> Looped:
+    """The program for the device of the data.
 
     Where torch cannot make kernels for it (no Triton, say), the traced step itself is run: many small clients still
     share each of its kernels.
     """
-    step, inputs = Step(program), tree_leaves(x)
+    step = Step(program)
     compiled: Callable[..., object] = torch.compile(step, dynamic=False)
     try:
-        # a step writes to its arguments, so the first one, in which the kernels are made, is given copies
-        sheet = [tensor.clone() for tensor in example.at(0)]
-        compiled(*sheet, inputs, y, [leaf.clone() for leaf in state], [*program.constants])
+        compiled(*program.example(x, y))
     except Exception as error:  # noqa: BLE001 - whatever the code generator cannot do
         logging.getLogger("fedpews").warning("steps run as they were traced: %s", first_line(error))
         compiled = step
-    return Looped(compiled, len(inputs), len(state))
+    return Looped(compiled, len(tree_leaves(x)), len(program.changes))
