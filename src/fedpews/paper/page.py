@@ -272,11 +272,12 @@ def _page(outcome: Outcome, figures: int, notes: str) -> str:
         text += ["## Distance to the paper's curve (points)", ""]
         text += ["Root mean square over the rounds of the paper's figure, of the mean over seeds.", ""]
         text += [markdown(distances), ""]
-    if study.claims:
+    if any(verdict.seeds for verdict in outcome.verdicts):
         head = ["claim", "where", "the paper", "here: mean [95 % interval]", "seeds", "p (Holm)", "finding"]
         rows = [
             [v.claim, v.where, v.paper, v.ours, str(v.seeds), "" if v.p is None else f"{v.p:.3f}", v.finding]
             for v in outcome.verdicts
+            if v.seeds
         ]
         text += ["## Claims", "", markdown([head, *rows]), ""]
     if notes:
