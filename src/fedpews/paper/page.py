@@ -200,6 +200,7 @@ def write_index(folder: Path) -> Path:
         for fact in facts
     ]
     claims = [row for fact in facts for row in _claim_rows(fact)]
+    missing = [f"`fedpews reproduce {name}`" for name in order if name not in of.values()]
     head = ["claim of the paper", "item", "the paper", "here", "seeds", "finding", "command"]
     # a claim that ran only in the small version appears with that version's numbers
     measured = [head] + [row for row in claims if row[3]]
@@ -214,6 +215,7 @@ def write_index(folder: Path) -> Path:
         "",
         markdown(items),
         "",
+        *([f"Not measured yet: {', '.join(missing)}.", ""] if is_paper and missing else []),
     ]
     path = folder / "README.md"
     path.write_text("\n".join(text))
