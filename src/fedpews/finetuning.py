@@ -54,7 +54,7 @@ def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[st
     experiment = setup.experiment
     table, last = experiment.finetune, experiment.rounds
     assert table.epochs is not None, "asked for only where it is"
-    lr = setup.rules.lr_at(last) if table.lr is None else table.lr
+    lr = experiment.lr_at(last) if table.lr is None else table.lr
     half, clients = own_solver(setup.method, 0.0), range(len(setup.data))
     jobs = [
         Job(seed, client, half, Download(last + 1, "finetune", len(setup.data), params), None, lr)

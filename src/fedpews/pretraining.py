@@ -23,7 +23,7 @@ def pretrain(setup: Setup) -> Mapping[int, Tree]:
     if setup.public is None:
         return setup.starts
     table = setup.experiment.pretrain
-    lr = setup.rules.lr_at(1) if table.lr is None else table.lr
+    lr = setup.experiment.lr_at(1) if table.lr is None else table.lr
     half = own_solver(setup.method, 0.0)
     jobs = [
         Job(seed, 0, half, Download(0, "pretrain", 1, params), None, lr)

@@ -28,7 +28,6 @@ from fedpews.result import Result
 from fedpews.results.layout import CHECKPOINT, MEMORIES
 from fedpews.results.memories import MemoryStore
 from fedpews.running import train
-from fedpews.server import cohort_size
 
 READY, NEXT, END = "ready", "next", "end"
 
@@ -204,7 +203,7 @@ def _check_alike(built: _Built, there: Message, rank: int) -> None:
 
 def _check_size(setup: Setup, here: Rank) -> None:
     experiment = setup.experiment
-    cohort = cohort_size(len(setup.data), experiment.participation)
+    cohort = experiment.cohort_size(len(setup.data))
     jobs = cohort * len(experiment.seeds)
     if here.world > jobs:
         seeds = len(experiment.seeds)
