@@ -227,7 +227,8 @@ def unused_keys(name: MethodName) -> list[str]:
 
 def describe(name: str) -> str:
     """One line about a part of a method's name: its file's first line, or else its own docstring's."""
-    kind: Kind = "method" if name in METHODS else "server" if name in SERVERS else "personal"
-    cls = find_class(kind, name)
+    kinds: dict[str, Kind] = dict.fromkeys(SERVERS, "server") | dict.fromkeys(WARMUPS, "masks")
+    kind = kinds.get(name, "method" if name in METHODS else "personal")
+    cls = find_class(kind, WARMUPS.get(name, name))
     text = inspect.getdoc(inspect.getmodule(cls) if kind == "method" else cls)
     return " ".join((text or "").split("\n\n")[0].split())
