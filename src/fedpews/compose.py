@@ -227,8 +227,9 @@ def unused_keys(name: MethodName) -> list[str]:
 
 def describe(name: str) -> str:
     """One line about a part of a method's name: its file's first line, or else its own docstring's."""
-    kinds: dict[str, Kind] = dict.fromkeys(SERVERS, "server") | dict.fromkeys(WARMUPS, "masks")
-    kind = kinds.get(name, "method" if name in METHODS else "personal")
-    cls = find_class(kind, WARMUPS.get(name, name))
+    kind: Kind = "server" if name in SERVERS else "personal" if name in PERSONAL else "method"
+    if name in WARMUPS:
+        kind, name = "masks", WARMUPS[name]
+    cls = find_class(kind, name)
     text = inspect.getdoc(inspect.getmodule(cls) if kind == "method" else cls)
     return " ".join((text or "").split("\n\n")[0].split())
