@@ -276,10 +276,12 @@ def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment
 
 
 def canonical(experiment: Experiment) -> Experiment:
-    """The experiment without the warmup settings that its kind of warmup ignores: equal runs become equal."""
+    """The experiment without settings that change nothing in its run: equal runs become equal."""
     from fedpews.options import option_types
 
     values, kind = experiment.to_dict(), experiment.warmup_kind
+    if experiment.data.scaling == "symmetric" and ":" not in experiment.data.name:
+        del values["data"]["scaling"]  # the default of named data sets
     read = set() if kind == "none" else {"kind", *option_types(masks_class(kind))}
     if kind == "random":
         read.add("diversity")  # not read, but in the names of the published runs
