@@ -132,7 +132,7 @@ def test_dropout_gives_the_same_numbers_for_any_number_of_workers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"test": (X, Y + 1)}, "output has shape \\(4,\\)"),
+        ({"test": (X, Y + 1)}, "outputs of shape \\(5,\\); this model's have shape \\(4,\\)"),
         ({"clients": [CLIENTS[0], (X[:0], Y[:0])]}, "(?i)empty|no samples"),
         ({"clients": [CLIENTS[0], (X[:1] * float("nan"), Y[:1])]}, "(?i)nan"),
         ({"model": nn.Linear(3, 4)}, "cannot take inputs of shape \\(5,\\)"),
