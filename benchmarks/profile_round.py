@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from workloads import WORKLOADS, Workload
 
+from fedpews.build import Setup
 from fedpews.engines.choose import lanes_for
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.native import Native
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.hardware import settled
+from fedpews.experiment import Experiment
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results.memories import MemoryStore
-from fedpews.server import Rules, Server
+from fedpews.server import Server
 from fedpews.warmup import with_warmup
 
 WARM, ROUNDS = 3, 40
@@ -89,14 +91,15 @@ def milliseconds(workload: Workload, engine_name: str, warmup: bool) -> dict[str
     engine._pool = Inline()
     method = with_warmup(FedAvg(), 10**9) if warmup else FedAvg()
     states = {seed: method.init(net, net.initial(), len(data)) for seed in workload.seeds}
-    rules = Rules(participation=workload.cohort / len(data), lr=workload.lr)
-    server = Server(net, method, data, engine, MemoryStore(None), rules, states)
+    experiment = Experiment(participation=workload.cohort / len(data), train={"lr": workload.lr})
+    setup = Setup(experiment, data, net, {}, method)
+    server = Server(setup, engine, MemoryStore(None), states)
     clock, native = Clock(), Native.run
     clock.time(Native, "run", "machine code")
     clock.time(engine, "train", "rest of training")
     clock.time(engine, "evaluate", "evaluation")
     clock.time(method, "update", "update and averages")
-    clock.time(server, "_measure", "bytes and ownership")
+    clock.time(server.measurer, "measure", "bytes and ownership")
     clock.time(server, "run", "rest")
     rounds = []
     with settled():

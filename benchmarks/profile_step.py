@@ -38,7 +38,7 @@ def milliseconds(net: Network, method: Method, data, schedule, lr: float) -> dic
     engine = EagerEngine(net, data, schedule, 1)
     state = method.init(net, net.initial(), len(data))
     half = method.client(method.phase(state, 1))
-    download = method.downloads(net, state, choose_cohort(len(data), 1.0, 1, 0))[0]
+    download = method.downloads(net, state, choose_cohort(len(data), len(data), 1, 0))[0]
     local = map_leaves(channels_last, half.start(net, download, None))
     rows = data.clients[0][: schedule.batch_size]
     batch = Batch(channels_last(data.x[rows]), data.y[rows])

@@ -29,16 +29,18 @@ import torch
 from turns import CLOCKS, Contender, Turns
 from workloads import WORKLOADS, Workload
 
+from fedpews.build import Setup
 from fedpews.engines.choose import lanes_for
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import settled
+from fedpews.experiment import Experiment
 from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results.memories import MemoryStore
-from fedpews.server import Rules, Server
+from fedpews.server import Server
 from fedpews.warmup import with_warmup
 
 HERE = Path(__file__).parent
@@ -85,8 +87,9 @@ def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
 
 def our_round(workload: Workload, net: Network, data, engine: Engine, method: Method) -> Callable[[], object]:
     states = {seed: method.init(net, net.initial(), len(data)) for seed in workload.seeds}
-    rules = Rules(participation=workload.cohort / len(data), lr=workload.lr)
-    server = Server(net, method, data, engine, MemoryStore(None), rules, states)
+    experiment = Experiment(participation=workload.cohort / len(data), train={"lr": workload.lr})
+    setup = Setup(experiment, data, net, {}, method)
+    server = Server(setup, engine, MemoryStore(None), states)
     count = iter(range(1, 10**9))
     settled().__enter__()  # as a run does; for as long as this process lives
     return lambda: server.run(next(count))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from fedpews import compose, data, models
-from fedpews.config import override
+from fedpews.config import flatten
 from fedpews.data.federation import Federation, digest, number_classes
 from fedpews.data.inputs import take
 from fedpews.data.loading import hold_out_and_scale, load_table
@@ -26,9 +25,9 @@ from fedpews.engines.engine import Engine, Schedule
 from fedpews.engines.hardware import available_cores, find_device
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.experiment import Experiment
-from fedpews.methods.contract import Method, Wrapper
+from fedpews.given import check_given
+from fedpews.methods.contract import Method
 from fedpews.methods.private import Private, epsilon
-from fedpews.methods.robust import Aggregate
 from fedpews.models.adapters import add_lora, freeze, matching
 from fedpews.neurons.functional import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
@@ -39,18 +38,11 @@ from fedpews.options import option_types
 from fedpews.results.schema import GIVEN
 from fedpews.results.tensors import read_tensors
 from fedpews.seeds import fold, global_generator
-from fedpews.server import Rules, cohort_size
-from fedpews.tasks import Classification, Task, make
-from fedpews.tasks.names import TASKS, short
+from fedpews.tasks import Task, make
+from fedpews.tasks.names import short
 from fedpews.torch_private import tree_leaves
 from fedpews.trees import Tree
 from fedpews.warmup.ranks import Ranks
-
-RECORDED = ("loss", "train_loss")
-"""What every record has, whatever the metrics."""
-
-_STILL_USED = ("classes", "seed", "validation", "augment", "lazy")
-"""Keys of ``[data]`` that matter for clients that are given, too."""
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -66,36 +58,17 @@ class Setup:
     """The global model of each seed before round 1."""
     method: Method
     public: Federation | None = None
-    """What the server pretrains on, as one client's."""
+    """The data that the server pretrains on, as one client's."""
 
     @cached_property
     def data_hash(self) -> str:
-        """A digest of all samples and of who holds which."""
+        """A digest of all samples and of the client of each."""
         return digest(self.data)
 
     @cached_property
     def structure(self) -> Structure:
         """What the model is, apart from its weights."""
         return structure(self.net)
-
-    @property
-    def rules(self) -> Rules:
-        """What holds in every round."""
-        train = self.experiment.train
-        return Rules(
-            self.experiment.participation,
-            train.weighting,
-            train.lr,
-            tuple(train.lr_milestones),
-            train.lr_decay,
-            train.lr_warmup,
-            train.lr_schedule,
-            train.lr_min,
-            train.diverged,
-            Aggregate(train.aggregate, train.trim, train.byzantine),
-            self.experiment.runtime.evaluate_every,
-            self.experiment.rounds,
-        )
 
 
 def build(
@@ -113,27 +86,22 @@ def build(
     check_given(experiment, model, clients)
     if clients is None and test is not None:
         raise ConfigError("clients and test belong together: give both, or a data.name")
-    held = load_data(experiment, clients, test, data_dir, task)
-    net, starts = build_network(experiment, held, model, graph)
-    public = load_public(experiment, held, data_dir)
+    federation = load_data(experiment, clients, test, data_dir, task)
+    net, starts = build_network(experiment, federation, model, graph)
+    public = load_public(experiment, federation, data_dir)
     if method is None:
         method = build_method(experiment)
     else:
-        _check_unused(experiment)
-    return Setup(experiment, held, net, starts, method, public)
-
-
-def resolve(experiment: Experiment | str | Path | None, settings: Mapping[str, Any]) -> Experiment:
-    """An experiment, a recipe's name or a file, with settings such as ``rounds=5`` or ``train={"lr": 0.1}``."""
-    changes: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            changes |= {f"{key}.{inner}": item for inner, item in value.items()}
-        else:
-            changes["method.name" if key == "method" else key] = value
-    if isinstance(experiment, Experiment):
-        return Experiment(**override(experiment.to_dict(), changes)) if changes else experiment
-    return Experiment(**override({}, changes)) if experiment is None else Experiment.load(experiment, changes)
+        keys = flatten(experiment.model_dump(exclude_defaults=True))
+        allowed = ("method.name", "method.object")
+        unused = [
+            key for key in keys if key.startswith((*compose.METHOD_KEYS, "method.")) and key not in allowed
+        ]
+        if unused:
+            raise ConfigError(
+                f"a method's object has its options itself; {', '.join(unused)} would be ignored"
+            )
+    return Setup(experiment, federation, net, starts, method, public)
 
 
 def load_data(
@@ -143,7 +111,7 @@ def load_data(
     data_dir: str | Path | None = None,
     task: Task | None = None,
 ) -> Federation:
-    """The data handed in, or else what the experiment names."""
+    """The data given, or else what the experiment names."""
     check_given(experiment, GIVEN, clients)
     task, table = build_task(experiment) if task is None else task, experiment.data
     if clients is None:
@@ -163,7 +131,7 @@ def load_data(
 
 
 def load_public(
-    experiment: Experiment, held: Federation, data_dir: str | Path | None = None
+    experiment: Experiment, federation: Federation, data_dir: str | Path | None = None
 ) -> Federation | None:
     """The data that ``pretrain.data`` names, which must be of the clients' kind."""
     table = experiment.pretrain
@@ -171,10 +139,10 @@ def load_public(
         return None
     if experiment.data.scaling == FEDERATED:
         raise ConfigError("pretrain.data cannot be scaled by the clients' statistics: leave data.scaling out")
-    found = data.load(
+    public = data.load(
         table.data,
         data_dir=data_dir,
-        task=held.task,
+        task=federation.task,
         partition="iid",
         clients=1,
         pool=":" in table.data,
@@ -182,40 +150,43 @@ def load_public(
         train_per_class=table.train_per_class,
         scaling=experiment.data.scaling,
     )
-    if (found.shape, found.classes) != (held.shape, held.classes):
+    if (public.shape, public.classes) != (federation.shape, federation.classes):
         raise ConfigError(
-            f"pretrain.data: {table.data} has inputs of shape {found.shape} and {found.classes} classes, the clients' "
-            f"data {held.shape} and {held.classes}"
+            f"pretrain.data: {table.data} has inputs of shape {public.shape} and {public.classes} classes, the "
+            f"clients' data {federation.shape} and {federation.classes}"
         )
-    return found.to(held.device)
+    return public.to(federation.device)
 
 
 def build_network(
-    experiment: Experiment, held: Federation, model: Model | None = None, graph: NeuronGraph | None = None
+    experiment: Experiment,
+    federation: Federation,
+    model: Model | None = None,
+    graph: NeuronGraph | None = None,
 ) -> tuple[Network, dict[int, Tree]]:
     """The network, and each seed's start. torch's global generator is left as it was."""
-    check_given(experiment, model, held)
-    made = {}
-    # before seeding: to read a sample may run code that draws numbers itself
-    shape, example = held.shape, take(held.x, slice(0, 1))
+    check_given(experiment, model, federation)
+    modules = {}
+    # before seeding: reading a sample may run code that draws numbers itself
+    shape, example = federation.shape, take(federation.x, slice(0, 1))
     for seed in experiment.seeds:
         with global_generator(fold(seed, "model")):
             if isinstance(model, nn.Module):
-                made[seed] = model
+                module = model
             elif model is not None:
-                made[seed] = model()
+                module = model()
             else:
                 table = experiment.model
-                made[seed] = models.build(table.name, shape, held.classes, table.model_extra or {})
-        made[seed] = _prepared(made[seed].to(held.device), experiment, seed, example)
-    task = held.task
-    label = next((y[:1] for y in (held.y, held.test_y) if len(y)), None)
+                module = models.build(table.name, shape, federation.classes, table.model_extra or {})
+        modules[seed] = _prepared(module.to(federation.device), experiment, seed, example)
+    task = federation.task
+    label = next((y[:1] for y in (federation.y, federation.test_y) if len(y)), None)
     net = Network.of_seeds(
-        made, example, sample_loss=task.sample_loss, sample_weight=task.weigh, label=label, graph=graph
+        modules, example, sample_loss=task.sample_loss, sample_weight=task.weigh, label=label, graph=graph
     )
     try:
         with torch.no_grad():
-            outputs = net.predict(net.initial(), take(held.x, slice(0, 2)))
+            outputs = net.predict(net.initial(), take(federation.x, slice(0, 2)))
     except (RuntimeError, TypeError, ValueError) as error:
         whole = any(leaf.dtype == torch.int64 for leaf in tree_leaves(example))
         hint = "; inputs are whole numbers: make them floating point if they are quantities" if whole else ""
@@ -229,15 +200,16 @@ def build_network(
     except (RuntimeError, ValueError) as error:
         reason = CHECKPOINTING if "checkpoint" in str(error) else first_line(error)
         raise ConfigError(f"the model cannot be trained: {reason}") from error
-    wrong = task.misfit(tuple(outputs.shape[1:]), tuple(held.y.shape[1:]), held.classes)
+    wrong = task.misfit(tuple(outputs.shape[1:]), tuple(federation.y.shape[1:]), federation.classes)
     if wrong:
         raise ConfigError(wrong)
-    _try_loss(task, outputs, held)
-    return net, {seed: net.at(seed).initial() for seed in made}
+    if task.criterion is not None and len(federation.y):
+        _try_loss(task, outputs, federation.y[: len(outputs)])
+    return net, {seed: net.at(seed).initial() for seed in modules}
 
 
 def _prepared(module: nn.Module, experiment: Experiment, seed: int, example: Any) -> nn.Module:
-    """A seed's module with the weights that it starts from, its adapters and its frozen parts."""
+    """A seed's module with the weights that it starts from, its adapters and its frozen parameters."""
     table, frozen = experiment.model, experiment.train.freeze
     if table.start is None and table.lora is None and not frozen:
         return module
@@ -265,89 +237,46 @@ def _prepared(module: nn.Module, experiment: Experiment, seed: int, example: Any
     return module.to(tree_leaves(example)[0].device)
 
 
-def read_start(place: str, seed: int, like: Tree) -> Tree:
+def read_start(file: str, seed: int, like: Tree) -> Tree:
     """The weights in a file, which must be all of the model's and fit it."""
-    path = Path(place.replace("{seed}", str(seed)))
+    path = Path(file.replace("{seed}", str(seed)))
     try:
-        found = read_tensors(path, follow=True)
+        weights = read_tensors(path, follow=True)
     except ConfigError as error:
         raise ConfigError(f"model.start: {error}") from error
     for name, value in like.items():
-        if name not in found:
-            raise ConfigError(f"model.start: {path} has no {name}; {nearest(name, found)}")
-        if found[name].shape != value.shape:
+        if name not in weights:
+            raise ConfigError(f"model.start: {path} has no {name}; {nearest(name, weights)}")
+        if weights[name].shape != value.shape:
             raise ConfigError(
-                f"model.start: {name} has shape {tuple(found[name].shape)} in {path} and {tuple(value.shape)} here"
+                f"model.start: {name} has shape {tuple(weights[name].shape)} in {path} and {tuple(value.shape)} here"
             )
-    return {name: found[name].to(value) for name, value in like.items()}
+    return {name: weights[name].to(value) for name, value in like.items()}
 
 
-def _check_unused(experiment: Experiment) -> None:
-    """Refuse options of a method beside a method that is an object already: they would be ignored."""
-    changed = experiment.model_dump(exclude_defaults=True)
-    changed |= {f"train.{key}": value for key, value in changed.get("train", {}).items()}
-    unused = [key for key in compose.METHOD_KEYS if key in changed]
-    unused += [f"method.{key}" for key in experiment.method.model_extra or {}]
-    if unused:
-        raise ConfigError(f"a method's object has its options itself; {', '.join(unused)} would be ignored")
-
-
-def build_task(experiment: Experiment, given: str | Task | None = None, loss: Any = None) -> Task:
-    """The task an experiment names, or the one given."""
-    table = experiment.task
-    name = table.name if given is None else given
-    options = None if isinstance(name, Task) else table.model_extra
-    made = make(name, metrics=table.metrics, loss=loss, options=options)
-    target = experiment.target_metric
-    if target is None or target in (*map(short, made.metrics), *RECORDED):
-        return made
-    # what has a target is measured, also where it is not listed
-    return make(made, metrics=(*made.metrics, target))
-
-
-def settings_of(
-    task: str | Task | Mapping[str, Any] | None, metrics: Sequence[str], clients: Any
-) -> tuple[dict[str, Any], Task | None]:
-    """What a configuration says of a task in any of the forms users give it, and the task if it is an object."""
-    if task is None and isinstance(clients, Federation) and clients.task != Classification():
-        task = clients.task
-    if task is None:
-        table: dict[str, Any] = {}
-    elif isinstance(task, Task):
-        table = task_settings(task)
-    else:
-        table = {"name": task} if isinstance(task, str) else dict(task)
-    if metrics:
-        table["metrics"] = list(metrics)
-    return ({"task": table} if table else {}), task if isinstance(task, Task) else None
-
-
-def task_settings(task: Task) -> dict[str, Any]:
-    """What a configuration says of a task that was handed in as an object."""
-    cls = type(task)
-    name = task.name if task.name in TASKS else f"{cls.__module__}:{cls.__qualname__}"
-    options = {
-        entry.name: value
-        for entry in fields(task)
-        if entry.name not in ("metrics", "criterion") and (value := getattr(task, entry.name)) is not None
-    }
-    return {"name": name, "metrics": list(task.metrics), **options}
-
-
-def _try_loss(task: Task, outputs: torch.Tensor, held: Federation) -> None:
+def _try_loss(task: Task, outputs: torch.Tensor, labels: torch.Tensor) -> None:
     """Try a user's own loss before the first round, to see that it returns what is needed."""
-    labels = held.y[: len(outputs)]
-    if task.criterion is None or not len(labels):
-        return
     try:
-        found = task.sample_loss(outputs, labels)
+        losses: Any = task.sample_loss(outputs, labels)
     except Exception as error:
         shapes = f"{tuple(outputs.shape)} and {tuple(labels.shape)}"
         raise ConfigError(
             f"the loss fails on outputs and labels of shape {shapes}: {first_line(error)}"
         ) from error
-    if not isinstance(found, torch.Tensor) or found.shape != labels.shape[:1]:
+    if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape[:1]:
         raise ConfigError("the loss must return one number per sample, or their mean")
+
+
+def build_task(experiment: Experiment, given: Task | None = None, loss: Any = None) -> Task:
+    """The task an experiment names, or the one given."""
+    table, target = experiment.task, experiment.target_metric
+    task = make(
+        table.name if given is None else given, metrics=table.metrics, loss=loss, options=table.model_extra
+    )
+    # what has a target is measured, also where it is not listed
+    if target is None or target in (*map(short, task.metrics), "loss", "train_loss"):
+        return task
+    return make(task, metrics=(*task.metrics, target))
 
 
 def build_method(experiment: Experiment) -> Method:
@@ -357,43 +286,35 @@ def build_method(experiment: Experiment) -> Method:
             f"this experiment's method was made in Python: {experiment.method.object}. Pass it to "
             "fedpews.run(method=…), or name it as module:Class."
         )
-    name, train = experiment.method_name, experiment.train
-    rate = {} if train.server_lr is None else {"lr": train.server_lr}
-    options = dict(experiment.method.model_extra or {})
+    name, train, lora = experiment.method_name, experiment.train, experiment.model.lora
+    options = {key: getattr(train, key) for key in compose.TRAIN_KEYS if getattr(train, key)}
     local: dict[str, Any] = dict(experiment.optimizer)
-    given = {
-        key: getattr(train, key) for key in ("momentum", "weight_decay", "clip_norm") if getattr(train, key)
-    }
     if train.optimizer != "sgd":
         local["name"] = train.optimizer
-        if "momentum" in given:
-            local["momentum"] = given.pop("momentum")
+        local |= {"momentum": options.pop("momentum")} if "momentum" in options else {}
+    warmup: dict[str, Any] = {}
+    if name.warmup != "none":
+        # a recipe may have the settings of other kinds of warmup beside those of this one
+        read, settings = option_types(compose.find_class("masks", name.warmup)), experiment.warmup
+        warmup = settings.model_dump(exclude_none=True, include=set(read)) | {
+            "rounds": experiment.warmup_rounds
+        }
     method = compose.method(
         name,
-        warmup=_warmup(experiment),
-        server=rate | experiment.server,
+        warmup=warmup,
+        server=({} if train.server_lr is None else {"lr": train.server_lr}) | experiment.server,
         optimizer=local,
+        **(experiment.method.model_extra or {}),
         **options,
-        **given,
     )
-    lora = experiment.model.lora
+    privacy = experiment.privacy.model_dump(exclude={"delta"})
     if lora is not None and lora.ranks is not None:
-        if experiment.privacy.clip is not None:
+        if privacy["clip"] is not None:
             raise ConfigError(
                 "model.lora.ranks does not go with privacy.clip; give all clients the same rank"
             )
         method = Ranks(method, tuple(lora.ranks), lora.padding)
-    privacy = experiment.privacy.model_dump(exclude={"delta"})
     return method if privacy["clip"] is None else Private(method, **privacy)
-
-
-def _warmup(experiment: Experiment) -> dict[str, Any]:
-    """The settings that this kind of warmup reads; a recipe may hold those of other kinds beside them."""
-    if experiment.warmup_kind == "none":
-        return {}
-    read = option_types(compose.masks_class(experiment.warmup_kind))
-    given = experiment.warmup.model_dump(exclude_none=True)
-    return {key: value for key, value in given.items() if key in read} | {"rounds": experiment.warmup_rounds}
 
 
 def schedule(experiment: Experiment) -> Schedule:
@@ -412,79 +333,16 @@ def build_engine(setup: Setup) -> tuple[Engine, str]:
         schedule(experiment),
         experiment.runtime.workers or available_cores(),
         rounds=experiment.rounds,
-        jobs=len(experiment.seeds) * cohort_size(len(setup.data), experiment.participation),
-        warmup_rounds=0 if experiment.warmup_kind == "none" else experiment.warmup_rounds,
+        jobs=len(experiment.seeds) * experiment.cohort_size(len(setup.data)),
+        warmup_rounds=experiment.warmup_rounds,
     )
 
 
 def privacy_spent(setup: Setup) -> dict[str, Any] | None:
     """The ε and δ of a run, known before it begins; None without differential privacy."""
-    table, clients = setup.experiment.privacy, len(setup.data)
+    experiment, table, clients = setup.experiment, setup.experiment.privacy, len(setup.data)
     if table.clip is None:
         return None
-    cohort = max(1, math.floor(setup.experiment.participation * clients + 0.5))
-    spent = epsilon(table.noise, setup.experiment.rounds, table.delta, clients, cohort, table.place)
+    cohort = experiment.cohort_size(clients)
+    spent = epsilon(table.noise, experiment.rounds, table.delta, clients, cohort, table.place)
     return {"epsilon": spent if math.isfinite(spent) else None, "delta": table.delta, "place": table.place}
-
-
-def record_given(experiment: Experiment, model: Any, clients: Any) -> Experiment:
-    """The experiment, saying that its model or its data were given in Python."""
-    values = experiment.to_dict()
-    if clients is not None:
-        table = {key: value for key, value in values["data"].items() if key in _STILL_USED}
-        values["data"] = {"name": GIVEN} | table
-    if model is not None:
-        start = {key: value for key, value in values["model"].items() if key in ("start", "fresh", "lora")}
-        code = _code(model)
-        values["model"] = {"name": GIVEN} | start | ({"code": code} if code else {})
-    return experiment if model is None and clients is None else Experiment(**values)
-
-
-def check_given(experiment: Experiment, model: Any, clients: Any) -> None:
-    """Refuse an experiment whose model or data must be given in Python, and are not."""
-    missing = {}
-    if model is None and experiment.model.name == GIVEN:
-        code = (experiment.model.model_extra or {}).get("code")
-        missing["model=…"] = f"model ({code})" if code else "model"
-    if clients is None and experiment.data.name == GIVEN:
-        missing["clients=…, test=…"] = "data"
-    if missing:
-        raise ConfigError(
-            f"this experiment's {' and '.join(missing.values())} {'were' if len(missing) > 1 else 'was'} given in "
-            f"Python: run it there, with fedpews.run(CONFIG, {', '.join(missing)})"
-        )
-
-
-def _code(model: Any) -> str:
-    """The name, file and line of a model's definition; empty if unknown."""
-    source = type(model) if isinstance(model, nn.Module) else model
-    while isinstance(source, partial):
-        source = source.func
-    try:
-        file, line = inspect.getsourcefile(source), inspect.getsourcelines(source)[1]
-    except (TypeError, OSError):
-        return ""
-    if file is None or source.__module__.startswith("torch."):
-        return ""
-    path, here = Path(file), Path.cwd()
-    return f"{source.__qualname__}, {path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
-
-
-def describe_object(method: Method) -> dict[str, str]:
-    """A method's object as a configuration's table: enough to tell it from another, not to make it again.
-
-    >>> from fedpews.methods.fedprox import FedProx
-    >>> describe_object(FedProx(mu=0.5))["name"]
-    'FedProx'
-    """
-    text = repr(method)
-    if " object at 0x" in text:
-        raise ConfigError(
-            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
-            "make it a frozen dataclass"
-        )
-    names = [type(method).__name__]
-    while isinstance(method, Wrapper):
-        method = method.inner
-        names.append(type(method).__name__)
-    return {"name": "+".join(reversed(names)), "object": text}

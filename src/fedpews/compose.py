@@ -1,4 +1,4 @@
-"""From a name such as ``scaffold+fedadam+pews`` to a method: the only place that takes such names apart.
+"""From a name such as ``scaffold+fedadam+pews`` to a method: the only place that parses such names.
 
 A name is a base method, then in any order a server optimiser, a warmup and a way to give clients models of their
 own (``fedbn``, ``ditto``), joined by ``+``; without a base it is FedAvg. Classes are registered where they are defined,
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.options import Options, make, option_types
-from fedpews.registry import registered
+from fedpews.registry import Kind, registered
 from fedpews.user_code import load_module
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ METHODS = registered("method")
 
 SERVERS = registered("server")
 """Server optimisers, for every method that has a ``server``."""
-
-PLAIN_SERVER = "fedpews.methods.server_optimizers:SGD"
-"""The server's step when no optimiser is named."""
 
 OPTIMIZERS = registered("optimizer")
 """Local optimisers, for every method that has an ``optimizer``: the rules that the server's are made of."""
@@ -45,21 +42,22 @@ WARMUPS = {"pews" if kind == "learned" else f"pews-{kind}": kind for kind in MAS
 """The suffixes of a name that ask for a warmup, and its kind."""
 
 if TYPE_CHECKING:
-    Kind = str
+    WarmupKind = str
 else:
-    Kind = Literal[("none", *MASKS)]
+    WarmupKind = Literal[("none", *MASKS)]
 
+TRAIN_KEYS = ("momentum", "weight_decay", "clip_norm")
+"""Options of most methods that a configuration has under ``train``."""
 
 METHOD_KEYS = (
-    "train.optimizer", "train.momentum", "train.weight_decay", "train.clip_norm", "train.server_lr",
-    "optimizer", "server", "warmup",
+    *(f"train.{key}" for key in TRAIN_KEYS), "train.optimizer", "train.server_lr", "optimizer", "server", "warmup",
 )  # fmt: skip
 """The keys and tables of a configuration that a method is made with."""
 
 
 @dataclass(frozen=True)
 class MethodName:
-    """A method's name, taken apart.
+    """A method's name, split into its parts.
 
     >>> MethodName.parse("scaffold+fedadam+pews")
     MethodName(base='scaffold', server='fedadam', warmup='learned', personal=None)
@@ -69,34 +67,27 @@ class MethodName:
 
     base: str = "fedavg"
     server: str | None = None
-    warmup: Kind = "none"
+    warmup: WarmupKind = "none"
     personal: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> MethodName:
-        """Take a name apart; a part that is unknown, or there twice, is a ConfigError."""
-        found: dict[str, Any] = {}
-        value: Any
+        """Split a name; a part that is unknown, or that is given twice, is a ConfigError."""
+        roles = {"base": METHODS, "server": SERVERS, "warmup": WARMUPS, "personal": PERSONAL}
+        parts: dict[str, Any] = {}
         for written in text.split("+"):
-            # a module or a file has capitals of its own
+            # a module or a file may have capitals
             part = written if ":" in written else written.lower()
-            if part in METHODS or ":" in part:
-                place, value = "base", part
-            elif part in SERVERS:
-                place, value = "server", part
-            elif part in WARMUPS:
-                place, value = "warmup", WARMUPS[part]
-            elif part in PERSONAL:
-                place, value = "personal", part
-            else:
-                known = nearest(part, [*METHODS, *SERVERS, *WARMUPS, *PERSONAL])
+            role = "base" if ":" in part else next((role for role in roles if part in roles[role]), None)
+            if role is None:
+                known = nearest(part, [name for names in roles.values() for name in names])
                 raise ConfigError(f"method.name {text!r}: {part!r} is unknown; {known}")
-            if place in found:
+            if role in parts:
                 raise ConfigError(
-                    f"method.name {text!r}: {part!r} is out of place, there is a {place} already"
+                    f"method.name {text!r}: {part!r} is out of place, there is a {role} already"
                 )
-            found[place] = value
-        return cls(**found)
+            parts[role] = WARMUPS.get(part, part)
+        return cls(**parts)
 
     @property
     def tables(self) -> dict[str, str]:
@@ -105,9 +96,9 @@ class MethodName:
         >>> MethodName.parse("fedprox+fedadam+pews").tables
         {'fedprox': 'method', 'fedadam': 'server', 'pews': 'warmup'}
         """
-        found = {self.base.rpartition(":")[2]: "method", self.server: "server", self._suffix: "warmup"}
-        found[self.personal] = "method"
-        return {part: table for part, table in found.items() if part is not None}
+        base = self.base.rpartition(":")[2]
+        tables = {base: "method", self.server: "server", self._suffix: "warmup", self.personal: "method"}
+        return {part: table for part, table in tables.items() if part is not None}
 
     @property
     def _suffix(self) -> str | None:
@@ -138,59 +129,41 @@ def method(
     >>> method("fedprox+pews", mu=0.1, warmup={"rounds": 25, "diversity": 5.0}).inner.mu
     0.1
     """
+    from fedpews.warmup import with_warmup
+
     parts = name if isinstance(name, MethodName) else MethodName.parse(name)
-    around, options = _split(parts, options)
     local = {"name": optimizer} if isinstance(optimizer, str) else dict(optimizer or {})
-    made = _base(parts, dict(server or {}), local, options)
-    if parts.warmup == "none":
-        if warmup:
-            raise ConfigError(f"{parts} has no warmup; add +pews (or -fixed, -auto, -random) to its name")
-    else:
-        made = _with_warmup(made, parts.warmup, dict(warmup or {}))
-    if parts.personal is not None:
-        if parts.personal == "local" and parts.warmup != "none":
-            raise ConfigError("clients that share nothing have no use for a warmup; leave it or local out")
-        made = make(personal_class(parts.personal), around, "method.", parts.personal, inner=made)
-    return made
-
-
-def _split(parts: MethodName, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of what gives clients their own models, and the base method's."""
-    if parts.personal is None:
-        return {}, options
-    cls = personal_class(parts.personal)
-    around = {key: value for key, value in options.items() if key in option_types(cls)}
-    rest = {key: value for key, value in options.items() if key not in around}
-    return around, rest
-
-
-def _base(
-    parts: MethodName, server: dict[str, Any], local: dict[str, Any], options: dict[str, Any]
-) -> Method:
-    cls, made = method_class(parts.base), {}
-    if takes_optimizer(parts.base):
-        if local:
-            made["optimizer"] = local_optimizer(**local)
+    inner: dict[str, Any] = {}
+    takes = method_fields(parts.base)
+    if "optimizer" in takes:
+        inner |= {"optimizer": local_optimizer(**local)} if local else {}
     elif local:
         raise ConfigError(f"{parts.base} trains by a rule of its own, so it takes no train.optimizer")
-    if takes_server(parts.base):
-        made["server"] = server_optimizer(parts.server, **server)
+    if "server" in takes:
+        inner["server"] = server_optimizer(parts.server, **(server or {}))
     elif server or parts.server:
         raise ConfigError(
             f"{parts.base} does not average at the server, so it takes no server optimiser and no server rate"
         )
-    method: Method = make(cls, options, "method.", parts.base, **made)
-    return method
-
-
-def _with_warmup(method: Method, kind: Kind, given: dict[str, Any]) -> Method:
-    from fedpews.warmup import with_warmup
-
-    if "rounds" not in given:
-        raise ConfigError("a warmup needs its number of rounds W: warmup={'rounds': 25}")
-    rounds = given.pop("rounds")
-    masks = masks_class(kind)
-    return with_warmup(method, rounds, make(masks, given, "warmup.", f"the {kind} warmup"))
+    personal = None if parts.personal is None else find_class("personal", parts.personal)
+    # options of what gives clients their own models; the rest is for the base method
+    around = (
+        {} if personal is None else {key: options.pop(key) for key in options.keys() & option_types(personal)}
+    )
+    composed: Method = make(find_class("method", parts.base), options, "method.", parts.base, **inner)
+    if parts.warmup != "none":
+        given = dict(warmup or {})
+        if "rounds" not in given:
+            raise ConfigError("a warmup needs its number of rounds W: warmup={'rounds': 25}")
+        rounds, masks = given.pop("rounds"), find_class("masks", parts.warmup)
+        composed = with_warmup(composed, rounds, make(masks, given, "warmup.", f"the {parts.warmup} warmup"))
+    elif warmup:
+        raise ConfigError(f"{parts} has no warmup; add +pews (or -fixed, -auto, -random) to its name")
+    if personal is None:
+        return composed
+    if parts.personal == "local" and parts.warmup != "none":
+        raise ConfigError("clients that share nothing have no use for a warmup; leave it or local out")
+    return make(personal, around, "method.", str(parts.personal), inner=composed)
 
 
 def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer:
@@ -199,9 +172,8 @@ def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer
     >>> server_optimizer("fedadam", lr=0.01).lr
     0.01
     """
-    cls = server_class(name) if name else _load(PLAIN_SERVER, "server step", "plain")
-    server: ServerOptimizer = make(cls, options, "server.", name or "the server")
-    return server
+    cls = find_class("server", name or "fedpews.methods.server_optimizers:SGD")
+    return make(cls, options, "server.", name or "the server")
 
 
 def local_optimizer(name: str = "sgd", **options: Any) -> Optimizer:
@@ -210,77 +182,19 @@ def local_optimizer(name: str = "sgd", **options: Any) -> Optimizer:
     >>> local_optimizer("adam", beta2=0.99).beta2
     0.99
     """
-    cls = optimizer_class(name)
-    optimizer: Optimizer = make(cls, options, "optimizer.", name)
-    return optimizer
+    return make(find_class("optimizer", name), options, "optimizer.", name)
 
 
-def method_class(name: str) -> type[Any]:
-    """The class behind a base method's name, or behind ``module:Class``."""
-    return _find(name, METHODS, "method")
+def find_class(kind: Kind, name: str) -> type[Any]:
+    """The class of a kind behind a name, or behind ``module:Class``.
 
-
-def server_class(name: str) -> type[Any]:
-    """The class behind a server optimiser's name."""
-    return _find(name, SERVERS, "server optimiser")
-
-
-def optimizer_class(name: str) -> type[Any]:
-    """The class behind a local optimiser's name, or behind ``module:Class``."""
-    return _find(name, OPTIMIZERS, "optimiser")
-
-
-def personal_class(name: str) -> type[Any]:
-    """The class behind what gives clients their own models."""
-    return _find(name, PERSONAL, "way to models of clients' own")
-
-
-def masks_class(kind: Kind) -> type[Any]:
-    """What decides who owns which neurons in this kind of warmup: Learned, Fixed, Auto or Random."""
-    return _load(MASKS[kind], "kind of warmup", kind)
-
-
-def takes_server(name: str) -> bool:
-    """Whether server optimisers go with the base method."""
-    return any(field.name == "server" for field in dataclasses.fields(method_class(name)))
-
-
-def takes_optimizer(name: str) -> bool:
-    """Whether local optimisers go with the base method."""
-    return any(field.name == "optimizer" for field in dataclasses.fields(method_class(name)))
-
-
-def unused_keys(name: MethodName) -> list[str]:
-    """The keys and tables of a configuration that a method does not read."""
-    names = {field.name for field in dataclasses.fields(method_class(name.base))}
-    keys = [
-        f"train.{key}" for key in ("momentum", "weight_decay", "clip_norm", "optimizer") if key not in names
-    ]
-    if "server" not in names:
-        keys += ["train.server_lr", "server"]
-    if "optimizer" not in names:
-        keys.append("optimizer")
-    # λ is chosen for learned masks; FedPeWS-Auto has its own
-    return keys if name.warmup == "learned" else [*keys, "warmup.diversity"]
-
-
-def describe(name: str) -> str:
-    """One line about a part of a method's name: the first of its docstring, or of its file if it is alone there."""
-    cls = _find(name, METHODS | SERVERS | PERSONAL, "method")
-    is_alone = [path.partition(":")[0] for path in METHODS.values()].count(cls.__module__) == 1
-    text = inspect.getdoc(inspect.getmodule(cls) if name in METHODS and is_alone else cls)
-    return " ".join((text or "").split("\n\n")[0].split())
-
-
-def _find(name: str, places: Mapping[str, str], what: str) -> type[Any]:
-    place = places.get(name, name)
-    if ":" not in place:
-        raise ConfigError(f"there is no {what} {name!r}; {nearest(name, places)}")
-    return _load(place, what, name)
-
-
-def _load(place: str, what: str, name: str) -> type[Any]:
-    module, _, attribute = place.rpartition(":")
+    >>> find_class("method", "fedprox").__name__
+    'FedProx'
+    """
+    known, what = registered(kind), {"server": "server optimiser", "optimizer": "optimiser"}.get(kind, kind)
+    module, colon, attribute = known.get(name, name).rpartition(":")
+    if not colon:
+        raise ConfigError(f"there is no {what} {name!r}; {nearest(name, known)}")
     try:
         cls = getattr(load_module(module), attribute)
     except Exception as error:  # whatever the user's own file raises
@@ -292,3 +206,27 @@ def _load(place: str, what: str, name: str) -> type[Any]:
             "options are known"
         )
     return cls
+
+
+def method_fields(name: str) -> set[str]:
+    """The fields of a base method: ``server`` and ``optimizer`` if it takes those."""
+    return {field.name for field in dataclasses.fields(find_class("method", name))}
+
+
+def unused_keys(name: MethodName) -> list[str]:
+    """The keys and tables of a configuration that a method does not read."""
+    fields = method_fields(name.base)
+    keys = [f"train.{key}" for key in (*TRAIN_KEYS, "optimizer") if key not in fields]
+    keys += [] if "server" in fields else ["train.server_lr", "server"]
+    keys += [] if "optimizer" in fields else ["optimizer"]
+    # λ is chosen for learned masks; FedPeWS-Auto has its own
+    return keys if name.warmup == "learned" else [*keys, "warmup.diversity"]
+
+
+def describe(name: str) -> str:
+    """One line about a part of a method's name: the first of its docstring, or of its file if it is alone there."""
+    kind: Kind = "method" if name in METHODS else "server" if name in SERVERS else "personal"
+    cls = find_class(kind, name)
+    is_alone = [path.partition(":")[0] for path in METHODS.values()].count(cls.__module__) == 1
+    text = inspect.getdoc(inspect.getmodule(cls) if kind == "method" and is_alone else cls)
+    return " ".join((text or "").split("\n\n")[0].split())

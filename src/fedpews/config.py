@@ -6,16 +6,15 @@ Nothing here imports torch, so that `fedpews --help` is quick.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, Kind, MethodName
+from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, MethodName, WarmupKind
 from fedpews.errors import ConfigError, nearest
-from fedpews.models.table import ModelTable as ModelTable
 from fedpews.options import (
     Count,
     NotNegative,
@@ -134,7 +133,7 @@ def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
 @_with_mask_options
 class WarmupTable(Table):
     model_config = ConfigDict(allow_inf_nan=False)
-    kind: Kind | None = Field(None, description="by default what the method's name says")
+    kind: WarmupKind | None = Field(None, description="by default what the method's name says")
     rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(
         None, description="W, rounds of the warmup"
     )
@@ -294,7 +293,7 @@ def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     }
     if "method.name" in changes:
         names = result.get("method", {}).get("name", ""), str(changes["method.name"])
-        if len({name.lower().split("+")[0] for name in names}) > 1:
+        if "method.object" in changes or len({name.lower().split("+")[0] for name in names}) > 1:
             result["method"] = {}
         result.get("warmup", {}).pop("kind", None)
     instead = EITHER | {other: key for key, other in EITHER.items()}
@@ -358,12 +357,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flatten({"train": {"lr": 0.1}, "rounds": 5})
     {'train.lr': 0.1, 'rounds': 5}
     """
-
-    def walk(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, Mapping):
-                yield from walk(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-    return dict(walk(values, prefix))
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -10,7 +10,8 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
@@ -18,38 +19,13 @@ from typing import Annotated, Any, Self, get_type_hints
 import tomli_w
 from pydantic import Field, ValidationError, create_model, model_validator
 
-from fedpews.compose import (
-    METHOD_KEYS,
-    METHODS,
-    OPTIMIZERS,
-    PERSONAL,
-    SERVERS,
-    Kind,
-    MethodName,
-    method_class,
-    optimizer_class,
-    personal_class,
-    server_class,
-    unused_keys,
-)
-from fedpews.config import (
-    FinetuneTable,
-    FlowerTable,
-    MethodTable,
-    ModelTable,
-    PretrainTable,
-    PrivacyTable,
-    RuntimeTable,
-    StopTable,
-    TaskTable,
-    TrainTable,
-    WarmupTable,
-    override,
-    read_config,
-)
+from fedpews import compose, config
+from fedpews.compose import MethodName, find_class
+from fedpews.config import flatten, override, read_config
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, explain
 from fedpews.models import FROM_DATA, MODELS, model_class
+from fedpews.models.table import ModelTable
 from fedpews.options import Count, Table, option_texts, option_types
 from fedpews.tasks.class_names import check_list
 from fedpews.tasks.names import TASKS, Goal, short
@@ -83,19 +59,19 @@ class Experiment(Table):
         1.0, description="part of the clients in each round"
     )
     data: DataTable = DataTable()
-    task: TaskTable = TaskTable()
+    task: config.TaskTable = config.TaskTable()
     model: ModelTable = ModelTable()
-    train: TrainTable = TrainTable()
-    method: MethodTable = MethodTable()
+    train: config.TrainTable = config.TrainTable()
+    method: config.MethodTable = config.MethodTable()
     optimizer: dict[str, float] = Field({}, description="the local optimiser's own options")
     server: dict[str, float] = Field({}, description="the server optimiser's own options")
-    warmup: WarmupTable = WarmupTable()
-    stop: StopTable = StopTable()
-    pretrain: PretrainTable = PretrainTable()
-    finetune: FinetuneTable = FinetuneTable()
-    privacy: PrivacyTable = PrivacyTable()
-    runtime: RuntimeTable = RuntimeTable()
-    flower: FlowerTable = FlowerTable()
+    warmup: config.WarmupTable = config.WarmupTable()
+    stop: config.StopTable = config.StopTable()
+    pretrain: config.PretrainTable = config.PretrainTable()
+    finetune: config.FinetuneTable = config.FinetuneTable()
+    privacy: config.PrivacyTable = config.PrivacyTable()
+    runtime: config.RuntimeTable = config.RuntimeTable()
+    flower: config.FlowerTable = config.FlowerTable()
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -105,59 +81,53 @@ class Experiment(Table):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds are given twice: {self.seeds}")
+            yield f"seeds are given twice: {self.seeds}"
         named, kind = self._parsed.warmup, self.warmup.kind
         if named != "none" and kind not in (None, named):
-            raise ValueError(
+            yield (
                 f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
                 "leave one of them out"
             )
         if self.data.classes is not None:
             own = {"task": (self.task.model_extra or {}).get("classes"), "flower": self.flower.classes}
             check_list(self.data.classes, own)
-        twice = self._said_twice()
-        if twice:
-            raise ValueError(twice)
-        if self.privacy.clip is not None and (self.train.weighting, self.train.aggregate) != (
-            "uniform",
-            "mean",
-        ):
-            raise ValueError(
-                "with privacy.clip, train.weighting must be 'uniform' and train.aggregate 'mean'"
-            )
-        if self.warmup_kind != "none" and self.warmup_rounds > self.rounds:
-            raise ValueError(
+        # a key that is given in two places: one of them would be ignored
+        method, train = self.method.model_extra or {}, self.train
+        for key in compose.TRAIN_KEYS:
+            if key in method and getattr(train, key):
+                yield f"method.{key} and train.{key} are the same; give one of them"
+        if "lr" in self.server and train.server_lr is not None:
+            yield "server.lr and train.server_lr are the same; give one of them"
+        for table, values in (("method", method), ("server", self.server), ("optimizer", self.optimizer)):
+            for key in ("optimizer", "server", "warmup") if table == "method" else ("name",):
+                if key in values:
+                    yield f"there is no key {table}.{key}; see `fedpews list keys`"
+        if self.privacy.clip is not None and (train.weighting, train.aggregate) != ("uniform", "mean"):
+            yield "with privacy.clip, train.weighting must be 'uniform' and train.aggregate 'mean'"
+        if self.warmup_rounds > self.rounds:
+            yield (
                 f"warmup.rounds is {self.warmup_rounds} but there are only {self.rounds} rounds; make it at most rounds"
             )
-        return self
-
-    def _said_twice(self) -> str:
-        """What is wrong where a key is given in two places, of which one would be ignored."""
-        own, names = self.method.model_extra or {}, ("momentum", "weight_decay", "clip_norm")
-        given = {f"method.{key}": f"train.{key}" for key in names if key in own and getattr(self.train, key)}
-        if "lr" in self.server and self.train.server_lr is not None:
-            given["server.lr"] = "train.server_lr"
-        for one, other in given.items():
-            return f"{one} and {other} are the same; give one of them"
-        strange = [f"method.{key}" for key in ("optimizer", "server", "warmup") if key in own]
-        strange += [f"{table}.name" for table in ("server", "optimizer") if "name" in getattr(self, table)]
-        return f"there is no key {strange[0]}; see `fedpews list keys`" if strange else ""
 
     @property
     def _parsed(self) -> MethodName:
-        return (
-            MethodName.parse(self.method.name) if self.method.object is None else MethodName(self.method.name)
-        )
+        name = self.method.name
+        return MethodName.parse(name) if self.method.object is None else MethodName(name)
 
     @property
     def method_name(self) -> MethodName:
-        """The method's name taken apart, whichever key asked for the warmup."""
+        """The method's name split into its parts, whichever key asked for the warmup."""
         named = self._parsed
         return named if named.warmup != "none" else replace(named, warmup=self.warmup.kind or "none")
 
     @property
-    def warmup_kind(self) -> Kind:
+    def warmup_kind(self) -> compose.WarmupKind:
         return self.method_name.warmup
 
     @property
@@ -186,6 +156,28 @@ class Experiment(Table):
         if value is None and metric == "accuracy":
             value = self.target_accuracy
         return Goal(metric, value)
+
+    def lr_at(self, round: int) -> float:
+        """The local learning rate: multiplied by ``lr_decay`` after each milestone.
+
+        It rises linearly in the first ``lr_warmup`` rounds; a cosine begins after them.
+
+        >>> experiment = Experiment(rounds=6, train={"lr": 1.0, "lr_warmup": 2, "lr_schedule": "cosine"})
+        >>> [round(experiment.lr_at(t), 3) for t in range(1, 7)]
+        [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+        """
+        train = self.train
+        lr = train.lr * train.lr_decay ** sum(round > milestone for milestone in train.lr_milestones)
+        if round <= train.lr_warmup:
+            return lr * round / train.lr_warmup
+        if train.lr_schedule != "cosine":
+            return lr
+        progress = (round - train.lr_warmup - 1) / (self.rounds - train.lr_warmup)
+        return train.lr_min + (lr - train.lr_min) * (1 + math.cos(math.pi * progress)) / 2
+
+    def cohort_size(self, clients: int) -> int:
+        """How many clients take part in a round: at least one, halves rounded up."""
+        return max(1, math.floor(self.participation * clients + 0.5))
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
@@ -216,37 +208,22 @@ class Experiment(Table):
         """
         changes = overrides or {}
         values = override(read_config(config), changes)
-        if "method.object" in changes:
-            values["method"] = {
-                key.removeprefix("method."): v for key, v in changes.items() if key.startswith("method.")
-            }
-            return cls(**_without(values, METHOD_KEYS, changes))
-        if "method.name" in changes:
-            name, kind = MethodName.parse(str(changes["method.name"])), values.get("warmup", {}).get("kind")
-            unused = unused_keys(replace(name, warmup=kind or name.warmup))
-            kept = _without(values, unused, changes)
-            for key in values.get("train", {}).keys() - kept["train"].keys():
+        if "method.name" not in changes:
+            return cls(**values)
+        name, unused = str(changes["method.name"]), compose.METHOD_KEYS
+        if "method.object" not in changes:
+            parsed, kind = MethodName.parse(name), values.get("warmup", {}).get("kind")
+            unused, name = compose.unused_keys(replace(parsed, warmup=kind or parsed.warmup)), parsed.base
+        # what is changed beside the method stays
+        unused = [key for key in unused if not any(f"{change}.".startswith(f"{key}.") for change in changes)]
+        for key in unused:
+            table, _, inner = key.rpartition(".")
+            removed = values.get(table, {}).pop(inner, None) if table else values.pop(inner, None)
+            if removed is not None and table == "train" and "method.object" not in changes:
                 logging.getLogger("fedpews").warning(
-                    "%s has no use for train.%s, which %s sets: left out", name.base, key, config
+                    "%s has no use for %s, which %s sets: left out", name, key, config
                 )
-            return cls(**kept)
         return cls(**values)
-
-
-def _without(values: dict[str, Any], keys: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The values without these keys or tables, except those that are changed."""
-    unused = {key for key in keys if not any(f"{change}.".startswith(f"{key}.") for change in changes)}
-    return {
-        table: {key: value for key, value in inner.items() if f"{table}.{key}" not in unused}
-        if isinstance(inner, dict)
-        else inner
-        for table, inner in values.items()
-        if table not in unused
-    }
-
-
-TRAIN_KEYS = ("momentum", "weight_decay", "clip_norm")
-"""Options of most methods that a configuration has under ``train``."""
 
 
 @dataclass(frozen=True)
@@ -285,16 +262,29 @@ def option_keys() -> Iterator[Key]:
     """The options of each task, model, method and optimiser, whose names follow in brackets; all are imported."""
     from fedpews.tasks.task import task_class
 
-    for table, names, find in (
-        ("task", TASKS, task_class),
-        ("model", MODELS, model_class),
-        ("method", METHODS, method_class),
-        ("server", SERVERS, server_class),
-        ("method", PERSONAL, personal_class),
-        ("optimizer", OPTIMIZERS, optimizer_class),
+    classes = [("task", name, task_class(name)) for name in TASKS]
+    classes += [("model", name, model_class(name)) for name in MODELS]
+    for kind, names in (
+        ("method", compose.METHODS),
+        ("server", compose.SERVERS),
+        ("personal", compose.PERSONAL),
+        ("optimizer", compose.OPTIMIZERS),
     ):
+        table = "method" if kind == "personal" else kind
+        classes += [(table, name, find_class(kind, name)) for name in names]
+    for table, owner, cls in classes:
+        defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
+        if dataclasses.is_dataclass(cls):
+            hints = option_types(cls)
+            elsewhere = {"task": {"metrics"}, "method": set(compose.TRAIN_KEYS)}.get(table, set())
+        else:
+            hints, elsewhere = get_type_hints(cls.__init__, include_extras=True), FROM_DATA
+        names = [name for name in defaults if name in hints and name not in elsewhere]
+        fields: dict[str, Any] = {name: (hints[name], None) for name in names}
+        schema, texts = create_model(owner, **fields).model_json_schema(), option_texts(cls)
         for name in names:
-            yield from _options(table, name, find(name))
+            shown = {"default": defaults[name], "description": texts.get(name, "")}
+            yield _key(f"{table}.{name} ({owner})", schema["properties"][name] | shown)
 
 
 def commented_toml(
@@ -302,71 +292,44 @@ def commented_toml(
 ) -> str:
     """A recipe as a file to change: its values, and every other key with its default as a comment.
 
-    Options of tasks, models, methods and optimisers are all there, since it depends on the names which are read.
+    The options of all tasks, models, methods and optimisers are there, each with the name that it belongs to.
 
     Args:
-        tables: in the place of the recipe's.
+        tables: replace those of the recipe.
     """
-    values, defaults = {**read_config(recipe), **(tables or {})}, Experiment().model_dump()
-    words = {key.name: key for key in config_keys()}
-    options: dict[str, list[Key]] = {}
-    for key in option_keys():
-        options.setdefault(key.name.partition(".")[0], []).append(key)
-    used = _used(Experiment(**values))
-    lines = [
-        f"# fedpews run {path}",
-        f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
-        "# Names such as module:Class are code, which runs: read a file that somebody else wrote first.",
-        "",
-    ]
-    plain = {name: default for name, default in defaults.items() if not isinstance(default, dict)}
-    lines += _commented("", values, plain, words)
-    for table, inner in defaults.items():
-        # what real sites need is another file's matter: fedpews flower new
-        if isinstance(inner, dict) and table != "flower":
-            given = dict(values.get(table, {}))
-            lines += ["", f"[{table}]"]
-            mine = list(_options_commented(given, options.get(table, []), used))
-            nested = {name: [word for word in words if word.startswith(f"{table}.{name}.")] for name in inner}
-            flat = {name: default for name, default in inner.items() if not nested[name]}
-            lines += [*_commented(f"{table}.", given, flat, words), *mine]
-            for name, keys in nested.items():
-                inside = {key.rpartition(".")[2]: words[key].value for key in keys}
-                below = list(_commented(f"{table}.{name}.", {}, inside, words))
-                lines += ["", f"# [{table}.{name}]", *below] if keys else []
-    return "\n".join(lines) + "\n"
+    values = {**read_config(recipe), **(tables or {})}
+    given, experiment = flatten(values), Experiment(**values)
+    used = {"", experiment.task.name, experiment.model.name, experiment.train.optimizer}
+    used |= experiment.method_name.tables.keys()
+    sections = {
+        "": [
+            f"# fedpews run {path}",
+            f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
+            "# Names such as module:Class are code, which runs: read a file that somebody else wrote first.",
+        ]
+    }
 
+    def section(table: str) -> list[str]:
+        is_given = "." not in table or any(name.startswith(f"{table}.") for name in given)
+        return sections.setdefault(table, [f"[{table}]" if is_given else f"# [{table}]"])
 
-def _used(experiment: Experiment) -> set[str]:
-    """The names whose options the experiment reads."""
-    named = MethodName.parse(experiment.method.name)
-    return {experiment.task.name, experiment.model.name, experiment.train.optimizer, *named.tables}
-
-
-def _options_commented(given: dict[str, Any], options: Sequence[Key], used: set[str]) -> Iterator[str]:
-    """Each option below its owner and meaning; one that is given is moved here."""
-    for key in options:
-        name, _, owner = key.name.partition(".")[2].partition(" ")
+    sections[""].append("")
+    for key in (*config_keys(), *option_keys()):
+        name, _, owner = key.name.partition(" ")
+        table, _, last = name.rpartition(".")
         owner = owner.strip("()")
-        yield f"# {owner}: {key.text} ({key.type})"
-        if name in given and owner in used:
-            yield f"{name} = {_toml(given.pop(name))}"
-        else:
-            yield f"# {name} = {_toml(key.value)}".rstrip()
-
-
-def _commented(
-    prefix: str, values: Mapping[str, Any], defaults: Mapping[str, Any], words: Mapping[str, Key]
-) -> Iterator[str]:
-    own = [name for name, value in values.items() if not isinstance(value, dict) and name not in defaults]
-    for name in (*defaults, *own):
-        key = words.get(prefix + name)
-        if key is not None:
-            yield f"# {key.text} ({key.type})" if key.text else f"# {key.type}"
-        if name in values:
-            yield f"{name} = {_toml(values[name])}"
-        else:
-            yield f"# {name} = {_toml(defaults[name])}".rstrip()
+        if name in ("optimizer", "server"):
+            section(name)
+        # what real sites need is written by: fedpews flower new
+        elif table != "flower":
+            section(table).append(f"# {owner}: {key.text} ({key.type})".replace("# : ", "# "))
+            is_set = name in given and owner in used
+            line = f"{last} = {_toml(given.pop(name) if is_set else key.value)}"
+            section(table).append(line if is_set else f"# {line}".rstrip())
+    for name, value in given.items():
+        table, _, last = name.rpartition(".")
+        section(table).append(f"{last} = {_toml(value)}")
+    return "\n\n".join("\n".join(lines) for lines in sections.values()) + "\n"
 
 
 def _toml(value: Any) -> str:
@@ -374,26 +337,10 @@ def _toml(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _options(table: str, owner: str, cls: type[Any]) -> Iterator[Key]:
-    defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
-    if dataclasses.is_dataclass(cls):
-        hints = option_types(cls)
-        elsewhere = {"task": {"metrics"}, "method": set(TRAIN_KEYS)}.get(table, set())
-    else:
-        hints, elsewhere = get_type_hints(cls.__init__, include_extras=True), FROM_DATA
-    names = [name for name in defaults if name in hints and name not in elsewhere]
-    fields: dict[str, Any] = {name: (hints[name], None) for name in names}
-    schema, texts = create_model(owner, **fields).model_json_schema(), option_texts(cls)
-    for name in names:
-        shown = schema["properties"][name] | {"default": defaults[name], "description": texts.get(name, "")}
-        yield _key(f"{table}.{name} ({owner})", shown)
-
-
 def _key(name: str, entry: Mapping[str, Any]) -> Key:
     default = entry.get("default")
     shown = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    shown = "" if default is None else shown
-    return Key(name, _type(entry), shown, entry.get("description", ""), default)
+    return Key(name, _type(entry), "" if default is None else shown, entry.get("description", ""), default)
 
 
 def _type(entry: Mapping[str, Any]) -> str:
@@ -404,20 +351,18 @@ def _type(entry: Mapping[str, Any]) -> str:
     """
     if "anyOf" in entry:
         return _type(next(one for one in entry["anyOf"] if one.get("type") != "null"))
-    if "enum" in entry:
-        return " | ".join(map(str, entry["enum"]))
-    if "const" in entry:
-        return str(entry["const"])
+    if "enum" in entry or "const" in entry:
+        return " | ".join(map(str, entry.get("enum", [entry.get("const")])))
     kind = str(entry.get("type", "table"))
     if kind == "array":
         return f"list of {_type(entry.get('items', {'type': 'value'}))}"
-    low = next(((entry[key], sign) for key, sign in _LOW.items() if key in entry), None)
-    high = next((f"{sign} {entry[key]:g}" for key, sign in _HIGH.items() if key in entry), "")
-    if low is not None:
-        high = f"{low[0]:g} {low[1]} · {high}" if high else f"{'≥' if low[1] == '≤' else '>'} {low[0]:g}"
     names = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "table"}
-    return ", ".join(filter(None, (names.get(kind, kind), high)))
-
-
-_LOW = {"minimum": "≤", "exclusiveMinimum": "<"}
-_HIGH = {"maximum": "≤", "exclusiveMaximum": "<"}
+    low = {"minimum": "≥", "exclusiveMinimum": ">"}
+    high = {"maximum": "≤", "exclusiveMaximum": "<"}
+    above = [(entry[key], sign) for key, sign in low.items() if key in entry]
+    below = [f"{sign} {entry[key]:g}" for key, sign in high.items() if key in entry]
+    if above and below:
+        limits = [f"{above[0][0]:g} {'≤' if above[0][1] == '≥' else '<'} · {below[0]}"]
+    else:
+        limits = below or [f"{sign} {value:g}" for value, sign in above]
+    return ", ".join([names.get(kind, kind), *limits])

@@ -32,7 +32,7 @@ def pretrain(setup: Setup) -> Mapping[int, Tree]:
     if setup.public is None:
         return setup.starts
     table = setup.experiment.pretrain
-    lr = setup.rules.lr_at(1) if table.lr is None else table.lr
+    lr = setup.experiment.lr_at(1) if table.lr is None else table.lr
     downloads = {seed: Download(0, "pretrain", 1, params) for seed, params in setup.starts.items()}
     with _trained(setup, setup.public, downloads, table.epochs, lr) as (_, models):
         return {seed: clients[0] for seed, clients in models.items()}
@@ -56,7 +56,7 @@ def fine_tune(setup: Setup, models: Mapping[int, Tree]) -> tuple[Models, dict[st
     """Each client's model after so many epochs from the global one, and its metric on the client's data."""
     table, last, clients = setup.experiment.finetune, setup.experiment.rounds, range(len(setup.data))
     assert table.epochs is not None
-    lr = setup.rules.lr_at(last) if table.lr is None else table.lr
+    lr = setup.experiment.lr_at(last) if table.lr is None else table.lr
     downloads = {s: Download(last + 1, "finetune", len(clients), params) for s, params in models.items()}
     with _trained(setup, setup.data, downloads, table.epochs, lr) as (engine, tuned):
         values = [score_personal(engine, setup.data, seed, trees) for seed, trees in tuned.items()]

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedpews.build import Setup
 from fedpews.data.federation import Federation
 from fedpews.engines.engine import Engine
 from fedpews.engines.evaluate import Score
 from fedpews.errors import RunFailed
-from fedpews.methods.contract import THETA, Cohort, Download, Method, Upload
+from fedpews.methods.contract import THETA, Cohort, Download, Upload
 from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
 from fedpews.results.masks import BINS, Ownership
@@ -60,18 +61,17 @@ class Measurer:
     record is then completed in the next round; until then it is in ``pending``.
     """
 
-    def __init__(
-        self, net: Network, method: Method, data: Federation, engine: Engine, memories: Store
-    ) -> None:
-        self.net, self.method, self.data = net, method, data
-        self.engine, self.memories, self.total = engine, memories, len(data)
+    def __init__(self, setup: Setup, engine: Engine, memories: Store) -> None:
+        self.net, self.method, self.data = setup.net, setup.method, setup.data
+        self.engine, self.memories, self.total = engine, memories, len(setup.data)
         self.pending: list[Record] = []
         self._pending_models: list[Tree] = []
-        # who owned which neurons in the last round, if clients own neurons
+        # the neurons that each client owned in the last round, if clients own neurons
         self.observed: list[Ownership] = []
         # the server of real sites has no samples
-        mixes = len(data.y) > 0 and len(data) <= SHOWN_CLIENTS and data.test_owner is None
-        self._counts = data.counts() if mixes and data.task.classes_of(data.y) is not None else None
+        data, shown = setup.data, len(setup.data.y) > 0 and self.total <= SHOWN_CLIENTS
+        mixes = shown and data.test_owner is None and data.task.classes_of(data.y) is not None
+        self._counts = data.counts() if mixes else None
 
     def measure(self, parts: Sequence[SeedRound], evaluate: bool, last: bool, began: float) -> list[Record]:
         """The records of a round, after those that waited for it.
@@ -80,7 +80,7 @@ class Measurer:
             last: whether the records must be complete now.
             began: when the round began.
         """
-        complete = self.complete()
+        complete, seeds = self.complete(), [part.seed for part in parts]
         models = [self.method.evaluated_params(self.net, part.state) for part in parts] if evaluate else []
         # the model that is evaluated must be the one that the next round's clients get
         waits = not last and self.engine.evaluates_in_training
@@ -88,15 +88,14 @@ class Measurer:
             model is self.method.params(part.state) for model, part in zip(models, parts, strict=False)
         )
         test: Sequence[Score | None] = [None] * len(parts)
-        validation: Sequence[Score | None] = [None] * len(parts)
-        seeds = [part.seed for part in parts]
+        validation = test
         if evaluate and not waits:
             test = self.engine.evaluate(models, seeds)
             if self.data.validation:
                 validation = self.engine.evaluate(models, seeds, "validation")
         records = [
             self._record(part, evaluate, *scores)
-            for part, scores in zip(parts, zip(test, validation, strict=True), strict=True)
+            for part, *scores in zip(parts, test, validation, strict=True)
         ]
         seen = [
             observe_neurons(self.net, part.seed, part.cohort.round, part.uploads, self.total)
@@ -128,28 +127,30 @@ class Measurer:
     def _record(
         self, part: SeedRound, evaluate: bool, test: Score | None, validation: Score | None
     ) -> Record:
-        record: Record = {"seed": part.seed, "round": part.cohort.round, "phase": part.phase}
-        record |= {} if test is None else self.test(test)
-        record |= self.messages(part.uploads, part.downloads) | self.method.measure(self.net, part.state)
-        record |= {} if validation is None else self.validation(validation)
-        record |= {"left_out": part.left_out} if part.left_out else {}
-        if evaluate:
-            record |= self.personal(part) if self.method.personalised else {}
-            sent = dict(zip(part.cohort.clients, part.downloads, strict=True))
-            answered = [sent[upload.client] for upload in part.uploads]
-            record["update_cosine"] = update_cosine(self.net, part.uploads, answered, part.masks)
-        return record
-
-    def messages(self, uploads: Sequence[Upload], downloads: Sequence[Download]) -> dict[str, Any]:
-        """The training loss, the bytes that travelled, and who owned what."""
+        uploads, downloads = part.uploads, part.downloads
         # most methods send one download to all clients
         shared = {id(download): download for download in downloads}
         sizes = dict(zip(shared, message_sizes(self.net, [*shared.values()]), strict=True))
-        return {
+        record: Record = {"seed": part.seed, "round": part.cohort.round, "phase": part.phase}
+        record |= {} if test is None else self.test(test)
+        record |= {
             "train_loss": sum(upload.loss for upload in uploads) / len(uploads),
             "bytes_up": sum(message_sizes(self.net, uploads)),
             "bytes_down": sum(sizes[id(download)] for download in downloads),
-        } | measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
+        }
+        record |= measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
+        record |= self.method.measure(self.net, part.state)
+        if validation is not None:
+            # choices are made by these metrics
+            record["validation"] = self.data.task.measure(validation.sums) | {"loss": validation.mean_loss}
+        if part.left_out:
+            record["left_out"] = part.left_out
+        if evaluate:
+            record |= self.personal(part) if self.method.personalised else {}
+            sent = dict(zip(part.cohort.clients, downloads, strict=True))
+            answered = [sent[upload.client] for upload in uploads]
+            record["update_cosine"] = update_cosine(self.net, uploads, answered, part.masks)
+        return record
 
     def test(self, score: Score) -> dict[str, Any]:
         """The metrics on all test data, and on those of each client or site."""
@@ -179,10 +180,6 @@ class Measurer:
                 for name, (samples, sums) in score.sites.items()
             }
         return record
-
-    def validation(self, score: Score) -> dict[str, Any]:
-        """The metrics on validation data, by which choices are made."""
-        return {"validation": self.data.task.measure(score.sums) | {"loss": score.mean_loss}}
 
     def personal(self, part: SeedRound) -> dict[str, Any]:
         """The metric of each client's personalised model, made of its memory and the next round's download.

@@ -13,11 +13,7 @@ from fedpews.build import (
     build,
     build_engine,
     build_task,
-    describe_object,
     privacy_spent,
-    record_given,
-    resolve,
-    settings_of,
 )
 from fedpews.callbacks import Callback, progress_bar, stop_signal
 from fedpews.data.federation import Federation
@@ -27,6 +23,7 @@ from fedpews.engines.hardware import settled
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.finetuning import check_finetuning, fine_tune, pretrain
+from fedpews.given import describe_object, record_given, resolve, task_settings
 from fedpews.methods.contract import Method
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.notices import Notices
@@ -89,7 +86,7 @@ def run(
     """
     if isinstance(model, str | Mapping):
         settings["model"], model = {"name": model} if isinstance(model, str) else model, None
-    named, own_task = settings_of(task, metrics, clients)
+    named, own_task = task_settings(task, metrics, clients)
     settings |= named
     if isinstance(method, Method):
         settings["method"] = describe_object(method)
@@ -161,7 +158,7 @@ def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoin
             seed: place_like(state, states[seed], setup.net.device)
             for seed, state in checkpoint.states.items()
         }
-    server = Server(setup.net, setup.method, setup.data, engine, memories, setup.rules, states)
+    server = Server(setup, engine, memories, states)
     if checkpoint is not None:
         server.measurer.restore(checkpoint.about.get("pending", []), server.models())
     return server

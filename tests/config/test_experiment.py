@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedpews.build import build_method
-from fedpews.compose import WARMUPS, masks_class
-from fedpews.config import override, parse_setting, recipes
+from fedpews.compose import WARMUPS, find_class
+from fedpews.config import WarmupTable, override, parse_setting, recipes
 from fedpews.errors import ConfigError
-from fedpews.experiment import Experiment, WarmupTable
+from fedpews.experiment import Experiment
 from fedpews.methods.fedavg import FedAvg
 from fedpews.options import option_types
 from fedpews.warmup import with_warmup
@@ -154,7 +154,7 @@ def test_a_key_that_is_added_later_changes_no_fingerprint() -> None:
 
 @pytest.mark.parametrize("suffix", WARMUPS)
 def test_every_option_of_the_masks_is_a_key_with_the_same_default(suffix: str) -> None:
-    masks = masks_class(WARMUPS[suffix])
+    masks = find_class("masks", WARMUPS[suffix])
     assert set(option_types(masks)) <= set(WarmupTable.model_fields)
     built = build_method(Experiment(method={"name": f"fedavg+{suffix}"}, warmup={"rounds": 3}))
     assert built == with_warmup(FedAvg(), 3, masks())

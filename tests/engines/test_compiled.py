@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpews.compose import METHODS, method_class
+from fedpews.build import Setup
+from fedpews.compose import METHODS, find_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
 from fedpews.engines.choose import choose_engine, lanes_for
@@ -27,10 +28,11 @@ from fedpews.engines.compiled.program import CannotCompile
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job, Schedule
 from fedpews.errors import CheckpointError, RunFailed
+from fedpews.experiment import Experiment
 from fedpews.methods.contract import Cohort, Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
-from fedpews.server import Rules, Server
+from fedpews.server import Server
 from fedpews.trees import Nest, Tree, leaves
 from fedpews.warmup import Fixed, Learned, with_warmup
 
@@ -74,7 +76,8 @@ def run(
 ) -> tuple[list[Tree], list[dict[str, Any]]]:
     """The models of two seeds after some rounds, and every record."""
     states = {seed: method.init(net, net.initial(), len(data)) for seed in (0, 1)}
-    runner = Server(net, method, data, engine, Memories(), Rules(lr=lr, lr_milestones=(1,)), states)
+    experiment = Experiment(train={"lr": lr, "lr_milestones": [1]})
+    runner = Server(Setup(experiment, data, net, {}, method), engine, Memories(), states)
     with closing(engine):
         records = [record for round in range(1, rounds + 1) for record in runner.run(round)]
     return [method.params(state) for state in runner.states.values()], records
@@ -105,7 +108,7 @@ def assert_agree(method: Method, data: Federation, schedule: Schedule, net: Netw
             assert ours[key] == theirs[key]
 
 
-WITH_WARMUP = [name for name in METHODS if method_class(name).takes_warmup]
+WITH_WARMUP = [name for name in METHODS if find_class("method", name).takes_warmup]
 
 RAGGED = (16, 9, 5)
 """Client sizes: with batches of 4, one client has only full batches, two end on a batch of one sample."""
@@ -175,7 +178,8 @@ def test_workers_repeats_and_neighbours_do_not_change_a_bit() -> None:
     # with one seed alone, another number of lanes is idle
     state = {0: method.init(net, net.initial(), len(data))}
     with closing(CompiledEngine(net, data, Schedule(4), 1, lanes=3)) as engine:
-        runner = Server(net, method, data, engine, Memories(), Rules(lr=0.1, lr_milestones=(1,)), state)
+        experiment = Experiment(train={"lr": 0.1, "lr_milestones": [1]})
+        runner = Server(Setup(experiment, data, net, {}, method), engine, Memories(), state)
         for round in (1, 2):
             runner.run(round)
     assert_same([method.params(runner.states[0])], first[:1])
@@ -331,9 +335,8 @@ def test_what_a_client_keeps_does_not_hold_on_to_the_others() -> None:
     memories = Memories()
     engine = CompiledEngine(net, data, Schedule(4), 1, lanes=2)
     with closing(engine):
-        Server(
-            net, method, data, engine, memories, Rules(lr=0.1), {0: method.init(net, net.initial(), 3)}
-        ).run(1)
+        setup = Setup(Experiment(train={"lr": 0.1}), data, net, {}, method)
+        Server(setup, engine, memories, {0: method.init(net, net.initial(), 3)}).run(1)
     kept = [leaf for memory in memories.values() for _, leaf in leaves(memory)]
     assert len(memories) == 3
     assert all(leaf.untyped_storage().nbytes() == leaf.nbytes for leaf in kept)

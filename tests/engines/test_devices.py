@@ -15,7 +15,8 @@ import torch
 from other_device import OTHER, DeviceMixed, OtherDevice
 from torch import Tensor, nn
 
-from fedpews.compose import METHODS, method_class
+from fedpews.build import Setup
+from fedpews.compose import METHODS, find_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
 from fedpews.engines.client_round import start
@@ -24,6 +25,7 @@ from fedpews.engines.compiled.program import Looped, Sheet, Step, check_padding,
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import Interrupted
+from fedpews.experiment import Experiment
 from fedpews.methods import subnetwork
 from fedpews.methods.contract import Cohort, Download, Method
 from fedpews.methods.fedavg import FedAvg
@@ -32,11 +34,11 @@ from fedpews.methods.wire import decode_download, decode_upload, encode_download
 from fedpews.neurons.network import Network
 from fedpews.results import memories
 from fedpews.results.memories import MemoryStore
-from fedpews.server import Rules, Server
+from fedpews.server import Server
 from fedpews.trees import Tree, flatten, leaves, unflatten
 from fedpews.warmup import Auto, Fixed, Learned, with_warmup
 
-WARM = [name for name in METHODS if method_class(name).takes_warmup]
+WARM = [name for name in METHODS if find_class("method", name).takes_warmup]
 
 
 class Inline:
@@ -74,9 +76,9 @@ def play(make_method: Callable[[], Method], kind: str, there: bool, rounds: int 
     engine = EagerEngine(net, data, Schedule(4), 1)
     engine._pool = Inline()  # type: ignore[assignment]
     state = method.init(net, net.initial(), len(data))
-    server = Server(
-        net, method, data, engine, MemoryStore(None), Rules(participation=0.67, lr=0.1), {0: state}
-    )
+    experiment = Experiment(participation=0.67, train={"lr": 0.1})
+    setup = Setup(experiment, data, net, {}, method)
+    server = Server(setup, engine, MemoryStore(None), {0: state})
     models = []
     for round in range(1, rounds + 1):
         server.run(round)
@@ -168,7 +170,8 @@ def test_messages_come_back_to_the_networks_device() -> None:
 
         engine.train = record  # type: ignore[method-assign]
         state = method.init(net, net.initial(), len(data))
-        Server(net, method, data, engine, MemoryStore(None), Rules(lr=0.1), {0: state}).run(1)
+        setup = Setup(Experiment(train={"lr": 0.1}), data, net, {}, method)
+        Server(setup, engine, MemoryStore(None), {0: state}).run(1)
         for upload in sent:
             assert device.is_there(upload.neurons)
             assert all(device.is_there(value) for value in upload.params.values())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpews.compose import METHODS, method_class
+from fedpews.compose import METHODS, find_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
 from fedpews.engines import eager
@@ -52,7 +52,7 @@ def assert_close(ours: list[Done], theirs: list[Done]) -> None:
             torch.testing.assert_close(value, b.upload.params[name], rtol=1e-4, atol=1e-5)
 
 
-WITH_WARMUP = [name for name in METHODS if method_class(name).takes_warmup]
+WITH_WARMUP = [name for name in METHODS if find_class("method", name).takes_warmup]
 
 
 @pytest.mark.parametrize("masks", [Learned(), Fixed()], ids=["learned", "fixed"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpews.compose import METHODS, PERSONAL, method_class
+from fedpews.compose import METHODS, PERSONAL, find_class
 from fedpews.compose import method as make
 from fedpews.engines.compiled.program import check_padding, trace_step
 from fedpews.methods.contract import Cohort, Method
@@ -34,8 +34,8 @@ from fedpews.testing import (
 )
 from fedpews.warmup import Fixed, Learned, Random, with_warmup
 
-BASES = [name for name in METHODS if method_class(name).takes_warmup]
-OTHERS = [name for name in METHODS if not method_class(name).takes_warmup]
+BASES = [name for name in METHODS if find_class("method", name).takes_warmup]
+OTHERS = [name for name in METHODS if not find_class("method", name).takes_warmup]
 
 
 def ground(method: Method, clients: Sequence[Samples] | None = None) -> Playground:

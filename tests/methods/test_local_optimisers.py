@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedpews
-from fedpews.compose import METHODS, OPTIMIZERS, local_optimizer, takes_optimizer
+from fedpews.build import Setup
+from fedpews.compose import METHODS, OPTIMIZERS, local_optimizer, method_fields
 from fedpews.compose import method as make
 from fedpews.data import from_clients
 from fedpews.engines.compiled import engine as compiled
@@ -21,6 +21,7 @@ from fedpews.engines.compiled.program import Looped, Step
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Engine, Schedule
 from fedpews.errors import ConfigError
+from fedpews.experiment import Experiment
 from fedpews.methods import subnetwork
 from fedpews.methods.contract import Download, Method
 from fedpews.methods.fedavg import FedAvg
@@ -31,7 +32,7 @@ from fedpews.methods.scaffold import Scaffold
 from fedpews.methods.subnetwork import start_subnetwork, step_subnetwork
 from fedpews.neurons.network import Batch
 from fedpews.results.memories import MemoryStore
-from fedpews.server import Rules, Server
+from fedpews.server import Server
 from fedpews.testing import Playground, small_clients, small_network
 from fedpews.trees import Tree
 from fedpews.warmup import Learned, with_warmup
@@ -133,7 +134,8 @@ def test_both_engines_give_the_same_numbers(name: str, warm: bool, monkeypatch: 
 
     def train(engine: Engine) -> Tree:
         states = {0: method.init(net, net.initial(), len(data))}
-        server = Server(net, method, data, engine, MemoryStore(None), Rules(lr=0.01), states)
+        setup = Setup(Experiment(train={"lr": 0.01}), data, net, {}, method)
+        server = Server(setup, engine, MemoryStore(None), states)
         with closing(engine):
             for round in (1, 2):
                 server.run(round)
@@ -166,7 +168,7 @@ def test_a_run_that_stops_and_goes_on_is_the_same_to_the_bit(name: str, tmp_path
     assert all(torch.equal(resumed.params[0][n], value) for n, value in straight.params[0].items())
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if takes_optimizer(name)])
+@pytest.mark.parametrize("name", [name for name in METHODS if "optimizer" in method_fields(name)])
 def test_every_method_takes_adam_or_says_why_not(name: str) -> None:
     if name in ("scaffold", "fednova", "fedavg-m", "scaffold-m", "fedmoswa", "fedselect"):
         with pytest.raises(ConfigError, match=r"plain SGD|not behind Adam"):
@@ -244,8 +246,9 @@ def test_a_rule_of_ones_own_needs_two_functions() -> None:
 def test_the_learning_rate_rises_then_falls() -> None:
     from math import cos, pi
 
-    rules = Rules(lr=1.0, lr_warmup=4, lr_schedule="cosine", rounds=14, lr_min=0.1)
-    assert [rules.lr_at(t) for t in (1, 2, 4, 5)] == pytest.approx([0.25, 0.5, 1.0, 1.0])
-    assert rules.lr_at(10) == pytest.approx(0.55)
-    assert rules.lr_at(14) == pytest.approx(0.1 + 0.9 * (1 + cos(pi * 0.9)) / 2)
-    assert replace(rules, lr_schedule="constant", lr_milestones=(6,)).lr_at(7) == pytest.approx(0.1)
+    train = {"lr": 1.0, "lr_warmup": 4, "lr_min": 0.1}
+    experiment = Experiment(rounds=14, train={**train, "lr_schedule": "cosine"}, method={"name": "fedavg"})
+    assert [experiment.lr_at(t) for t in (1, 2, 4, 5)] == pytest.approx([0.25, 0.5, 1.0, 1.0])
+    assert experiment.lr_at(10) == pytest.approx(0.55)
+    assert experiment.lr_at(14) == pytest.approx(0.1 + 0.9 * (1 + cos(pi * 0.9)) / 2)
+    assert Experiment(rounds=14, train={**train, "lr_milestones": [6]}).lr_at(7) == pytest.approx(0.1)

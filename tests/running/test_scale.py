@@ -11,13 +11,14 @@ import torch
 
 import fedpews
 from fedpews.data import build, load
+from fedpews.experiment import Experiment
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Upload
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results import memories
 from fedpews.results.memories import MemoryStore, Version, file_name
-from fedpews.server import Rules, choose_cohort
+from fedpews.server import choose_cohort
 from fedpews.trees import leaves
 from fedpews.warmup import Learned, Warmup, with_warmup
 
@@ -41,10 +42,10 @@ def names(*saved: dict[str, Version]) -> set[str]:
 
 def test_the_rate_falls_after_each_milestone() -> None:
     # the study with 200 clients: ×0.1 at rounds 200 and 400, so round 200 itself still has the first rate
-    rules = Rules(lr=0.1, lr_milestones=(200, 400), lr_decay=0.1)
-    assert [rules.lr_at(round) for round in (1, 200)] == [0.1, 0.1]
-    assert [rules.lr_at(round) for round in (201, 400)] == pytest.approx([0.01, 0.01])
-    assert rules.lr_at(401) == pytest.approx(0.001)
+    experiment = Experiment(rounds=500, train={"lr": 0.1, "lr_milestones": [200, 400], "lr_decay": 0.1})
+    assert [experiment.lr_at(round) for round in (1, 200)] == [0.1, 0.1]
+    assert [experiment.lr_at(round) for round in (201, 400)] == pytest.approx([0.01, 0.01])
+    assert experiment.lr_at(401) == pytest.approx(0.001)
 
 
 def test_the_rate_reaches_the_clients() -> None:
@@ -77,7 +78,7 @@ def test_a_cohort_has_its_share_of_the_clients_and_at_least_one(
     total: int, participation: float, expected: int
 ) -> None:
     # 3·0.5 = 1.5 is rounded up to 2, 5·0.1 = 0.5 up to 1, 7·0.01 = 0.07 is raised to 1
-    cohort = choose_cohort(total, participation, round=3, seed=0)
+    cohort = choose_cohort(total, Experiment(participation=participation).cohort_size(total), round=3, seed=0)
     assert len(cohort.clients) == expected
     assert len(set(cohort.clients)) == expected
     assert list(cohort.clients) == sorted(cohort.clients)
@@ -86,10 +87,10 @@ def test_a_cohort_has_its_share_of_the_clients_and_at_least_one(
 
 
 def test_cohorts_depend_on_seed_and_round_and_in_time_everybody_takes_part() -> None:
-    drawn = [choose_cohort(50, 0.1, round, seed=1).clients for round in range(1, 201)]
-    assert drawn[0] == choose_cohort(50, 0.1, 1, seed=1).clients
+    drawn = [choose_cohort(50, 5, round, seed=1).clients for round in range(1, 201)]
+    assert drawn[0] == choose_cohort(50, 5, 1, seed=1).clients
     assert drawn[0] != drawn[1]
-    assert drawn[0] != choose_cohort(50, 0.1, 1, seed=2).clients
+    assert drawn[0] != choose_cohort(50, 5, 1, seed=2).clients
     # 200 rounds of 5 out of 50: 20 times each on average; 4 standard deviations of 4.24 away is 3 and 37
     counts = torch.bincount(torch.tensor(drawn).flatten(), minlength=50)
     assert int(counts.sum()) == 1000
@@ -103,7 +104,7 @@ def test_a_client_that_stays_away_costs_no_bytes_and_changes_nothing() -> None:
     some = fedpews.run(fedpews.Experiment(rounds=1, participation=0.1), **common)
     every = fedpews.run(fedpews.Experiment(rounds=1), **common)
     assert some.rounds[0]["bytes_up"] * 10 == pytest.approx(every.rounds[0]["bytes_up"], rel=0.01)
-    absent = sorted(set(range(20)) - set(choose_cohort(20, 0.1, 1, seed=0).clients))
+    absent = sorted(set(range(20)) - set(choose_cohort(20, 2, 1, seed=0).clients))
     x = data.x.clone()
     x[torch.cat([data.clients[client] for client in absent])] = 1e6
     other = build(x, data.y, data.clients, data.test_x, data.test_y, data.classes)

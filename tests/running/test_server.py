@@ -150,7 +150,7 @@ def test_who_took_part_before_gets_one_and_the_same_download_in_a_learned_warmup
     method = with_warmup(FedAvg(), rounds=3)
     state = method.init(net, net.initial(), 9)
     state["warmup"]["took_part"][:7] = True
-    downloads = method.downloads(net, state, choose_cohort(9, 1.0, 2, 0))
+    downloads = method.downloads(net, state, choose_cohort(9, 9, 2, 0))
     # and each of the two newcomers one of its own, with its start
     assert len({id(download) for download in downloads}) == 3
     assert ["start" in download.extra for download in downloads] == [False] * 7 + [True] * 2

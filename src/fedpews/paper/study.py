@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedpews.compose import masks_class
+from fedpews.compose import find_class
 from fedpews.config import STUDIES, RuntimeTable, flatten, override, read_config, shipped
 from fedpews.experiment import Experiment
 from fedpews.options import Table
@@ -280,7 +280,7 @@ def canonical(experiment: Experiment) -> Experiment:
     from fedpews.options import option_types
 
     values, kind = experiment.to_dict(), experiment.warmup_kind
-    read = set() if kind == "none" else {"kind", *option_types(masks_class(kind))}
+    read = set() if kind == "none" else {"kind", *option_types(find_class("masks", kind))}
     if kind == "random":
         read.add("diversity")  # not read, but in the names of the published runs
     values["warmup"] = {key: value for key, value in values["warmup"].items() if key in read}

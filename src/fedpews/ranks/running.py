@@ -25,7 +25,6 @@ from fedpews.ranks.group import ERROR, LEADER, Group, Message, device_name, erro
 from fedpews.ranks.rank import Rank
 from fedpews.result import Result
 from fedpews.running import train
-from fedpews.server import cohort_size
 
 READY, NEXT, END = "ready", "next", "end"
 
@@ -179,7 +178,7 @@ def _check_alike(setup: Setup, message: Message, rank: int) -> None:
 
 def _check_size(setup: Setup, here: Rank) -> None:
     seeds = len(setup.experiment.seeds)
-    cohort = cohort_size(len(setup.data), setup.experiment.participation)
+    cohort = setup.experiment.cohort_size(len(setup.data))
     if here.world > cohort * seeds:
         times = f" for each of {seeds} seeds" if seeds > 1 else ""
         raise ConfigError(
