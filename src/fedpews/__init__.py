@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
+_MODULES = {
     "fedpews.compose": ("method",),
     "fedpews.data": ("Federation", "from_clients"),
     "fedpews.errors": ("CheckpointError", "ConfigError", "DataMissing", "FedpewsError", "RunFailed"),
@@ -40,47 +40,18 @@ _HOMES = {
 }
 
 __all__ = [
-    "Auto",
-    "Average",
-    "Batch",
-    "Callback",
-    "CheckpointError",
-    "ClientHalf",
-    "Cohort",
-    "ConfigError",
-    "DataMissing",
-    "Download",
-    "Experiment",
-    "Federation",
-    "FedpewsError",
-    "Fixed",
-    "Hidden",
-    "Learned",
-    "Method",
-    "Metric",
-    "Network",
-    "NeuronGraph",
-    "Random",
-    "Result",
-    "Run",
-    "RunFailed",
-    "Task",
-    "Upload",
-    "Work",
-    "from_clients",
-    "load",
-    "method",
-    "run",
-    "trace",
-    "with_warmup",
-]
+    "Auto", "Average", "Batch", "Callback", "CheckpointError", "ClientHalf", "Cohort", "ConfigError", "DataMissing",
+    "Download", "Experiment", "Federation", "FedpewsError", "Fixed", "Hidden", "Learned", "Method", "Metric",
+    "Network", "NeuronGraph", "Random", "Result", "Run", "RunFailed", "Task", "Upload", "Work", "from_clients",
+    "load", "method", "run", "trace", "with_warmup",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name's home when it is first asked for: `import fedpews` itself stays quick."""
-    for home, names in _HOMES.items():
+    """Import the module of a public name when it is first used: `import fedpews` itself stays quick."""
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(home), name)
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'fedpews' has no attribute {name!r}")
 
 

@@ -17,9 +17,11 @@ from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, MethodName, War
 from fedpews.errors import ConfigError, nearest
 from fedpews.options import (
     Count,
+    Momentum,
     NotNegative,
     Positive,
     Table,
+    Whole,
     option_defaults,
     option_texts,
     option_types,
@@ -47,7 +49,7 @@ class TrainTable(Table):
         "sgd",
         description="of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+    momentum: Momentum = Field(
         0.0, description="of sgd, momentum and nesterov; the last two have 0.9 by default"
     )
     weight_decay: NotNegative = Field(0.0, description="of the local steps; adamw has 0.01 by default")
@@ -65,9 +67,7 @@ class TrainTable(Table):
         "constant", description="cosine: from lr down to lr_min over the rounds"
     )
     lr_min: NotNegative = Field(0.0, description="where a cosine schedule ends")
-    lr_warmup: Annotated[int, Field(ge=0, strict=True)] = Field(
-        0, description="rounds in which the local learning rate rises to lr"
-    )
+    lr_warmup: Whole = Field(0, description="rounds in which the local learning rate rises to lr")
     weighting: Literal["uniform", "samples"] = Field(
         "uniform", description="a client's weight in the average"
     )
@@ -77,7 +77,7 @@ class TrainTable(Table):
     trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         0.2, description="of the trimmed mean: the part left out at each end"
     )
-    byzantine: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+    byzantine: Whole | None = Field(
         None, description="of krum: how many clients may be bad; by default as many as it stands"
     )
 
@@ -126,17 +126,14 @@ def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
             only = f"{next(iter(owners))} masks: " if len(owners) == 1 else ""
             hint = option_types(cls)[name] | None if default is None else option_types(cls)[name]
             fields.setdefault(name, (hint, Field(default, description=f"{only}{option_texts(cls)[name]}")))
-    made: type[WarmupTable] = create_model(table.__name__, __base__=table, __module__=__name__, **fields)
-    return made
+    return create_model(table.__name__, __base__=table, __module__=__name__, **fields)
 
 
 @_with_mask_options
 class WarmupTable(Table):
     model_config = ConfigDict(allow_inf_nan=False)
     kind: WarmupKind | None = Field(None, description="by default what the method's name says")
-    rounds: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        None, description="W, rounds of the warmup"
-    )
+    rounds: Whole | None = Field(None, description="W, rounds of the warmup")
     fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="τ = W/T, instead of rounds"
     )
@@ -222,7 +219,7 @@ class RuntimeTable(Table):
 
 class FlowerTable(Table):
     min_sites: Count = Field(2, description="good uploads that a round needs; a smaller cohort needs all")
-    max_failures: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+    max_failures: Whole | None = Field(
         None,
         description="more failed sites than this in a round, and they are asked again; by default any number",
     )
@@ -341,13 +338,13 @@ def settings_by_method(settings: Mapping[str, Any], names: Sequence[str]) -> lis
     by_method: list[dict[str, Any]] = [{} for _ in names]
     for key, value in settings.items():
         part, dot, option = key.partition(".")
-        if dot and part in parts and not any(part in table for table in tables):
+        if not dot or part not in parts:
+            by_method = [changes | {key: value} for changes in by_method]
+        elif not any(part in table for table in tables):
             raise ConfigError(f"--set {key}: {part} is part of no method here ({', '.join(names)})")
-        for mine, table in zip(by_method, tables, strict=True):
-            if not dot or part not in parts:
-                mine[key] = value
-            elif part in table:
-                mine[f"{table[part]}.{option}"] = value
+        else:
+            for changes, table in zip(by_method, tables, strict=True):
+                changes |= {f"{table[part]}.{option}": value} if part in table else {}
     return by_method
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, the exit code each kind ends the command with, and how it is worded."""
+"""The errors that a user can fix, the exit code of each kind, and their messages."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class FedpewsError(Exception):
-    """A mistake or a lack that a person can mend: the message says what was given, what is allowed, what to do."""
+    """A mistake that a user can fix: the message says what was given, what is allowed, what to do."""
 
     exit_code = 1
 
 
 class ConfigError(FedpewsError):
-    """The configuration, the command line or the data handed in cannot be used."""
+    """The configuration, the command line or the data cannot be used."""
 
     exit_code = 2
 
 
 class FolderInUse(ConfigError):
-    """Another process holds the run folder: nothing is wrong with it, and it may be finished soon."""
+    """Another process uses the run folder: nothing is wrong with it, and it may be finished soon."""
 
 
 class DataMissing(FedpewsError):
-    """A file of a data set is neither here nor downloadable."""
+    """A file of a data set is missing and cannot be downloaded."""
 
     exit_code = 3
 
@@ -40,21 +40,21 @@ class CheckpointError(FedpewsError):
 
 
 class RunFailed(FedpewsError):
-    """Training itself broke down, for instance with a loss that is no longer finite."""
+    """Training failed, for instance with a loss that is no longer finite."""
 
     exit_code = 5
 
 
 class RankLost(RunFailed):
-    """One of the processes that share a run is gone in the middle of a round; the rounds before are whole."""
+    """One of the processes that share a run ended in the middle of a round; the rounds before are complete."""
 
 
 class ClientDiverged(RunFailed):
-    """A client's numbers broke down in a round of which nothing counts yet: where it began can still be saved."""
+    """A client diverged in a round that is not saved yet: the state before that round can still be saved."""
 
 
 class Interrupted(FedpewsError):
-    """The run was asked to stop (Ctrl-C) and has saved where it stands."""
+    """The run was asked to stop (Ctrl-C) and has saved its state."""
 
     exit_code = 130
 
@@ -74,7 +74,7 @@ def need_extra(extra: str, module: str, purpose: str) -> Any:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """What to say about a name that does not exist: the one probably meant, or else all there are.
+    """A hint for a name that does not exist: the one probably meant, or else all names.
 
     >>> nearest("fedprx", ["fedavg", "fedprox"]), nearest("adam", ["fedavg", "fedprox"])
     ("did you mean 'fedprox'?", 'there is fedavg, fedprox')
@@ -87,48 +87,37 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 COMMON = {
-    "learning_rate": "lr",
-    "eta": "lr",
-    "batch": "batch_size",
-    "bs": "batch_size",
-    "local_epochs": "epochs",
-    "local_steps": "steps",
-    "wd": "weight_decay",
-    "l2": "weight_decay",
-    "opt": "optimizer",
-    "num_rounds": "rounds",
-    "n_rounds": "rounds",
-    "communication_rounds": "rounds",
-    "num_clients": "clients",
-    "n_clients": "clients",
-    "fraction_fit": "participation",
-    "client_fraction": "participation",
-    "random_seed": "seeds",
-    "lambda": "diversity",
-    "lam": "diversity",
-    "num_workers": "workers",
-    "gpu": "device",
+    "lr": ("learning_rate", "eta"),
+    "batch_size": ("batch", "bs"),
+    "epochs": ("local_epochs",),
+    "steps": ("local_steps",),
+    "weight_decay": ("wd", "l2"),
+    "optimizer": ("opt",),
+    "rounds": ("num_rounds", "n_rounds", "communication_rounds"),
+    "clients": ("num_clients", "n_clients"),
+    "participation": ("fraction_fit", "client_fraction"),
+    "seeds": ("random_seed",),
+    "diversity": ("lambda", "lam"),
+    "workers": ("num_workers",),
+    "device": ("gpu",),
 }
-"""What keys are called elsewhere, and here."""
+"""Our keys, and their names elsewhere."""
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str:
-    """What to say about a dotted key that does not exist.
-
-    The last part counts: the same name in the same table, or else in another one, or else a similar one there.
+    """A hint for a dotted key that does not exist: the same name in another table, or a similar one in the same table.
 
     >>> nearest_key("train.learning_rate", ["train.lr", "train.aggregate"])
     "did you mean 'train.lr'?"
     """
     names = list(known)
     table, _, last = key.rpartition(".")
-    last = COMMON.get(last.lower(), last)
-    same = [name for name in names if name.rpartition(".")[2] == last]
+    last = next((ours for ours, theirs in COMMON.items() if last.lower() in theirs), last)
     here = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == table}
-    close = difflib.get_close_matches(last, here, n=1, cutoff=0.5)
-    found = [name for name in same if name == here.get(last)] + same + [here[name] for name in close]
-    if found:
-        return f"did you mean {found[0]!r}?"
+    same = [name for name in (here.get(last), *names) if name is not None and name.rpartition(".")[2] == last]
+    close = [here[name] for name in difflib.get_close_matches(last, here, n=1, cutoff=0.5)]
+    for name in (*same, *close):
+        return f"did you mean {name!r}?"
     return "see `fedpews list keys`" if here else nearest(key, names, "see `fedpews list keys`")
 
 
@@ -143,25 +132,24 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: ValidationError, prefix: str = "", known: Iterable[str] = ()) -> str:
-    """What pydantic found first, in one line, with the key as the user writes it.
+    """pydantic's first error, in one line, with the key as the user writes it.
 
     Args:
         prefix: of the key, such as ``method.``.
         known: the keys there are, for a key that does not exist.
     """
-    found, known = error.errors(), list(known)
-    first = found[0]
-    key = prefix + ".".join(str(part) for part in first["loc"])
-    outer = prefix + ".".join(str(part) for part in first["loc"][:-1])
+    errors, known = error.errors(), list(known)
+    first = errors[0]
+    outer, key = (prefix + ".".join(map(str, parts)) for parts in (first["loc"][:-1], first["loc"]))
     if outer in known and isinstance(first["loc"][-1], str):
-        # a key that takes values of several kinds: pydantic names the kind behind the key, and finds fault with each
-        ways = [entry["msg"] for entry in found if entry["loc"][:-1] == first["loc"][:-1]]
-        words = ", or ".join(way.removeprefix("Input should be ") for way in ways)
+        # a key that takes values of several types: pydantic adds the type to the key, and has an error for each
+        texts = [entry["msg"] for entry in errors if entry["loc"][:-1] == first["loc"][:-1]]
+        words = ", or ".join(text.removeprefix("Input should be ") for text in texts)
         return f"{outer}: should be {words}, got {first['input']!r:.60}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key}; {nearest_key(key, known)}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     message = first["msg"][0].lower() + first["msg"][1:]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{key}: {message}, got {first['input']!r:.60}{more}"

@@ -280,18 +280,15 @@ def update_cosine(
     """
     # evenly spread over the cohort, not drawn: a resumed run compares the same clients
     chosen = range(0, len(uploads), max(1, -(-len(uploads) // COMPARED_CLIENTS)))
-    starts, ends = ([sent[i].params for i in chosen] for sent in (downloads, uploads))
+    pairs = [(downloads[i].params, uploads[i].params) for i in chosen]
+    # FedPM uploads bits where it downloads scores: there is no update to compare
     names = tuple(
         name
         for name in net.trainable
-        # FedPM uploads bits where it downloads scores: there is no update to compare
-        if all(name in start and name in end for start, end in zip(starts, ends, strict=True))
-        and all(
-            end[name].is_floating_point() and end[name].shape == start[name].shape
-            for start, end in zip(starts, ends, strict=True)
-        )
+        if all(name in start and name in end and end[name].is_floating_point() for start, end in pairs)
+        and all(end[name].shape == start[name].shape for start, end in pairs)
     )
-    starts = [pick(start, names) for start in starts]
+    starts, ends = [pick(start, names) for start, _ in pairs], [end for _, end in pairs]
     return mean_cosine(starts, ends, [masks[i] for i in chosen], COMPARED_ELEMENTS)
 
 

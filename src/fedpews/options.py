@@ -25,6 +25,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=0, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -125,9 +125,12 @@ def parse_json(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is damaged: {error}") from error
     except RecursionError:
         raise ConfigError(f"{where} is damaged: lists are nested too deeply") from None
-    # half a character, which no file can hold
-    if "\\ud" in text.lower() and not _is_text(value):
-        raise ConfigError(f"{where} is damaged: a text in it is not Unicode")
+    try:
+        # half a character, which cannot be written to a file
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where} is damaged: a text in it is not Unicode") from None
     # few brackets cannot be deep, and most lines have few
     if text.count("[") + text.count("{") > DEEPEST:
         _check_depth(value, where)
@@ -162,14 +165,6 @@ def _finite(text: str) -> float:
     return value
 
 
-def _is_text(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _check_depth(value: Any, where: str) -> None:
     level = [value]
     for _ in range(DEEPEST + 1):
@@ -186,13 +181,14 @@ def _check_depth(value: Any, where: str) -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """While this lasts, the libraries of Hugging Face ask the hub for nothing."""
-    found: list[Any] = [sys.modules.get(name) for name in ("huggingface_hub.constants", "datasets.config")]
-    known = [(module, module.HF_HUB_OFFLINE) for module in found if module is not None]
+    """Make the libraries of Hugging Face that are imported use local files only."""
+    names = ("huggingface_hub.constants", "datasets.config")
+    modules: list[Any] = [sys.modules[name] for name in names if name in sys.modules]
+    before = [module.HF_HUB_OFFLINE for module in modules]
     try:
-        for module, _ in known:
+        for module in modules:
             module.HF_HUB_OFFLINE = True
         yield
     finally:
-        for module, was in known:
-            module.HF_HUB_OFFLINE = was
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 
-def load_module(place: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
     """A module by its name, also one in the working directory, or a Python file by its path.
 
     >>> load_module("os")
@@ -26,18 +26,18 @@ def load_module(place: str) -> ModuleType:
     ...
     ImportError: 'os' is part of Python itself, not code written for this
     """
-    if _is_ours(place):
-        # what we ship needs nothing from the working directory, so nothing there can take its place
-        return importlib.import_module(place)
-    if not place.endswith(".py"):
-        _refuse_standard(place, place)
+    if not name.endswith(".py"):
+        if name.partition(".")[0] == __name__.partition(".")[0]:
+            # what we ship needs nothing from the working directory, so nothing there can replace it
+            return importlib.import_module(name)
+        _refuse_standard(name, name)
         with working_directory():
-            return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(f"own_{Path(place).stem}", place)
+            return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(f"own_{Path(name).stem}", name)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{place!r} is not a Python file")
+        raise ImportError(f"{name!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # where dataclasses in it look themselves up
+    # dataclasses in it look themselves up there
     sys.modules[spec.name] = module
     with working_directory():
         spec.loader.exec_module(module)
@@ -49,25 +49,28 @@ def load_named(name: str, kind: type | None = None) -> Any:
 
     Anything else that can be called is an ImportError: a function of Python's own library, or another class.
     """
-    place, _, attribute = name.rpartition(":")
-    what = "function" if kind is None else "class or function"
-    found = getattr(load_module(place), attribute, None)
-    if not callable(found):
-        raise ImportError(f"{place!r} has no {what} {attribute!r}")
-    written = _written(found)
+    module, _, attribute = name.rpartition(":")
+    value = written = getattr(load_module(module), attribute, None)
+    if not callable(value):
+        what = "function" if kind is None else "class or function"
+        raise ImportError(f"{module!r} has no {what} {attribute!r}")
+    # the function or class behind partial arguments and decorators
+    while isinstance(written, partial):
+        written = written.func
+    written = inspect.unwrap(written)
     _refuse_standard(str(getattr(written, "__module__", None) or "builtins"), attribute)
-    is_kind = isinstance(found, type) and kind is not None and issubclass(found, kind)
+    is_kind = isinstance(value, type) and kind is not None and issubclass(value, kind)
     if not is_kind and not inspect.isfunction(written):
         wanted = "a function" if kind is None else f"a subclass of {kind.__name__}, nor a function"
-        raise ImportError(f"{attribute!r} of {place!r} is not {wanted}")
-    return found
+        raise ImportError(f"{attribute!r} of {module!r} is not {wanted}")
+    return value
 
 
 @contextmanager
 def working_directory() -> Iterator[None]:
-    """Find modules in the working directory too, where an installed command does not look by itself.
+    """Look for modules in the working directory too, where an installed command does not look by itself.
 
-    After everything else: a file there called like an installed module does not take its place.
+    After everything else: a file there called like an installed module does not replace it.
     """
     here = str(Path.cwd())
     if here in sys.path:
@@ -80,17 +83,6 @@ def working_directory() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _is_ours(place: str) -> bool:
-    return place.partition(".")[0] == __name__.partition(".")[0] and not place.endswith(".py")
-
-
 def _refuse_standard(module: str, what: str) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ImportError(f"{what!r} is part of Python itself, not code written for this")
-
-
-def _written(found: Any) -> Any:
-    """The function or class behind decorators and partial arguments."""
-    while isinstance(found, partial):
-        found = found.func
-    return inspect.unwrap(found)

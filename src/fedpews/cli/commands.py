@@ -10,10 +10,9 @@ import typer
 
 from fedpews.cli.console import explained, out
 from fedpews.cli.data import data
-from fedpews.cli.exporting import export
 from fedpews.cli.flower import flower, run_site
 from fedpews.cli.lists import list_, new, show
-from fedpews.cli.runs import compare, plot, report, run, watch
+from fedpews.cli.runs import compare, export, plot, report, run, watch
 from fedpews.cli.statistics import stats
 from fedpews.cli.studies import plan, reproduce
 from fedpews.cli.sweeps import sweep

@@ -14,27 +14,21 @@ from fedpews.cli.console import out
 from fedpews.cli.options import lists, recipe_names, recipes_and_studies, say
 from fedpews.errors import ConfigError, nearest
 
-RecipeName = Annotated[
-    str | None,
-    typer.Option(
-        help="The recipe to start from (fedpews list recipes).",
-        metavar="NAME",
-        autocompletion=recipe_names,
-        show_default="synthetic-32k; for images of your own path-oct-tissue",
-    ),
-]
-OwnData = Annotated[
-    str | None, typer.Option(help="Your own data: folder:PATH or module:function.", metavar="NAME")
-]
-Shown = Annotated[
-    str, typer.Argument(help="A recipe or a study, by its name.", autocompletion=recipes_and_studies)
-]
-
 
 def new(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("my.toml"),
-    recipe: RecipeName = None,
-    data: OwnData = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="The recipe to start from (fedpews list recipes).",
+            metavar="NAME",
+            autocompletion=recipe_names,
+            show_default="synthetic-32k; for images of your own path-oct-tissue",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Your own data: folder:PATH or module:function.", metavar="NAME")
+    ] = None,
 ) -> None:
     """Write a configuration file: the values of a recipe, and every other key as a comment.
 
@@ -46,7 +40,14 @@ def new(
     tables: dict[str, dict[str, Any]] = {}
     about = ""
     if data is not None:
-        tables, about = _fit(data)
+        from fedpews.data.loading import fit
+
+        if ":" not in data:
+            raise ConfigError(
+                "--data is for your own data, folder:PATH or module:function; see also --recipe"
+            )
+        clients, tables = fit(data)
+        about = f"{data}: {len(clients)} clients ({', '.join(clients.names)}), {clients.outputs}\n"
         recipe = recipe or ("path-oct-tissue" if tables["model"]["name"] == "cnn" else None)
     recipe = recipe or "synthetic-32k"
     if recipe not in (known := recipes()):
@@ -61,24 +62,18 @@ def new(
     say(f"{about}written to {file}; run it with: fedpews run {file}")
 
 
-def _fit(name: str) -> tuple[dict[str, dict[str, Any]], str]:
-    """The tables that fit the user's own data, and the data in a line."""
-    from fedpews.data.loading import fit
-
-    if ":" not in name:
-        raise ConfigError("--data is for your own data, folder:PATH or module:function; see also --recipe")
-    data, tables = fit(name)
-    return tables, f"{name}: {len(data)} clients ({', '.join(data.names)}), {data.outputs}\n"
-
-
-def show(name: Shown) -> None:
+def show(
+    name: Annotated[
+        str, typer.Argument(help="A recipe or a study, by its name.", autocompletion=recipes_and_studies)
+    ],
+) -> None:
     """Print a recipe or a study of the paper."""
     from fedpews.config import STUDIES, recipes, shipped
 
     files = shipped(STUDIES) | recipes()
     if name not in files:
         raise ConfigError(f"there is no recipe or study {name!r}; {nearest(name, files)}")
-    out.print(escape(files[name].read_text().rstrip()), soft_wrap=True)
+    say(files[name].read_text().rstrip())
 
 
 def list_(

@@ -20,19 +20,22 @@ def _begins(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return offered
 
 
-def _shipped(*packages: str) -> list[str]:
-    from fedpews.config import shipped
+def _recipes() -> list[str]:
+    from fedpews.config import recipes
 
-    return [name for package in packages for name in shipped(package)]
+    return list(recipes())
+
+
+def _studies() -> list[str]:
+    from fedpews.config import STUDIES, shipped
+
+    return list(shipped(STUDIES))
 
 
 def _keys() -> list[str]:
     from fedpews.experiment import known_keys
 
     return [f"{key}=" for key in known_keys()]
-
-
-RECIPES, STUDIES = "fedpews.recipes", "fedpews.paper.studies"
 
 
 def method_names(incomplete: str) -> list[str]:
@@ -44,12 +47,12 @@ def method_names(incomplete: str) -> list[str]:
     return [f"{head}{plus}{part}" for part in parts if part.startswith(last)]
 
 
-recipe_names = _begins(lambda: _shipped(RECIPES))
-configs = _begins(lambda: [*_shipped(RECIPES), *(str(path) for path in sorted(Path().glob("*.toml")))])
-recipes_and_studies = _begins(lambda: _shipped(RECIPES, STUDIES))
-study_names = _begins(lambda: ["all", *_shipped(STUDIES)])
+recipe_names = _begins(_recipes)
+configs = _begins(lambda: [*_recipes(), *map(str, sorted(Path().glob("*.toml")))])
+recipes_and_studies = _begins(lambda: [*_recipes(), *_studies()])
+study_names = _begins(lambda: ["all", *_studies()])
 key_names = _begins(_keys)
-lists = _begins(lambda: ("methods", "data", "models", "recipes", "studies", "keys"))
+lists = _begins(lambda: ("methods", "data", "models", "tasks", "recipes", "studies", "keys"))
 
 Config = Annotated[
     str,

@@ -1,9 +1,9 @@
-"""The commands about runs: run, compare, report, watch and plot. Heavy modules are imported when used."""
+"""The commands about runs: run, compare, report, watch, plot and export. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,9 +45,9 @@ SHORT_NAME = 12
 
 _kinds = list(KINDS[OF_RUNS])
 
-Folders = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of run folders.")
-]
+RUN_FOLDERS = "Run folders, or folders of run folders."
+
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help=RUN_FOLDERS)]
 
 
 def run(
@@ -81,15 +81,12 @@ def run(
         raise typer.Exit(work(rank, [experiment for experiment, _ in runs], data_dir))
     # torchrun starts the same command again when a rank has died
     resume = resume or (rank is not None and rank.restarts > 0)
-    run_experiment: Any = run_alone
-    ranks: Any = nullcontext()
-    if rank is not None and rank.is_shared:
-        from fedpews.ranks.running import lead, leading
+    with ExitStack() as stack:
+        run_experiment: Any = run_alone
+        if rank is not None and rank.is_shared:
+            from fedpews.ranks.running import lead, leading
 
-        ranks = leading(rank, runs[0][0].runtime.device)
-    with ranks as group:
-        if group is not None:
-            run_experiment = partial(lead, group)
+            run_experiment = partial(lead, stack.enter_context(leading(rank, runs[0][0].runtime.device)))
         for experiment, path in runs:
             with progress(experiment, quiet) as bar, tracking(log or [], path) as trackers:
                 run_experiment(
@@ -179,7 +176,7 @@ def show_runs(runs: list[tuple[Experiment, Path]], folder: Path | None) -> None:
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    folders: Annotated[list[Path], typer.Argument(help=RUN_FOLDERS)],
     plot: Annotated[
         Path | None, typer.Option(help="Also draw accuracy over rounds to this file (png, pdf, svg).")
     ] = None,
@@ -201,11 +198,11 @@ def compare(
     for row in rows:
         grid.add_row(*map(escape, row))
     for sentence in remarks(runs):
-        out.print(escape(sentence), soft_wrap=True)
+        say(sentence)
     needed = min(SHORT_NAME, widths[0]) + sum(widths[1:]) + 3 * len(widths)
     Console(highlight=False, emoji=False, width=max(out.width, needed)).print(grid)
     for sentence in verdicts(runs):
-        out.print(escape(sentence), soft_wrap=True)
+        say(sentence)
     if plot is not None:
         draw(runs, "curves", plot)
         say(f"drawn to {plot}")
@@ -220,8 +217,7 @@ def report(
     """Write an HTML page about runs: which is better, curves, clients, masks, data, settings."""
     from fedpews.report.html import write_report
 
-    path = write_report(folders, file or folders[0] / REPORT)
-    say(f"written to {path}")
+    say(f"written to {write_report(folders, file or folders[0] / REPORT)}")
 
 
 def watch(
@@ -263,3 +259,47 @@ def plot(
     path = file or folders[0] / f"{kind}.{format}"
     draw(find_runs(folders), kind, path, None if file is not None and file.suffix else format)
     say(f"drawn to {path}")
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's folder; with --weights an experiment's TOML.")
+    ],
+    format: Annotated[
+        str, typer.Option(help="onnx, torch-export, hf or safetensors.", metavar="FORMAT")
+    ] = "safetensors",
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="A new folder.", show_default="RUN/export-FORMAT")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="By default the run's first.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best model instead of the last.")] = False,
+    client: Annotated[
+        str | None, typer.Option(help="A client's own model after fine-tuning: its name or number.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="At a site: the .safetensors file that it got or made.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="With --weights: the site's data, folder:PATH or FILE.py:function.")
+    ] = None,
+    data_dir: DataDir = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the code and open the files that the folder names.")
+    ] = False,
+) -> None:
+    """Export a model with a model card, after checking its outputs."""
+    from fedpews.exporting import choose_from_run, choose_weights
+    from fedpews.exporting import export as write
+
+    if weights is None and data is not None:
+        raise ConfigError("--data belongs to --weights; a run's folder says which data it had")
+    if weights is not None:
+        chosen, beside = choose_weights(run, weights, data, data_dir), weights.parent
+    else:
+        chosen, beside = choose_from_run(run, seed, best, client, data_dir, trust), run
+    path = folder or beside / f"export-{format}"
+    difference = write(chosen, format, path)
+    say(
+        f"{chosen.about}: on {chosen.compared_on} its outputs differ by at most {difference:.1g} of the largest"
+    )
+    say(f"written to {path}")
