@@ -42,12 +42,12 @@ EACH_ROUND_UP_TO = 100
 
 @dataclass
 class SeedRound:
-    """One seed's part of a round."""
+    """A round of one seed."""
 
     seed: int
     phase: str
     cohort: Cohort
-    downloads: Sequence[Download]  # in the cohort's order
+    downloads: Mapping[int, Download]  # by client
     state: Nest  # before the update, then after it
     uploads: list[Upload] = field(default_factory=list)  # of the clients that answered
     masks: Sequence[Mapping[str, Tensor] | None] = ()  # the elements that each upload owns; None is all
@@ -127,7 +127,7 @@ class Measurer:
     def _record(
         self, part: SeedRound, evaluate: bool, test: Score | None, validation: Score | None
     ) -> Record:
-        uploads, downloads = part.uploads, part.downloads
+        uploads, downloads = part.uploads, part.downloads.values()
         # most methods send one download to all clients
         shared = {id(download): download for download in downloads}
         sizes = dict(zip(shared, message_sizes(self.net, [*shared.values()]), strict=True))
@@ -147,8 +147,7 @@ class Measurer:
             record["left_out"] = part.left_out
         if evaluate:
             record |= self.personal(part) if self.method.personalised else {}
-            sent = dict(zip(part.cohort.clients, downloads, strict=True))
-            answered = [sent[upload.client] for upload in uploads]
+            answered = [part.downloads[upload.client] for upload in uploads]
             record["update_cosine"] = update_cosine(self.net, uploads, answered, part.masks)
         return record
 
@@ -295,7 +294,7 @@ def update_cosine(
 def observe_neurons(
     net: Network, seed: int, round: int, uploads: Sequence[Upload], total: int
 ) -> Ownership | None:
-    """Who owned which neurons, and how θ is spread; None for a round without neuron masks, or one not recorded."""
+    """The neurons that each client owned, and a histogram of θ; None without masks, or if the round is not recorded."""
     if any(upload.neurons is None for upload in uploads) or (round > EACH_ROUND_UP_TO and round % 10):
         return None
     owned = torch.stack([upload.neurons for upload in uploads if upload.neurons is not None])

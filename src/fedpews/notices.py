@@ -1,6 +1,6 @@
-"""What a run says once, in a line each, where a setting or the data mean less than they seem to.
+"""Warnings of a run, each logged once: a setting or data that mean less than they seem to.
 
-Lines go to the logger ``fedpews`` as warnings: Python shows those on standard error without any set-up.
+They go to the logger ``fedpews``: Python shows warnings on standard error without any set-up.
 """
 
 from __future__ import annotations
@@ -17,27 +17,22 @@ from fedpews.tasks.names import short
 LISTED = 5
 """Clients or classes that a line names."""
 
-CLIENTS = ("client", "clients")
-
 
 class Notices:
-    """The lines of a run, each said once."""
+    """The warnings of a run, each logged once."""
 
     def __init__(self, setup: Setup) -> None:
-        self._names = setup.data.names
-        self._tested = _tested(setup.data)
-        self._said: set[str] = set()
-        self._say(_of_experiment(setup.experiment))
-        self._say(_of_data(setup.data))
+        self._names, self._tested = setup.data.names, _tested(setup.data)
+        self._logged: set[str] = set()
+        self._log([*_of_experiment(setup.experiment), *_of_data(setup.data)])
 
     def round(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self._say(_of_record(record, self._names, self._tested))
+        self._log([line for record in records for line in _of_record(record, self._names, self._tested)])
 
-    def _say(self, lines: Iterator[str]) -> None:
+    def _log(self, lines: Sequence[str]) -> None:
         for line in lines:
-            if line not in self._said:
-                self._said.add(line)
+            if line not in self._logged:
+                self._logged.add(line)
                 logging.getLogger("fedpews").warning("%s", line)
 
 
@@ -57,7 +52,7 @@ def _of_experiment(experiment: Experiment) -> Iterator[str]:
 
 def _of_data(data: Federation) -> Iterator[str]:
     labels = data.task.classes_of(data.y)
-    # a server among real sites has nobody's samples
+    # the server of real sites has no samples
     if not len(data.y):
         return
     untested = [] if data.test_owner is None else sorted(set(range(len(data))) - _tested(data))
@@ -68,20 +63,19 @@ def _of_data(data: Federation) -> Iterator[str]:
         missing = ((counts.sum(0) > 0) & ~has_tests).nonzero().flatten().tolist()
         names = data.class_names or tuple(map(str, range(data.classes)))
         if missing:
-            classes = _list("class", "classes", names, missing)
-            yield f"no test samples of {classes}: not covered by any metric"
+            yield f"no test samples of {_list(names, missing, 'class')}: not covered by any metric"
         if data.test_owner is None:
             untested = (counts[:, has_tests].sum(1) == 0).nonzero().flatten().tolist()
     if untested:
-        yield f"no test samples of {_list(*CLIENTS, data.names, untested)}: no client metrics there"
+        yield f"no test samples of {_list(data.names, untested)}: no client metrics there"
     none = [number for number, rows in enumerate(data.validation) if not len(rows)]
     if none:
-        yield f"no validation samples of {_list(*CLIENTS, data.names, none)}: too few to hold any out"
+        yield f"no validation samples of {_list(data.names, none)}: too few to hold any out"
     if labels is not None and "auroc" in map(short, data.task.metrics):
         alone = [i for i, rows in enumerate(data.validation) if len(labels[rows].unique()) == 1]
         if alone:
             yield (
-                f"one class among the validation samples of {_list(*CLIENTS, data.names, alone)}, so auroc is only "
+                f"one class among the validation samples of {_list(data.names, alone)}, so auroc is only "
                 "defined over all clients"
             )
 
@@ -95,7 +89,7 @@ def _of_record(record: Record, names: Sequence[str], tested: set[int]) -> Iterat
     for metric, values in record.get("client_metrics", {}).items():
         none = [i for i, value in enumerate(values) if value is None and i in tested]
         if none and record["metrics"][metric] is not None:
-            yield f"{metric} is undefined on the test samples of {_list(*CLIENTS, names, none)}"
+            yield f"{metric} is undefined on the test samples of {_list(names, none)}"
 
 
 def _tested(data: Federation) -> set[int]:
@@ -103,6 +97,7 @@ def _tested(data: Federation) -> set[int]:
     return set() if data.test_owner is None else set(data.test_owner.unique().tolist())
 
 
-def _list(one: str, several: str, names: Sequence[str], chosen: Sequence[int]) -> str:
+def _list(names: Sequence[str], chosen: Sequence[int], noun: str = "client") -> str:
+    plural = "" if len(chosen) == 1 else "s" if noun == "client" else "es"
     more = f" and {len(chosen) - LISTED} more" if len(chosen) > LISTED else ""
-    return f"{one if len(chosen) == 1 else several} {', '.join(names[i] for i in chosen[:LISTED])}{more}"
+    return f"{noun}{plural} {', '.join(names[i] for i in chosen[:LISTED])}{more}"

@@ -48,9 +48,9 @@ class Server:
             total = len(self.setup.data)
             cohort = choose_cohort(total, experiment.cohort_size(total), round, seed)
             phase = method.phase(state, round)
-            downloads = method.downloads(net, state, cohort)
+            downloads = dict(zip(cohort.clients, method.downloads(net, state, cohort), strict=True))
             half, parts[seed] = method.client(phase), SeedRound(seed, phase, cohort, downloads, state)
-            for client, download in zip(cohort.clients, downloads, strict=True):
+            for client, download in downloads.items():
                 jobs.append(Job(seed, client, half, download, self.memories.get(seed, client), lr))
         # all seeds' jobs at once: the engine has more to run side by side. Clients that dropped out are missing in
         # its answer; the average is over those that answered
