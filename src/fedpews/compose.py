@@ -1,4 +1,4 @@
-"""From a name such as ``scaffold+fedadam+pews`` to a method: the only place that parses such names.
+"""From a name such as ``scaffold+fedadam+pews`` to a method: only this module parses such names.
 
 A name is a base method, then in any order a server optimiser, a warmup and a way to give clients models of their
 own (``fedbn``, ``ditto``), joined by ``+``; without a base it is FedAvg. Classes are registered where they are defined,
@@ -159,11 +159,11 @@ def method(
         composed = with_warmup(composed, rounds, make(masks, given, "warmup.", f"the {parts.warmup} warmup"))
     elif warmup:
         raise ConfigError(f"{parts} has no warmup; add +pews (or -fixed, -auto, -random) to its name")
-    if personal is None:
-        return composed
     if parts.personal == "local" and parts.warmup != "none":
         raise ConfigError("clients that share nothing have no use for a warmup; leave it or local out")
-    return make(personal, around, "method.", str(parts.personal), inner=composed)
+    if personal is not None:
+        composed = make(personal, around, "method.", str(parts.personal), inner=composed)
+    return composed
 
 
 def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer:
@@ -173,7 +173,8 @@ def server_optimizer(name: str | None = None, **options: Any) -> ServerOptimizer
     0.01
     """
     cls = find_class("server", name or "fedpews.methods.server_optimizers:SGD")
-    return make(cls, options, "server.", name or "the server")
+    server: ServerOptimizer = make(cls, options, "server.", name or "the server")
+    return server
 
 
 def local_optimizer(name: str = "sgd", **options: Any) -> Optimizer:
@@ -182,7 +183,8 @@ def local_optimizer(name: str = "sgd", **options: Any) -> Optimizer:
     >>> local_optimizer("adam", beta2=0.99).beta2
     0.99
     """
-    return make(find_class("optimizer", name), options, "optimizer.", name)
+    optimizer: Optimizer = make(find_class("optimizer", name), options, "optimizer.", name)
+    return optimizer
 
 
 def find_class(kind: Kind, name: str) -> type[Any]:

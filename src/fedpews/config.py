@@ -200,7 +200,7 @@ class PrivacyTable(Table):
 
 
 class RuntimeTable(Table):
-    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="who trains the clients")
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="what trains the clients")
     workers: Count | None = Field(
         None, description="clients trained at once; by default as many as there are cores"
     )

@@ -27,6 +27,7 @@ from fedpews.errors import ConfigError, explain
 from fedpews.models import FROM_DATA, MODELS, model_class
 from fedpews.models.table import ModelTable
 from fedpews.options import Count, Table, option_texts, option_types
+from fedpews.registry import Kind, registered
 from fedpews.tasks.class_names import check_list
 from fedpews.tasks.names import TASKS, Goal, short
 
@@ -210,7 +211,7 @@ class Experiment(Table):
         values = override(read_config(config), changes)
         if "method.name" not in changes:
             return cls(**values)
-        name, unused = str(changes["method.name"]), compose.METHOD_KEYS
+        name, unused = str(changes["method.name"]), [*compose.METHOD_KEYS]
         if "method.object" not in changes:
             parsed, kind = MethodName.parse(name), values.get("warmup", {}).get("kind")
             unused, name = compose.unused_keys(replace(parsed, warmup=kind or parsed.warmup)), parsed.base
@@ -262,16 +263,12 @@ def option_keys() -> Iterator[Key]:
     """The options of each task, model, method and optimiser, whose names follow in brackets; all are imported."""
     from fedpews.tasks.task import task_class
 
-    classes = [("task", name, task_class(name)) for name in TASKS]
+    classes: list[tuple[str, str, type[Any]]] = [("task", name, task_class(name)) for name in TASKS]
     classes += [("model", name, model_class(name)) for name in MODELS]
-    for kind, names in (
-        ("method", compose.METHODS),
-        ("server", compose.SERVERS),
-        ("personal", compose.PERSONAL),
-        ("optimizer", compose.OPTIMIZERS),
-    ):
-        table = "method" if kind == "personal" else kind
-        classes += [(table, name, find_class(kind, name)) for name in names]
+    kinds: tuple[Kind, ...] = ("method", "server", "personal", "optimizer")
+    for kind in kinds:
+        section = "method" if kind == "personal" else kind
+        classes += [(section, name, find_class(kind, name)) for name in registered(kind)]
     for table, owner, cls in classes:
         defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
         if dataclasses.is_dataclass(cls):
@@ -305,7 +302,7 @@ def commented_toml(
         "": [
             f"# fedpews run {path}",
             f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
-            "# Names such as module:Class are code, which runs: read a file that somebody else wrote first.",
+            "# Names such as module:Class are code, which runs: read a file from others first.",
         ]
     }
 

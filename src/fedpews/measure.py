@@ -1,4 +1,4 @@
-"""The record of a round: each column is made here, after the update."""
+"""The record of a round: every column, computed after the update."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Measurer:
         record |= measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
         record |= self.method.measure(self.net, part.state)
         if validation is not None:
-            # choices are made by these metrics
+            # early stopping and searches use these metrics
             record["validation"] = self.data.task.measure(validation.sums) | {"loss": validation.mean_loss}
         if part.left_out:
             record["left_out"] = part.left_out
@@ -246,7 +246,7 @@ def measure_ownership(uploads: Sequence[Upload], each: bool = False) -> dict[str
         else:
             return {"density": 1.0, "coverage": 1.0, "overlap": 1.0}
     masks = torch.stack(owned).cpu()  # (clients, neurons)
-    # whole numbers, exact in single precision as long as nobody owns 2²⁴ elements
+    # whole numbers, exact in single precision as long as no client owns 2²⁴ elements
     numbers = masks.to(torch.float32 if masks.shape[1] < 2**24 else torch.float64)
     # (clients, clients): how many elements each two own both; on the diagonal, how many each owns
     both = (numbers @ numbers.T).double()

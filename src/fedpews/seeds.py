@@ -15,7 +15,7 @@ def fold(seed: int, *names: int | str) -> int:
 
     The result depends on all names and their order, and is the same on every machine, in every process
     and for any number of workers. It fits ``torch.Generator.manual_seed``. A client's draw in a round is
-    ``fold(seed, round, client, "what")``, whoever runs it.
+    ``fold(seed, round, client, "what")``, in every process.
 
     >>> fold(0, 3, "batches") == fold(0, 3, "batches")
     True
@@ -28,7 +28,7 @@ def fold(seed: int, *names: int | str) -> int:
 
 @contextmanager
 def global_generator(seed: int | None = None) -> Iterator[None]:
-    """torch's global generator for this thread alone: seeded, if asked, and afterwards as it was before.
+    """torch's global generator for this thread alone: seeded, if a seed is given, and restored afterwards.
 
     Layers and dropout draw from it, and all threads of a process share it: without a lock, what one thread draws
     would depend on what the others seed and draw meanwhile.

@@ -50,11 +50,12 @@ def load_named(name: str, kind: type | None = None) -> Any:
     Anything else that can be called is an ImportError: a function of Python's own library, or another class.
     """
     module, _, attribute = name.rpartition(":")
-    value = written = getattr(load_module(module), attribute, None)
+    value: Any = getattr(load_module(module), attribute, None)
     if not callable(value):
         what = "function" if kind is None else "class or function"
         raise ImportError(f"{module!r} has no {what} {attribute!r}")
     # the function or class behind partial arguments and decorators
+    written: Any = value
     while isinstance(written, partial):
         written = written.func
     written = inspect.unwrap(written)

@@ -44,8 +44,8 @@ app.add_typer(flower, rich_help_panel="Sites")
 app.add_typer(data, rich_help_panel="Set up")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_given: bool) -> None:
+    if is_given:
         import fedpews
 
         out.print(f"fedpews {fedpews.__version__}")

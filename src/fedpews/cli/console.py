@@ -42,11 +42,11 @@ def explained(debug: bool) -> Iterator[None]:
         rank = Rank.here()
         # the ranks of a machine have the same error: one of them prints it
         if rank is None or rank.local_rank == 0:
-            who = "" if rank is None or rank.rank == 0 else f"rank {rank.rank}: "
+            prefix = "" if rank is None or rank.rank == 0 else f"rank {rank.rank}: "
             mark = "" if isinstance(known, Interrupted) else "[bold red]error:[/] "
             # a name may hold what moves a terminal's cursor
             shown = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", "?", str(known))
-            err.print(f"{mark}{who}{escape(shown)}", soft_wrap=True)
+            err.print(f"{mark}{prefix}{escape(shown)}", soft_wrap=True)
         if isinstance(known, RankLost):
             # threads that still wait for an answer would keep the process
             sys.stdout.flush()
