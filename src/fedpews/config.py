@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, MethodName, WarmupKind
 from fedpews.errors import ConfigError, nearest
@@ -22,6 +22,7 @@ from fedpews.options import (
     Positive,
     Table,
     Whole,
+    field,
     option_defaults,
     option_texts,
     option_types,
@@ -37,56 +38,45 @@ EITHER = {"warmup.rounds": "warmup.fraction", "train.epochs": "train.steps"}
 
 
 class TrainTable(Table):
-    lr: Positive = Field(0.01, description="local learning rate")
-    batch_size: Count = Field(32, description="samples of a local step")
-    epochs: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = Field(
-        None, description="passes over its data that a client makes in a round; 1 by default"
+    lr: Positive = field(0.01, "local learning rate")
+    batch_size: Count = field(32, "samples of a local step")
+    epochs: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = field(
+        None, "passes over its data that a client makes in a round; 1 by default"
     )
-    steps: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] | None = Field(
-        None, description="instead of epochs: local steps in a round"
+    steps: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] | None = field(
+        None, "instead of epochs: local steps in a round"
     )
-    optimizer: str = Field(
+    optimizer: str = field(
         "sgd",
-        description="of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
+        "of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
     )
-    momentum: Momentum = Field(
-        0.0, description="of sgd, momentum and nesterov; the last two have 0.9 by default"
+    momentum: Momentum = field(0.0, "of sgd, momentum and nesterov; the last two have 0.9 by default")
+    weight_decay: NotNegative = field(0.0, "of the local steps; adamw has 0.01 by default")
+    clip_norm: Positive | None = field(None, "longer local gradients are scaled down to this length")
+    server_lr: Positive | None = field(None, "global learning rate; by default the server optimiser's own")
+    lr_milestones: list[Count] = field([], "rounds after which the local learning rate is decayed")
+    lr_decay: Positive = field(0.1, "what it is multiplied by then")
+    lr_schedule: Literal["constant", "cosine"] = field(
+        "constant", "cosine: from lr down to lr_min over the rounds"
     )
-    weight_decay: NotNegative = Field(0.0, description="of the local steps; adamw has 0.01 by default")
-    clip_norm: Positive | None = Field(
-        None, description="longer local gradients are scaled down to this length"
+    lr_min: NotNegative = field(0.0, "where a cosine schedule ends")
+    lr_warmup: Whole = field(0, "rounds in which the local learning rate rises to lr")
+    weighting: Literal["uniform", "samples"] = field("uniform", "a client's weight in the average")
+    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = field(
+        "mean", "how uploads become one; all but mean stand a few bad clients"
     )
-    server_lr: Positive | None = Field(
-        None, description="global learning rate; by default the server optimiser's own"
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = field(
+        0.2, "of the trimmed mean: the part left out at each end"
     )
-    lr_milestones: list[Count] = Field(
-        [], description="rounds after which the local learning rate is decayed"
-    )
-    lr_decay: Positive = Field(0.1, description="what it is multiplied by then")
-    lr_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="cosine: from lr down to lr_min over the rounds"
-    )
-    lr_min: NotNegative = Field(0.0, description="where a cosine schedule ends")
-    lr_warmup: Whole = Field(0, description="rounds in which the local learning rate rises to lr")
-    weighting: Literal["uniform", "samples"] = Field(
-        "uniform", description="a client's weight in the average"
-    )
-    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = Field(
-        "mean", description="how uploads become one; all but mean stand a few bad clients"
-    )
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.2, description="of the trimmed mean: the part left out at each end"
-    )
-    byzantine: Whole | None = Field(
-        None, description="of krum: how many clients may be bad; by default as many as it stands"
+    byzantine: Whole | None = field(
+        None, "of krum: how many clients may be bad; by default as many as it stands"
     )
 
-    freeze: list[str] = Field(
-        [], description="patterns of parameters that are neither trained nor sent, such as backbone.*"
+    freeze: list[str] = field(
+        [], "patterns of parameters that are neither trained nor sent, such as backbone.*"
     )
-    diverged: Literal["stop", "leave-out"] = Field(
-        "stop",
-        description="a client whose numbers break down: stop with a checkpoint, or leave it out of that round",
+    diverged: Literal["stop", "leave-out"] = field(
+        "stop", "a client whose numbers break down: stop with a checkpoint, or leave it out of that round"
     )
 
     @field_validator("freeze", mode="before")
@@ -94,23 +84,11 @@ class TrainTable(Table):
     def _one_or_several(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _one_measure(self) -> Self:
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError("give train.epochs or train.steps, not both")
-        if self.lr_min > self.lr:
-            raise ValueError(f"train.lr_min is {self.lr_min:g}, more than train.lr {self.lr:g}")
-        return self
-
 
 class MethodTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the method's own options, checked when it is made
-    name: str = Field(
-        "fedavg+pews", description="a method, + a server optimiser, + a warmup; see `fedpews list methods`"
-    )
-    object: str | None = Field(
-        None, description="written by fedpews.run(method=OBJECT): what the method was, in Python"
-    )
+    name: str = field("fedavg+pews", "a method, + a server optimiser, + a warmup; see `fedpews list methods`")
+    object: str | None = field(None, "written by fedpews.run(method=OBJECT): what the method was, in Python")
 
 
 def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
@@ -132,117 +110,98 @@ def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
 @_with_mask_options
 class WarmupTable(Table):
     model_config = ConfigDict(allow_inf_nan=False)
-    kind: WarmupKind | None = Field(None, description="by default what the method's name says")
-    rounds: Whole | None = Field(None, description="W, rounds of the warmup")
-    fraction: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="τ = W/T, instead of rounds"
-    )
+    kind: WarmupKind | None = field(None, "by default what the method's name says")
+    rounds: Whole | None = field(None, "W, rounds of the warmup")
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = field(None, "τ = W/T, instead of rounds")
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if self.rounds is not None and self.fraction is not None:
-            raise ValueError("give warmup.rounds or warmup.fraction, not both")
-        return self
-
 
 class TaskTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
-    name: str = Field(
-        "classification", description="a task by name, or module:Task; see `fedpews list tasks`"
-    )
-    metrics: list[str] = Field(
-        [], description="what to measure, the one that counts first; by default the task's own first"
+    name: str = field("classification", "a task by name, or module:Task; see `fedpews list tasks`")
+    metrics: list[str] = field(
+        [], "what to measure, the one that counts first; by default the task's own first"
     )
 
 
 class StopTable(Table):
-    patience: Count | None = Field(
-        None, description="end a seed after so many rounds without improvement; warmup rounds do not count"
+    patience: Count | None = field(
+        None, "end a seed after so many rounds without improvement; warmup rounds do not count"
     )
-    min_delta: NotNegative = Field(0.0, description="what counts as an improvement")
-    on: Literal["validation", "test"] = Field("validation", description="the data that choose")
-    best: bool = Field(False, description="keep the best model too; with patience it is kept anyway")
+    min_delta: NotNegative = field(0.0, "what counts as an improvement")
+    on: Literal["validation", "test"] = field("validation", "the data that choose")
+    best: bool = field(False, "keep the best model too; with patience it is kept anyway")
 
 
 class PretrainTable(Table):
-    data: str | None = Field(
-        None, description="public data by name: the server trains the model on it before round 1"
-    )
-    train_per_class: Count | None = Field(None, description="take so many samples of each of its classes")
-    seed: int = Field(0, description="of the draw of these")
-    epochs: Count = Field(10, description="passes over them")
-    lr: Positive | None = Field(None, description="for that; by default the first round's")
+    data: str | None = field(None, "public data by name: the server trains the model on it before round 1")
+    train_per_class: Count | None = field(None, "take so many samples of each of its classes")
+    seed: int = field(0, "of the draw of these")
+    epochs: Count = field(10, "passes over them")
+    lr: Positive | None = field(None, "for that; by default the first round's")
 
 
 class FinetuneTable(Table):
-    epochs: Count | None = Field(
-        None, description="after the last round every client trains the global model so long on its own data"
+    epochs: Count | None = field(
+        None, "after the last round every client trains the global model so long on its own data"
     )
-    lr: Positive | None = Field(None, description="for that; by default the last round's")
+    lr: Positive | None = field(None, "for that; by default the last round's")
 
 
 class PrivacyTable(Table):
-    clip: Positive | None = Field(
-        None, description="C, the longest change a client may send; turns differential privacy on"
+    clip: Positive | None = field(
+        None, "C, the longest change a client may send; turns differential privacy on"
     )
-    noise: NotNegative = Field(
-        1.0, description="z, the noise multiplier: deviation z·C on the sum of the changes"
-    )
-    place: Literal["server", "client"] = Field("server", description="where noise is added: central or local")
-    adaptive: bool = Field(False, description="let C follow a quantile of the clients' lengths")
-    quantile: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="which quantile")
-    clip_lr: Positive = Field(0.2, description="how fast C follows")
-    bit_noise: Positive = Field(1.0, description="deviation of the noise on how many changes were not cut")
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="δ at which ε is reported")
+    noise: NotNegative = field(1.0, "z, the noise multiplier: deviation z·C on the sum of the changes")
+    place: Literal["server", "client"] = field("server", "where noise is added: central or local")
+    adaptive: bool = field(False, "let C follow a quantile of the clients' lengths")
+    quantile: Annotated[float, Field(gt=0, lt=1)] = field(0.5, "which quantile")
+    clip_lr: Positive = field(0.2, "how fast C follows")
+    bit_noise: Positive = field(1.0, "deviation of the noise on how many changes were not cut")
+    delta: Annotated[float, Field(gt=0, lt=1)] = field(1e-5, "δ at which ε is reported")
 
 
 class RuntimeTable(Table):
-    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="what trains the clients")
-    workers: Count | None = Field(
-        None, description="clients trained at once; by default as many as there are cores"
+    engine: Literal["auto", "eager", "compiled"] = field("auto", "what trains the clients")
+    workers: Count | None = field(None, "clients trained at once; by default as many as there are cores")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?|mps)$")] = field(
+        "cpu", "where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
     )
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?|mps)$")] = Field(
-        "cpu", description="where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
+    checkpoint_every: Count = field(5, "rounds between two checkpoints")
+    evaluate_every: Count = field(
+        1, "rounds between two evaluations of the global model; the last round always has one"
     )
-    checkpoint_every: Count = Field(5, description="rounds between two checkpoints")
-    evaluate_every: Count = Field(
-        1, description="rounds between two evaluations of the global model; the last round always has one"
-    )
-    resume: Literal["same", "changed"] = Field(
+    resume: Literal["same", "changed"] = field(
         "same",
-        description="changed: go on with another engine, torch or compiler, or a lower train.lr; the record says so",
+        "changed: go on with another engine, torch or compiler, or a lower train.lr; the record says so",
     )
 
 
 class FlowerTable(Table):
-    min_sites: Count = Field(2, description="good uploads that a round needs; a smaller cohort needs all")
-    max_failures: Whole | None = Field(
-        None,
-        description="more failed sites than this in a round, and they are asked again; by default any number",
+    min_sites: Count = field(2, "good uploads that a round needs; a smaller cohort needs all")
+    max_failures: Whole | None = field(
+        None, "more failed sites than this in a round, and they are asked again; by default any number"
     )
-    attempts: Count = Field(3, description="how often a round is tried before the run stops")
-    round_seconds: Positive = Field(3600.0, description="time limit of a round")
-    join_seconds: NotNegative = Field(120.0, description="at the start, how long to wait for all sites")
-    wait_seconds: NotNegative = Field(
-        600.0, description="how long to wait for min_sites before the run stops"
+    attempts: Count = field(3, "how often a round is tried before the run stops")
+    round_seconds: Positive = field(3600.0, "time limit of a round")
+    join_seconds: NotNegative = field(120.0, "at the start, how long to wait for all sites")
+    wait_seconds: NotNegative = field(600.0, "how long to wait for min_sites before the run stops")
+    max_norm: Positive | None = field(
+        None, "refuse an upload of which any part (change, controls, ...) is larger than this"
     )
-    max_norm: Positive | None = Field(
-        None, description="refuse an upload of which any part (change, controls, ...) is larger than this"
+    norm_multiple: Annotated[float, Field(gt=1)] = field(
+        5.0, "refuse an upload larger than so many medians of its round; inf refuses none"
     )
-    norm_multiple: Annotated[float, Field(gt=1)] = Field(
-        5.0, description="refuse an upload larger than so many medians of its round; inf refuses none"
+    max_samples: Count = field(10**9, "refuse an upload that claims more samples")
+    lost_memory: Literal["refuse", "restart"] = field(
+        "refuse", "what a site does that lost its private memory"
     )
-    max_samples: Count = Field(10**9, description="refuse an upload that claims more samples")
-    lost_memory: Literal["refuse", "restart"] = Field(
-        "refuse", description="what a site does that lost its private memory"
+    input_shape: list[Count] | None = field(
+        None, "of one sample, when data.name is 'sites' and the server has no test set"
     )
-    input_shape: list[Count] | None = Field(
-        None, description="of one sample, when data.name is 'sites' and the server has no test set"
-    )
-    classes: Count | None = Field(None, description="how many, when data.name is 'sites'")
+    classes: Count | None = field(None, "how many, when data.name is 'sites'")
 
 
 def recipes() -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, explain
 from fedpews.models import FROM_DATA, MODELS, model_class
 from fedpews.models.table import ModelTable
-from fedpews.options import Count, Table, option_texts, option_types
+from fedpews.options import Count, Table, field, option_texts, option_types
 from fedpews.registry import Kind, registered
 from fedpews.tasks.class_names import check_list
 from fedpews.tasks.names import TASKS, Goal, short
@@ -43,29 +43,25 @@ class Experiment(Table):
     fedpews.errors.ConfigError: warmup.rounds is 20 but there are only 10 rounds; make it at most rounds
     """
 
-    rounds: Count = Field(100, description="T, communication rounds")
-    seeds: list[Annotated[int, Field(ge=0, le=10**18, strict=True)]] = Field(
-        [0], min_length=1, description="one run for each"
+    rounds: Count = field(100, "T, communication rounds")
+    seeds: list[Annotated[int, Field(ge=0, le=10**18, strict=True)]] = field(
+        [0], "one run for each", min_length=1
     )
-    target_accuracy: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.99, description="rounds to reach it are counted"
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] = field(0.99, "rounds to reach it are counted")
+    target_metric: str | None = field(
+        None, "the metric that has a target; by default the first of task.metrics"
     )
-    target_metric: str | None = Field(
-        None, description="the metric that has a target; by default the first of task.metrics"
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = field(
+        None, "what target_metric is to reach; by default target_accuracy where that makes sense"
     )
-    target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="what target_metric is to reach; by default target_accuracy where that makes sense"
-    )
-    participation: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="part of the clients in each round"
-    )
+    participation: Annotated[float, Field(gt=0, le=1)] = field(1.0, "part of the clients in each round")
     data: DataTable = DataTable()
     task: config.TaskTable = config.TaskTable()
     model: ModelTable = ModelTable()
     train: config.TrainTable = config.TrainTable()
     method: config.MethodTable = config.MethodTable()
-    optimizer: dict[str, float] = Field({}, description="the local optimiser's own options")
-    server: dict[str, float] = Field({}, description="the server optimiser's own options")
+    optimizer: dict[str, float] = field({}, "the local optimiser's own options")
+    server: dict[str, float] = field({}, "the server optimiser's own options")
     warmup: config.WarmupTable = config.WarmupTable()
     stop: config.StopTable = config.StopTable()
     pretrain: config.PretrainTable = config.PretrainTable()
@@ -98,17 +94,22 @@ class Experiment(Table):
         if self.data.classes is not None:
             own = {"task": (self.task.model_extra or {}).get("classes"), "flower": self.flower.classes}
             check_list(self.data.classes, own)
-        # a key that is given in two places: one of them would be ignored
-        method, train = self.method.model_extra or {}, self.train
-        for key in compose.TRAIN_KEYS:
-            if key in method and getattr(train, key):
-                yield f"method.{key} and train.{key} are the same; give one of them"
-        if "lr" in self.server and train.server_lr is not None:
-            yield "server.lr and train.server_lr are the same; give one of them"
-        for table, values in (("method", method), ("server", self.server), ("optimizer", self.optimizer)):
-            for key in ("optimizer", "server", "warmup") if table == "method" else ("name",):
-                if key in values:
-                    yield f"there is no key {table}.{key}; see `fedpews list keys`"
+        train, values = self.train, self.model_dump(exclude_none=True)
+        given = flatten(values)
+        for key, other in config.EITHER.items():
+            if key in given and other in given:
+                yield f"give {key} or {other}, not both"
+        # a key that is given in two tables: one of them would be ignored
+        twice = {f"method.{key}": f"train.{key}" for key in compose.TRAIN_KEYS if getattr(train, key)}
+        for key, other in (twice | {"server.lr": "train.server_lr"}).items():
+            if key in given and other in given:
+                yield f"{key} and {other} are the same; give one of them"
+        for key in ("method.optimizer", "method.server", "method.warmup", "server.name", "optimizer.name"):
+            table, _, name = key.partition(".")
+            if name in values[table]:
+                yield f"there is no key {key}; see `fedpews list keys`"
+        if train.lr_min > train.lr:
+            yield f"train.lr_min is {train.lr_min:g}, more than train.lr {train.lr:g}"
         if self.privacy.clip is not None and (train.weighting, train.aggregate) != ("uniform", "mean"):
             yield "with privacy.clip, train.weighting must be 'uniform' and train.aggregate 'mean'"
         if self.warmup_rounds > self.rounds:

@@ -29,6 +29,11 @@ Whole = Annotated[int, Field(ge=0, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
+def field(default: Any, text: str, **limits: Any) -> Any:
+    """A key of a table: its default and what it means."""
+    return Field(default, description=text, **limits)
+
+
 class Table(BaseModel):
     """The base of a configuration's tables."""
 

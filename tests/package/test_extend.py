@@ -79,7 +79,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         (
             "config.py",
             "class TrainTable(Table):\n",
-            '    patience: Count = Field(3, description="a new key")\n',
+            '    patience: Count = field(3, "a new key")\n',
         )
     ],
     "a kind of plot": [
