@@ -227,7 +227,9 @@ def unused_keys(name: MethodName) -> list[str]:
 
 def describe(name: str) -> str:
     """One line about a part of a method's name: the first of its docstring, or of its file if it is alone there."""
-    kind: Kind = "method" if name in METHODS else "server" if name in SERVERS else "personal"
+    kind: Kind = "server" if name in SERVERS else "personal" if name in PERSONAL else "method"
+    if name in WARMUPS:
+        kind, name = "masks", WARMUPS[name]
     cls = find_class(kind, name)
     is_alone = [path.partition(":")[0] for path in METHODS.values()].count(cls.__module__) == 1
     text = inspect.getdoc(inspect.getmodule(cls) if kind == "method" and is_alone else cls)

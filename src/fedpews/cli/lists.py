@@ -102,18 +102,12 @@ def list_(
 
 
 def _methods() -> Iterator[tuple[str, str]]:
-    from fedpews.compose import METHODS, PERSONAL, SERVERS, describe
+    from fedpews.compose import METHODS, PERSONAL, SERVERS, WARMUPS, describe
 
     yield from ((name, describe(name)) for name in METHODS)
-    yield "", ""
-    yield from ((f"+ {name}", describe(name)) for name in SERVERS)
-    yield "", ""
-    yield "+ pews", "FedPeWS: a warmup in which each client learns which neurons are its own"
-    yield "+ pews-fixed", "FedPeWS-Fixed: the server gives every client a fixed part of each layer"
-    yield "+ pews-auto", "FedPeWS-Auto: learned masks, no tuning; the warmup ends by itself"
-    yield "+ pews-random", "the same with random masks, for comparison: once, or redrawn in every round"
-    yield "", ""
-    yield from ((f"+ {name}", describe(name)) for name in PERSONAL)
+    for names in (SERVERS, WARMUPS, PERSONAL):
+        yield "", ""
+        yield from ((f"+ {name}", describe(name)) for name in names)
 
 
 def _data() -> Iterator[tuple[str, str]]:
@@ -150,10 +144,7 @@ def _recipes() -> Iterator[tuple[str, str]]:
     from fedpews.config import recipes
 
     for name, file in recipes().items():
-        header = [
-            line.removeprefix("#").strip() for line in file.read_text().splitlines() if line.startswith("#")
-        ]
-        yield name, header[1] if len(header) > 1 else ""
+        yield name, file.read_text().splitlines()[1].removeprefix("#").strip()
     yield "", ""
     yield "", "the paper's tables and figures: fedpews list studies"
 
