@@ -29,6 +29,9 @@ class Server:
     def __init__(self, setup: Setup, engine: Engine, memories: Store, states: Mapping[int, Nest]) -> None:
         self.setup, self.engine, self.memories, self.states = setup, engine, memories, dict(states)
         self.measurer = Measurer(setup, engine, memories)
+        self.total, train = len(setup.data), setup.experiment.train
+        self.cohort_size = setup.experiment.cohort_size(self.total)
+        self.aggregate = Aggregate(train.aggregate, train.trim, train.byzantine)
 
     def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[Record]:
         """One round of all seeds, or of those given; a record for each.
@@ -45,8 +48,7 @@ class Server:
         for seed, state in self.states.items():
             if seeds is not None and seed not in seeds:
                 continue
-            total = len(self.setup.data)
-            cohort = choose_cohort(total, experiment.cohort_size(total), round, seed)
+            cohort = choose_cohort(self.total, self.cohort_size, round, seed)
             phase = method.phase(state, round)
             downloads = dict(zip(cohort.clients, method.downloads(net, state, cohort), strict=True))
             half, parts[seed] = method.client(phase), SeedRound(seed, phase, cohort, downloads, state)
@@ -63,11 +65,10 @@ class Server:
         for done in finished:
             self.memories.put(done.seed, done.client, done.memory)
             parts[done.seed].uploads.append(done.upload)
-        aggregate = Aggregate(train.aggregate, train.trim, train.byzantine)
         for seed, part in parts.items():
             average = average_of(net, part.uploads, train.weighting)
             part.masks = average.masks
-            average = aggregate.of(average, part.uploads)
+            average = self.aggregate.of(average, part.uploads)
             state = method.update(net, part.state, part.uploads, average)
             check_update(part.state, state, part.uploads, seed)
             part.state = self.states[seed] = state
