@@ -36,7 +36,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--method", "fedprox", "--set", "method.muu=1"], 2, ["method.muu", "mu"]),
         (["--method", "fedprox", "--set", "method.mu=-1"], 2, ["method.mu", "greater than or equal to 0"]),
         (["--set", "model.name=resmet"], 2, ["resmet"]),
-        (["--set", "model.classes=2"], 2, ["outputs of shape (4,)", "(2,)"]),
+        (["--set", "model.classes=2"], 2, ["outputs of shape (4,)", "shape (2,)"]),
         (["--set", "data.name=synthetic"], 2, ["synthetic"]),
         (["--seeds", "a,b"], 2, ["--seeds"]),
         (["--set", "rounds"], 2, ["key=value"]),
