@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fedpews.flower.deploy.coordinator import Coordinator, register, run_command
 from fedpews.flower.deploy.keys import make_site_key
-from fedpews.flower.deploy.processes import LOOPBACK, environment, free_ports, key_values, program
+from fedpews.flower.deploy.processes import LOOPBACK, Processes, free_port, key_values, program
 from fedpews.results.records import read_rounds
 
 CONFIG = """
@@ -121,18 +121,17 @@ def run_bare(sites: int, rounds: int, folder: Path) -> list[float]:
     coordinator = Coordinator(folder / "coordinator", None, keep=False)
     try:
         coordinator.start()
-        for site, port in enumerate(free_ports(sites)):
+        for site in range(sites):
             private, public = make_site_key(folder / "keys", site)
             register(coordinator.folder, public)
             command = [program("flower-supernode"), "--superlink", f"{LOOPBACK}:{coordinator.port}"]
             command += ["--root-certificates", str(coordinator.inner.authority), "--host", LOOPBACK]
-            command += ["--auth-supernode-private-key", str(private), "--port", str(port)]
+            command += ["--auth-supernode-private-key", str(private), "--port", str(free_port())]
             command += ["--node-config", key_values({"site": site})]
-            home = environment(folder / f"home-{site}")
-            coordinator.processes.start(f"site-{site}", command, home, folder / f"site-{site}.log")
+            # ended with everything else that this process has started
+            Processes(folder / f"site-{site}").start("supernode", command)
         settings = {"rounds": rounds, "sites": sites, "out": str(told)}
-        home = environment(coordinator.folder / "home")
-        coordinator.processes.start("run", run_command(app, settings), home, folder / "run.log")
+        coordinator.processes.start("run", run_command(app, settings))
         while coordinator.processes.ended("run") is None:
             coordinator.check()
             time.sleep(0.5)

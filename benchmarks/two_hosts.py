@@ -9,7 +9,6 @@ middle of a round, and the run must come to the numbers of one process neverthel
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -94,13 +93,13 @@ def wait(
 
 
 def trial(folder: Path, rounds: int, cut_seconds: float) -> None:
-    processes, env = Processes(), dict(os.environ)
+    processes = Processes(folder)
     app, out, place = folder / "app", folder / "run", folder / "coordinator"
     new_app(app, Experiment(rounds=rounds, **CONFIG).to_toml())
     address = HOSTS["hub"]
     try:
         serve = [*FEDPEWS, "flower", "serve", str(place), "--name", address, "--listen", f"{address}:8443"]
-        processes.start("hub", at("hub", *serve), env, folder / "hub.log")
+        processes.start("hub", at("hub", *serve))
         wait(processes, "the coordinator", ["hub"], place / "proxy" / "nginx.pid", out, 0)
         say(f"coordinator at {address}:8443; its SuperLink listens on its own 127.0.0.1")
         for number, name in enumerate(("north", "south")):
@@ -117,7 +116,7 @@ def trial(folder: Path, rounds: int, cut_seconds: float) -> None:
                 str(folder / name / "flower"),
             ]
             command += ["--state-dir", str(folder / name / "state")]
-            processes.start(name, at(name, *command), env, folder / f"{name}.log")
+            processes.start(name, at(name, *command))
         address_of = tomllib.loads((place / "home" / "config.toml").read_text())["superlink"]["here"][
             "address"
         ]
@@ -126,7 +125,7 @@ def trial(folder: Path, rounds: int, cut_seconds: float) -> None:
             open_ = call("north", sys.executable, "-c", probe) == "0"
             say(f"from north, port {port} of the coordinator is {'open' if open_ else 'closed'}")
         start = [*FEDPEWS, "flower", "start", str(place), str(app), "--out", str(out)]
-        processes.start("run", at("hub", *start), env, folder / "run.log")
+        processes.start("run", at("hub", *start))
         wait(processes, "round 2", ["hub", "run"], None, out, 2)
         say("round 2 is done; round 3 goes on")
         time.sleep(1.0)

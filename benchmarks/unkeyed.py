@@ -27,7 +27,7 @@ from fedpews.flower.deploy.keys import (
     pem_key,
     write_private,
 )
-from fedpews.flower.deploy.processes import LOOPBACK, free_ports
+from fedpews.flower.deploy.processes import LOOPBACK, free_port
 
 EMPTY = b"\x12\x00"
 """An empty message of PushMessagesRequest.messages_list, in two bytes."""
@@ -106,7 +106,7 @@ def main() -> None:
             ("through the proxy", False, False),
             ("through the proxy, with site certificates", False, True),
         ):
-            (port,) = free_ports(1)
+            port = free_port()
             home = folder / words.replace(" ", "-")
             authority = make_site_authority(home).certificate if certificates else None
             proxy = Proxy("localhost", f"{LOOPBACK}:{port}", keys.certificate, keys.key, authority)

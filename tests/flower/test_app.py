@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from memory_grid import MemoryGrid
 
+from command_line import fedpews
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.flower import roster
@@ -158,15 +159,23 @@ def test_a_node_that_does_not_say_its_site_is_not_asked_all_the_time(grid: Memor
 
 
 def test_processes_end_with_everything_they_started(tmp_path: Path) -> None:
-    children = Processes()
+    children = Processes(tmp_path)
     script = (
         "import subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], start_new_session=True)\n"
         "time.sleep(99)"
     )
-    children.start("one", [sys.executable, "-c", script], {}, tmp_path / "log")
+    children.start("one", [sys.executable, "-c", script])
     pid = children.pid("one")
     (grandchild,) = when(lambda: psutil.Process(pid).children(recursive=True))
     family = {pid, grandchild.pid}
     children.stop_all()
     assert not [p for p in family if Path(f"/proc/{p}").exists()]
+
+
+def test_a_unit_gives_the_same_command_again_and_names_the_folders_it_writes(tmp_path: Path) -> None:
+    printed = fedpews(
+        "flower", "serve", str(tmp_path), "--name", "fl.example.org", "--listen", "9443", "--unit"
+    ).out
+    assert f"fedpews flower serve {tmp_path} --name fl.example.org --listen 9443\n" in printed
+    assert f"ReadWritePaths={tmp_path}\n" in printed

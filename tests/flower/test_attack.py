@@ -33,7 +33,7 @@ from fedpews.flower.deploy.keys import (
     pem_key,
     write_private,
 )
-from fedpews.flower.deploy.processes import LOOPBACK, Processes, environment, free_ports
+from fedpews.flower.deploy.processes import LOOPBACK, Processes, free_port
 from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
 from waiting import when
 
@@ -46,7 +46,7 @@ needs_nginx = pytest.mark.skipif(
 def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, str, Path]]:
     """A coordinator as `fedpews flower serve` starts it, its address, and its authority."""
     keys = make_server_keys(tmp_path / "certificates", LOOPBACK)
-    (port,) = free_ports(1)
+    port = free_port()
     proxy = Proxy("localhost", f"{LOOPBACK}:{port}", keys.certificate, keys.key)
     running = Coordinator(tmp_path / "coordinator", proxy)
     try:
@@ -78,15 +78,15 @@ def test_a_site_whose_key_is_not_registered_does_not_get_in(
 ) -> None:
     _, address, authority = coordinator
     private, _ = make_site_key(tmp_path / "keys", 1)
-    (port,) = free_ports(1)
+    port = free_port()
     command = [shutil.which("flower-supernode", path=str(Path(sys.executable).parent)) or "flower-supernode"]
     command += ["--superlink", address, "--root-certificates", str(authority), "--host", LOOPBACK]
     command += ["--auth-supernode-private-key", str(private), "--port", str(port), "--max-retries", "0"]
-    processes = Processes()
+    processes = Processes(tmp_path)
     try:
-        processes.start("stranger", command, environment(tmp_path / "home"), tmp_path / "log")
+        processes.start("stranger", command)
         when(lambda: processes.ended("stranger") is not None)
-        assert processes.ended("stranger"), (tmp_path / "log").read_text()
+        assert processes.ended("stranger"), processes.log("stranger").read_text()
     finally:
         processes.stop_all()
 
@@ -155,15 +155,15 @@ def test_the_proxy_passes_an_exact_list_of_paths_and_nothing_else(tmp_path: Path
 @contextlib.contextmanager
 def nginx_alone(folder: Path, site_authority: Path | None = None, connections: int = 64) -> Iterator[Path]:
     """The proxy without a SuperLink behind it, so that 502 is the answer to whatever it passes on; its authority."""
-    keys, ports = make_server_keys(folder / "certificates", LOOPBACK), free_ports(2)
+    keys, ports = make_server_keys(folder / "certificates", LOOPBACK), (free_port(), free_port())
     listen = f"{LOOPBACK}:{ports[0]}"
     proxy = Proxy("localhost", listen, keys.certificate, keys.key, site_authority, connections)
     (folder / "nginx.conf").write_text(proxy.nginx_config(folder, ports[1], keys.authority))
     (folder / "port").write_text(str(ports[0]))
-    processes = Processes()
+    processes = Processes(folder)
     command = [find_nginx() or "nginx", "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
     try:
-        processes.start("proxy", command, environment(folder), folder / "log")
+        processes.start("proxy", command)
         when(lambda: listens(ports[0]))
         yield keys.authority
     finally:
@@ -271,7 +271,7 @@ def test_with_site_certificates_nothing_of_a_stranger_is_passed_on(tmp_path: Pat
 @needs_nginx
 @pytest.mark.slow
 def test_a_site_shows_its_certificate_to_a_coordinator_that_asks_for_it(tmp_path: Path) -> None:
-    folder, (port,) = tmp_path / "coordinator", free_ports(1)
+    folder, port = tmp_path / "coordinator", free_port()
     keys = make_server_keys(tmp_path / "certificates", LOOPBACK)
     authority, address = make_site_authority(folder).certificate, f"{LOOPBACK}:{port}"
     coordinator = Coordinator(folder, Proxy("localhost", address, keys.certificate, keys.key, authority))

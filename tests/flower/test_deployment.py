@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -58,8 +57,11 @@ def rounds_done(out: Path) -> int:
     return len({r["round"] for r in read_rounds(out)}) if (out / "rounds.jsonl").exists() else 0
 
 
-def pids(out: Path) -> dict[str, int]:
-    found: dict[str, int] = json.loads((out / "flower" / "pids.json").read_text())
+def pid(process: subprocess.Popen[str], *words: str) -> int:
+    """The process that `up` started with these words in its command."""
+    (found,) = [
+        c.pid for c in psutil.Process(process.pid).children() if " ".join(words) in " ".join(c.cmdline())
+    ]
     return found
 
 
@@ -109,7 +111,7 @@ def test_a_deployment_whose_superlink_is_killed_resumes_to_the_numbers_of_one_pr
     out = tmp_path / "sites"
     first = start(config, out)
     wait_for(first, lambda: rounds_done(out) >= 1)
-    os.kill(pids(out)["superlink"], signal.SIGKILL)
+    os.kill(pid(first, "flower-superlink"), signal.SIGKILL)
     text, _ = first.communicate(timeout=LONGEST)
     assert first.returncode == 5
     assert "--resume" in text
@@ -128,7 +130,7 @@ def test_a_site_killed_in_a_round_is_asked_again_and_the_numbers_stay(
     out = tmp_path / "sites"
     process = start(config, out, "--set", "flower.max_failures=0")
     wait_for(process, lambda: rounds_done(out) >= 1)
-    os.kill(pids(out)["site-1"], signal.SIGKILL)
+    os.kill(pid(process, "--site", "1"), signal.SIGKILL)
     text, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 0, text
     assert "site 1 ended" in text

@@ -135,15 +135,16 @@ def serve(
     `fedpews flower approve` admits sites and `fedpews flower start` starts runs, both on this machine only.
     """
     check_flwr("fedpews flower serve")
-    from fedpews.flower.deploy.coordinator import Coordinator, Proxy, coordinator_unit
+    from fedpews.flower.deploy.coordinator import Coordinator, Proxy
     from fedpews.flower.deploy.coordinator import serve as run_coordinator
     from fedpews.flower.deploy.keys import ServerKeys, make_server_keys, make_site_authority
+    from fedpews.flower.deploy.processes import systemd_unit
 
     folder = folder.resolve()
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key belong together")
     if unit:
-        _print(coordinator_unit(folder, name, listen, certificate, key, site_certificates))
+        _print(systemd_unit(f"fedpews coordinator {name}", [folder]))
         return
     if certificate is None or key is None:
         keys = ServerKeys.in_folder(folder / "certificates")
@@ -286,7 +287,8 @@ def run_site(
     """Take part in a federation as a site. It runs one app only, and restarts it when it ends."""
     check_flwr("fedpews site")
     from fedpews.flower.deploy.app_folder import Pin
-    from fedpews.flower.deploy.site_process import SiteOptions, site_unit
+    from fedpews.flower.deploy.processes import systemd_unit
+    from fedpews.flower.deploy.site_process import SiteOptions
     from fedpews.flower.deploy.site_process import run_site as run
 
     state = state_dir.expanduser().resolve()
@@ -299,7 +301,8 @@ def run_site(
     shown = None if certificate is None else certificate.resolve()
     options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), files, settings, shown)
     if unit:
-        _print(site_unit(options))
+        folders = ("--state-dir", str(state), "--folder", str(files))
+        _print(systemd_unit(f"fedpews site {number}", [state, files], *folders))
         return
     if metrics is not None:
         from fedpews.flower.deploy.metrics import serve_metrics, site_metrics

@@ -19,16 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError, RunFailed
-from fedpews.flower.deploy.keys import YEARS, ServerKeys, fingerprint, make_server_keys
-from fedpews.flower.deploy.processes import (
-    LOOPBACK,
-    Processes,
-    environment,
-    free_ports,
-    key_values,
-    program,
-    systemd_unit,
-)
+from fedpews.flower.deploy.keys import YEARS, ServerKeys, fingerprint, make_private, make_server_keys
+from fedpews.flower.deploy.processes import LOOPBACK, Processes, environment, free_port, key_values, program
 from fedpews.flower.logs import Follower
 
 FLEET_PATHS = {
@@ -154,8 +146,7 @@ class Coordinator:
 
     def __init__(self, folder: Path, proxy: Proxy | None, keep: bool = True) -> None:
         self.folder, self.proxy, self.keep = folder, proxy, keep
-        (self.port,) = free_ports(1)
-        self.processes = Processes()
+        self.port, self.processes = free_port(), Processes(folder)
 
     @property
     def inner(self) -> ServerKeys:
@@ -170,9 +161,8 @@ class Coordinator:
                 "nginx is not installed, and the SuperLink must not face the network without it: "
                 "apt-get install nginx-light (or your system's nginx)"
             )
-        for name in ("logs", "home", "proxy"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
+        for folder in (self.folder, self.folder / "home", self.folder / "proxy"):
+            make_private(folder)
         make_server_keys(self.folder / "inner", LOOPBACK, YEARS)
         # from which ``flwr run APP here`` knows the address
         (self.folder / "home" / "config.toml").write_text(
@@ -199,18 +189,14 @@ class Coordinator:
         for name in ("superlink",) if self.proxy is None else ("superlink", "proxy"):
             code = self.processes.ended(name)
             if code is not None:
-                what = "SuperLink" if name == "superlink" else "proxy"
                 raise RunFailed(
-                    f"the {what} ended with code {code} (see {self.log(name)}); the rounds so far are saved, "
-                    "go on with --resume"
+                    f"the {name} ended with code {code} (see {self.processes.log(name)}); the rounds so far are "
+                    "saved, go on with --resume"
                 )
-
-    def log(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
 
     def _start(self, name: str, command: list[str], host: str, port: int) -> None:
         """Start a program and wait until it listens."""
-        self.processes.start(name, command, environment(self.folder / "home"), self.log(name))
+        self.processes.start(name, command)
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and self.processes.ended(name) is None:
             with socket.socket() as probe:
@@ -218,7 +204,7 @@ class Coordinator:
                 if probe.connect_ex((host, port)) == 0:
                     return
             time.sleep(0.2)
-        raise RunFailed(f"the {name} did not start; see {self.log(name)}")
+        raise RunFailed(f"the {name} did not start; see {self.processes.log(name)}")
 
 
 def register(folder: Path, public_key: Path) -> None:
@@ -254,11 +240,9 @@ def serve(coordinator: Coordinator, report: Callable[[str], None]) -> None:
     try:
         coordinator.start()
         proxy = coordinator.proxy
-        report(
-            f"SuperLink on {LOOPBACK}:{coordinator.port}; "
-            + ("no proxy" if proxy is None else f"sites connect to {proxy.name}, {proxy.listen}")
-        )
-        log, reported = Follower(coordinator.log("superlink")), set[str]()
+        where = "no proxy" if proxy is None else f"sites connect to {proxy.name}, {proxy.listen}"
+        report(f"SuperLink on {LOOPBACK}:{coordinator.port}; {where}")
+        log, reported = Follower(coordinator.processes.log("superlink")), set[str]()
         while True:
             coordinator.check()
             for key in unknown_keys(log.new()):
@@ -270,14 +254,3 @@ def serve(coordinator: Coordinator, report: Callable[[str], None]) -> None:
             time.sleep(POLL_SECONDS)
     finally:
         coordinator.processes.stop_all()
-
-
-def coordinator_unit(
-    folder: Path, name: str, listen: str, certificate: Path | None, key: Path | None, site_certificates: bool
-) -> str:
-    """A systemd unit that runs the coordinator of a folder."""
-    arguments = ["flower", "serve", str(folder), "--name", name, "--listen", listen]
-    if certificate is not None and key is not None:
-        arguments += ["--certificate", str(certificate.resolve()), "--key", str(key.resolve())]
-    arguments += ["--site-certificates"] if site_certificates else []
-    return systemd_unit(f"fedpews coordinator {name}", arguments, [str(folder)])

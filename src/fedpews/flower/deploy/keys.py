@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import ipaddress
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -20,6 +21,7 @@ from fedpews.errors import ConfigError
 DAYS = 30
 YEARS = 3650
 """Days for a certificate that never leaves this machine, whose authority's key is not kept."""
+TRIAL_AUTHORITY, SITE_AUTHORITY = "fedpews trial authority", "fedpews sites"
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,14 @@ def make_server_keys(folder: Path, host: str = "127.0.0.1", days: int = DAYS) ->
     """Make an authority and a certificate for ``host``; the authority's own key is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = ServerKeys.in_folder(folder)
-    root_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    root_name = _name("fedpews trial authority")
-    root = (
-        _certificate(root_name, root_name, root_key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(root_key, hashes.SHA384())
-    )
+    signer, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    _write_certificate(keys.authority, TRIAL_AUTHORITY, signer.public_key(), TRIAL_AUTHORITY, signer, days)
     try:
         address: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         address = x509.DNSName(host)
-    server = (
-        _certificate(_name(host), root_name, key.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .sign(root_key, hashes.SHA384())
-    )
-    keys.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    keys.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    names = [x509.DNSName("localhost"), address]
+    _write_certificate(keys.certificate, host, key.public_key(), TRIAL_AUTHORITY, signer, days, names)
     _write_key(keys.key, key, serialization.PrivateFormat.TraditionalOpenSSL)
     return keys
 
@@ -67,14 +58,9 @@ def make_site_authority(folder: Path) -> ServerKeys:
     path = folder / "sites"
     keys = ServerKeys(path / "ca.crt", path / "ca.crt", path / "ca.key")
     if not keys.key.exists():
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key, name = ec.generate_private_key(ec.SECP384R1()), _name("fedpews sites")
-        root = (
-            _certificate(name, name, key.public_key(), YEARS)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .sign(key, hashes.SHA384())
-        )
-        keys.certificate.write_bytes(root.public_bytes(serialization.Encoding.PEM))
+        make_private(path)
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write_certificate(keys.certificate, SITE_AUTHORITY, key.public_key(), SITE_AUTHORITY, key, YEARS)
         _write_key(keys.key, key, serialization.PrivateFormat.PKCS8)
     return keys
 
@@ -82,18 +68,12 @@ def make_site_authority(folder: Path) -> ServerKeys:
 def issue_site_certificate(folder: Path, public_key: Path, site: int, days: int = 365) -> Path:
     """A certificate for a site's public key (OpenSSH's layout), with which the proxy lets it in."""
     authority = make_site_authority(folder)
-    root = x509.load_pem_x509_certificate(authority.certificate.read_bytes())
-    signer = serialization.load_pem_private_key(authority.key.read_bytes(), None)
-    own = serialization.load_ssh_public_key(public_key.read_bytes())
-    if not isinstance(own, ec.EllipticCurvePublicKey) or not isinstance(signer, ec.EllipticCurvePrivateKey):
+    signer: Any = serialization.load_pem_private_key(authority.key.read_bytes(), None)
+    key = serialization.load_ssh_public_key(public_key.read_bytes())
+    if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{public_key} is no ECDSA key: ssh-keygen -t ecdsa -b 384")
-    signed = (
-        _certificate(_name(f"site-{site}"), root.subject, own, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .sign(signer, hashes.SHA384())
-    )
     path = authority.certificate.with_name(f"site-{site}.crt")
-    path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    _write_certificate(path, f"site-{site}", key, SITE_AUTHORITY, signer, days)
     return path
 
 
@@ -120,10 +100,18 @@ def make_site_key(folder: Path, site: int) -> tuple[Path, Path]:
 def fingerprint(public_key: bytes) -> str:
     """A public key in short, as ``ssh-keygen -lf site-0.pub`` shows it; the key is in OpenSSH's or PEM layout."""
     is_pem = public_key.lstrip().startswith(b"-----")
-    read = serialization.load_pem_public_key if is_pem else serialization.load_ssh_public_key
-    line = read(public_key).public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    key: Any = (serialization.load_pem_public_key if is_pem else serialization.load_ssh_public_key)(
+        public_key
+    )
+    digest = serialization.ssh_key_fingerprint(key, hashes.SHA256())
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def make_private(folder: Path) -> Path:
+    """A folder that only its owner may read, made if it does not exist."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -137,13 +125,28 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, layout: serializatio
     write_private(path, key.private_bytes(serialization.Encoding.PEM, layout, serialization.NoEncryption()))
 
 
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
+def _write_certificate(
+    path: Path,
+    subject: str,
+    key: ec.EllipticCurvePublicKey,
+    issuer: str,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    names: Sequence[x509.GeneralName] = (),
+) -> None:
+    """Write a certificate for a key; one that signs itself is an authority's."""
+    is_authority, now = subject == issuer, datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        issuer_name=_name(issuer),
+        subject_name=_name(subject),
+        public_key=key,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - timedelta(hours=1),
+        not_valid_after=now + timedelta(days=days),
+    ).add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), critical=True)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    path.write_bytes(builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
 
 
 def _name(text: str) -> x509.Name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -18,7 +17,7 @@ from fedpews.flower.data import AT_SITES
 from fedpews.flower.deploy.app_folder import write_app
 from fedpews.flower.deploy.coordinator import Coordinator, Proxy, find_nginx, register, run_command
 from fedpews.flower.deploy.keys import ServerKeys, fingerprint, make_server_keys, make_site_key
-from fedpews.flower.deploy.processes import LOOPBACK, environment, free_ports, stopped_by_sigterm
+from fedpews.flower.deploy.processes import LOOPBACK, free_port, stopped_by_sigterm
 from fedpews.flower.logs import Follower, raise_failure
 from fedpews.flower.roster import KnownSite, KnownSites
 from fedpews.results import layout
@@ -50,15 +49,14 @@ class Loopback:
     ) -> None:
         self.folder, self.app, self.state, self.report = folder, app, state, report
         self.sites, self.settings = len(settings), settings
-        self.keys, proxy = ServerKeys.in_folder(folder / "certificates"), None
+        keys, proxy = ServerKeys.in_folder(folder / "certificates"), None
         if find_nginx() is not None:
-            (port,) = free_ports(1)
-            keys, most = self.keys, 64 + 8 * self.sites
-            proxy = Proxy("localhost", f"{LOOPBACK}:{port}", keys.certificate, keys.key, connections=most)
-        self.coordinator = Coordinator(folder / "coordinator", proxy, keep=False)
+            address, most = f"{LOOPBACK}:{free_port()}", 64 + 8 * self.sites
+            proxy = Proxy("localhost", address, keys.certificate, keys.key, connections=most)
+        self.coordinator = Coordinator(folder, proxy, keep=False)
         self.processes = self.coordinator.processes
         self.address = proxy.listen if proxy else f"{LOOPBACK}:{self.coordinator.port}"
-        self.roster = self.coordinator.folder / layout.ROSTER
+        self.authority = keys.authority if proxy else self.coordinator.inner.authority
         self._restart_at: dict[int, float] = {}
 
     def __enter__(self) -> Self:
@@ -74,8 +72,8 @@ class Loopback:
 
     def submit(self, settings: Mapping[str, Any]) -> None:
         """Start a run of the app, and follow its log."""
-        command = run_command(self.app, {**settings, "roster": str(self.roster)})
-        self.processes.start("run", command, environment(self.coordinator.folder / "home"), self._log("run"))
+        settings = {**settings, "roster": str(self.folder / layout.ROSTER)}
+        self.processes.start("run", run_command(self.app, settings))
 
     def tend(self) -> bool:
         """Check the processes and restart a site that ended; whether the run still goes on."""
@@ -90,38 +88,34 @@ class Loopback:
                 self._restart_at[site] = time.monotonic() + RESTART_SECONDS
             elif time.monotonic() >= self._restart_at[site]:
                 self._start_site(site)
-                self._write_pids()
                 del self._restart_at[site]
         return self.processes.ended("run") is None
 
-    def _log(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
-
     def _start(self) -> None:
-        for folder in (self.state, self.folder / "logs"):
-            folder.mkdir(parents=True, exist_ok=True)
         make_server_keys(self.folder / "certificates", LOOPBACK)
         self.coordinator.start()
         known = []
         for site in range(self.sites):
             _, public = make_site_key(self.folder / "keys", site)
-            register(self.coordinator.folder, public)
+            register(self.folder, public)
             known.append(KnownSite(site, f"site-{site}", fingerprint(public.read_bytes())))
-        KnownSites(tuple(known)).write(self.roster)
+        KnownSites(tuple(known)).write(self.folder / layout.ROSTER)
         for site in range(self.sites):
             self._start_site(site)
-        self._write_pids()
 
     def _start_site(self, site: int) -> None:
-        keys = self.coordinator.inner if self.coordinator.proxy is None else self.keys
         name = f"site-{site}"
-        command = [*FEDPEWS, "site", str(self.app), "--site", str(site)]
-        command += ["--superlink", self.address, "--ca", str(keys.authority)]
-        command += ["--key", str(self.folder / "keys" / name), "--folder", str(self.folder / name)]
-        command += ["--state-dir", str(self.state)]
-        for option, value in self.settings[site].items():
-            command += [f"--{option}", str(value)]
-        self.processes.start(name, command, environment(self.folder / name / "home"), self._log(name))
+        options = {
+            "site": site,
+            "superlink": self.address,
+            "ca": self.authority,
+            "key": self.folder / "keys" / name,
+            "folder": self.folder / name,
+            "state-dir": self.state,
+            **self.settings[site],
+        }
+        arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        self.processes.start(name, [*FEDPEWS, "site", str(self.app), *arguments])
 
     def _check_failure(self, site: int) -> None:
         """Raise what keeps a site from taking part: after a restart it would end in the same way."""
@@ -134,11 +128,6 @@ class Loopback:
             )
             failure.exit_code = error.exit_code
             raise failure from None
-
-    def _write_pids(self) -> None:
-        names = ["superlink", *(f"site-{site}" for site in range(self.sites))]
-        pids = {name: self.processes.pid(name) for name in names}
-        (self.folder / "pids.json").write_text(json.dumps(pids))
 
 
 def up(

@@ -22,6 +22,9 @@ TRAINED = re.compile(r"round (\d+) \(.*?\): trained on (\d+) samples.*; ([\d,]+)
 Metric = tuple[str, str, str, list[tuple[dict[str, str], float]]]
 """counter or gauge, name, meaning, and the values by labels."""
 
+Answers = list[dict[str, Any]]
+"""Of one site, in the order of sites.jsonl."""
+
 
 def serve_metrics(address: str, collect: Callable[[], Iterable[Metric]]) -> int:
     """Answer GET /metrics at an address, in a thread; the port.
@@ -57,51 +60,41 @@ def coordinator_metrics(folder: Path) -> list[Metric]:
     """What the operator watches: rounds, seconds, bytes, refused uploads, and which sites are up."""
     path = folder / CURRENT
     run = Path(read_text(path, 4096).strip()) if path.exists() else folder
-    attempts = [line for _, line in _lines(run / layout.SITES)]
-    last: dict[str, dict[str, Any]] = {}
-    sums: dict[str, dict[str, float]] = {
-        name: {} for name in ("seconds", "bytes_down", "bytes_up", "refused", "failed")
-    }
+    attempts = _lines(run / layout.SITES)
+    rounds = max((int(line["round"]) for line in _lines(run / layout.ROUNDS)), default=0)
+    answers: dict[str, Answers] = {}
     for attempt in attempts:
         for site, answer in attempt.get("sites", {}).items():
-            last[site] = answer
-            for name in ("seconds", "bytes_down", "bytes_up"):
-                sums[name][site] = sums[name].get(site, 0) + float(answer.get(name, 0))
-            sums["refused"][site] = sums["refused"].get(site, 0) + (answer.get("outcome") == "refused")
-            failed = answer.get("outcome") in ("failed", "no answer", "absent")
-            sums["failed"][site] = sums["failed"].get(site, 0) + failed
-    rounds = max((int(line["round"]) for _, line in _lines(run / layout.ROUNDS)), default=0)
+            answers.setdefault(site, []).append(answer)
 
-    def by_site(values: dict[str, float]) -> list[tuple[dict[str, str], float]]:
-        return [({"site": site}, value) for site, value in sorted(values.items())]
+    def by_site(kind: str, name: str, meaning: str, value: Callable[[Answers], float]) -> Metric:
+        return (
+            kind,
+            name,
+            meaning,
+            [({"site": site}, float(value(answers[site]))) for site in sorted(answers)],
+        )
 
-    up = {site: float(answer.get("outcome") in ("accepted", "refused")) for site, answer in last.items()}
-    latest = {site: float(answer.get("seconds", 0)) for site, answer in last.items()}
+    def total(key: str) -> Callable[[Answers], float]:
+        return lambda each: sum(answer.get(key, 0) for answer in each)
+
+    def count(*outcomes: str) -> Callable[[Answers], float]:
+        return lambda each: sum(answer.get("outcome") in outcomes for answer in each)
+
+    def last(value: Callable[[Answers], float]) -> Callable[[Answers], float]:
+        return lambda each: value(each[-1:])
+
+    up, failed = last(count("accepted", "refused")), count("failed", "no answer", "absent")
     return [
-        ("gauge", "fedpews_rounds_done", "Rounds in rounds.jsonl of the current run", [({}, float(rounds))]),
-        ("counter", "fedpews_attempts", "Attempts at rounds", [({}, float(len(attempts)))]),
-        ("gauge", "fedpews_site_up", "1 if the site answered the last time it was asked", by_site(up)),
-        ("gauge", "fedpews_site_last_seconds", "Seconds of the site's last answer", by_site(latest)),
-        (
-            "counter",
-            "fedpews_site_seconds",
-            "Seconds until the site's answers, summed",
-            by_site(sums["seconds"]),
-        ),
-        ("counter", "fedpews_site_sent_bytes", "Bytes to the site", by_site(sums["bytes_down"])),
-        ("counter", "fedpews_site_received_bytes", "Bytes from the site", by_site(sums["bytes_up"])),
-        (
-            "counter",
-            "fedpews_refused_uploads",
-            "Uploads of the site that were refused",
-            by_site(sums["refused"]),
-        ),
-        (
-            "counter",
-            "fedpews_failed_answers",
-            "Times the site failed or did not answer",
-            by_site(sums["failed"]),
-        ),
+        _one("gauge", "fedpews_rounds_done", "Rounds in rounds.jsonl of the current run", rounds),
+        _one("counter", "fedpews_attempts", "Attempts at rounds", len(attempts)),
+        by_site("gauge", "fedpews_site_up", "1 if the site answered the last time it was asked", up),
+        by_site("gauge", "fedpews_site_last_seconds", "Seconds of its last answer", last(total("seconds"))),
+        by_site("counter", "fedpews_site_seconds", "Seconds until its answers, summed", total("seconds")),
+        by_site("counter", "fedpews_site_sent_bytes", "Bytes to the site", total("bytes_down")),
+        by_site("counter", "fedpews_site_received_bytes", "Bytes from the site", total("bytes_up")),
+        by_site("counter", "fedpews_refused_uploads", "Uploads that were refused", count("refused")),
+        by_site("counter", "fedpews_failed_answers", "Times the site failed or did not answer", failed),
     ]
 
 
@@ -119,16 +112,20 @@ def site_metrics(state: Path) -> list[Metric]:
     uploads = sum(int(match[3].replace(",", "")) for match in trained)
     refused = (state / layout.SITES_ERROR).exists()
     return [
-        ("gauge", "fedpews_site_round", "The last round that this site trained", [({}, float(rounds))]),
-        ("gauge", "fedpews_site_samples", "Its training samples", [({}, float(samples))]),
-        ("counter", "fedpews_site_rounds_trained", "Rounds trained", [({}, float(len(trained)))]),
-        ("counter", "fedpews_site_upload_bytes", "Bytes of its uploads", [({}, float(uploads))]),
-        ("counter", "fedpews_site_failures", "Messages answered with a failure", [({}, float(failures))]),
-        ("gauge", "fedpews_site_refused", "1 if this site cannot take part", [({}, float(refused))]),
+        _one("gauge", "fedpews_site_round", "The last round that this site trained", rounds),
+        _one("gauge", "fedpews_site_samples", "Its training samples", samples),
+        _one("counter", "fedpews_site_rounds_trained", "Rounds trained", len(trained)),
+        _one("counter", "fedpews_site_upload_bytes", "Bytes of its uploads", uploads),
+        _one("counter", "fedpews_site_failures", "Messages answered with a failure", failures),
+        _one("gauge", "fedpews_site_refused", "1 if this site cannot take part", refused),
     ]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+def _one(kind: str, name: str, meaning: str, value: float) -> Metric:
+    """A metric with a single value."""
+    return kind, name, meaning, [({}, float(value))]
+
+
+def _lines(path: Path) -> list[Any]:
     """The whole lines of a file that may still grow, or not exist yet."""
-    if path.exists():
-        yield from json_lines(read_text(path, MOST_BYTES), str(path))
+    return [line for _, line in json_lines(read_text(path, MOST_BYTES), str(path))] if path.exists() else []

@@ -37,6 +37,7 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
+WorkingDirectory={folder}
 ExecStart={command}
 Restart=always
 RestartSec=10
@@ -77,38 +78,52 @@ def key_values(settings: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
 
 
-def free_ports(count: int) -> Sequence[int]:
-    """Different ports that no process uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
+def free_port() -> int:
+    """A port that no process uses now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
 
 
-def systemd_unit(what: str, arguments: Sequence[str], writable: Sequence[str]) -> str:
-    """A systemd unit that runs a command of fedpews; its user may only write to the given folders."""
-    command = shlex.join([str(Path(sys.executable).with_name("fedpews")), *arguments])
+def systemd_unit(what: str, writable: Sequence[Path], *more: str) -> str:
+    """A systemd unit that gives this command again; its user may only write to the given folders.
+
+    Args:
+        more: arguments to add to those of this command.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--unit"]
+    command = shlex.join([str(Path(sys.executable).with_name("fedpews")), *arguments, *more])
+    folders = " ".join(map(str, writable))
     # systemd reads % as the start of a specifier
-    return UNIT.format(
-        what=what, command=command.replace("%", "%%"), writable=" ".join(sorted(set(writable)))
-    )
+    command, folder = (text.replace("%", "%%") for text in (command, str(Path.cwd())))
+    return UNIT.format(what=what, command=command, folder=folder, writable=folders)
 
 
 class Processes:
-    """Starts programs by name and ends them all, with everything they started."""
+    """Starts programs by name and ends them all, with everything they started.
 
-    def __init__(self) -> None:
+    Args:
+        folder: for Flower's home and the programs' logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
         if os.name != "posix":
             raise ConfigError("sites can be started as processes of this machine on Linux and macOS only")
+        self.folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         _prctl(SUBREAPER)
 
-    def start(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        with log.open("ab") as file:
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        home = self.folder / "home"
+        for path in (home, self.log(name).parent):
+            path.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as file:
             self._running[name] = subprocess.Popen(
                 list(command),
-                env=dict(env),
+                env=environment(home),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -12,23 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
 from fedpews.flower.deploy.app_folder import Pin
-from fedpews.flower.deploy.keys import YEARS, make_server_keys, pem_key, write_private
-from fedpews.flower.deploy.processes import (
-    LOOPBACK,
-    Processes,
-    environment,
-    free_ports,
-    key_values,
-    program,
-    systemd_unit,
-)
+from fedpews.flower.deploy.keys import YEARS, make_private, make_server_keys, pem_key, write_private
+from fedpews.flower.deploy.processes import LOOPBACK, Processes, free_port, key_values, program
 from fedpews.flower.logs import Follower, clear_failure, raise_failure, site_folder
 from fedpews.outside import check_plain
 from fedpews.results.layout import SITE_STATUS
@@ -61,7 +53,7 @@ class SiteOptions:
     authority: Path
     key: Path
     folder: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
     certificate: Path | None = None
 
 
@@ -70,19 +62,16 @@ class SiteProcess:
 
     def __init__(self, options: SiteOptions, report: Callable[[str], None] = print) -> None:
         self.options, self.report = options, report
-        self.processes = Processes()
+        self.processes = Processes(options.folder)
         self._restart_at: float | None = None
         self._state = site_folder(options.settings)
         self._status = Follower(self._state / SITE_STATUS)
-        self._log = Follower(self.log(SUPERNODE))
+        self._log = Follower(self.processes.log(SUPERNODE))
         self._contact_at, self._contact, self._reason = 0.0, "not tried", ""
         self._superlink, self._authority = options.superlink, options.authority
 
     def start(self) -> None:
-        for name in ("home", "logs"):
-            (self.options.folder / name).mkdir(parents=True, exist_ok=True)
-        self.options.folder.chmod(0o700)
-        write_private(self.options.folder / "secret", secrets.token_bytes(32))
+        write_private(make_private(self.options.folder) / "secret", secrets.token_bytes(32))
         clear_failure(self._state)
         if self.options.certificate is not None:
             self._superlink, self._authority = open_tunnel(self.options, self.options.certificate)
@@ -111,13 +100,14 @@ class SiteProcess:
             self._start_pair()
 
     def _report_ended(self, ended: Mapping[str, int]) -> None:
+        log = self.processes.log
         reason = ", ".join(
-            f"the {name} ended with code {code} (see {self.log(name)})" for name, code in ended.items()
+            f"the {name} ended with code {code} (see {log(name)})" for name, code in ended.items()
         )
         if any(NOT_ACTIVATED in line for line in self._log.new()):
             reason = (
                 "the coordinator refuses this site: its key is not approved there (fedpews flower approve), "
-                f"or its last connection has not run out yet (a minute); see {self.log(SUPERNODE)}"
+                f"or its last connection has not run out yet (a minute); see {log(SUPERNODE)}"
             )
         if reason != self._reason:
             self.report(f"{reason}; trying again")
@@ -140,21 +130,19 @@ class SiteProcess:
             self.report(text)
         self._contact = kind
 
-    def log(self, name: str) -> Path:
-        return self.options.folder / "logs" / f"{name}.log"
-
     def _start_pair(self) -> None:
-        options, (port,) = self.options, free_ports(1)
-        secret, env = options.folder / "secret", environment(options.folder / "home")
+        options, address = self.options, f"{LOOPBACK}:{free_port()}"
+        host, _, port = address.partition(":")
+        secret = str(options.folder / "secret")
         command = [program("flower-supernode"), "--superlink", self._superlink]
         command += ["--root-certificates", str(self._authority)]
         command += ["--auth-supernode-private-key", str(options.key)]
-        command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
-        command += ["--host", LOOPBACK, "--port", str(port), "--node-config", key_values(options.settings)]
-        self.processes.start(SUPERNODE, command, env, self.log(SUPERNODE))
-        executor = [sys.executable, "-m", "fedpews.flower.deploy.executor", f"{LOOPBACK}:{port}", str(secret)]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", secret]
+        command += ["--host", host, "--port", port, "--node-config", key_values(options.settings)]
+        self.processes.start(SUPERNODE, command)
+        executor = [sys.executable, "-m", "fedpews.flower.deploy.executor", address, secret]
         executor += [str(options.pin.folder), options.pin.hash, json.dumps(dict(options.settings))]
-        self.processes.start(EXECUTOR, executor, env, self.log(EXECUTOR))
+        self.processes.start(EXECUTOR, executor)
 
 
 def open_tunnel(options: SiteOptions, certificate: Path) -> tuple[str, Path]:
@@ -163,7 +151,7 @@ def open_tunnel(options: SiteOptions, certificate: Path) -> tuple[str, Path]:
     Returns:
         the address to connect to instead, and the authority that vouches for it.
     """
-    folder = options.folder / "tunnel"
+    folder, port = options.folder / "tunnel", free_port()
     keys = make_server_keys(folder, LOOPBACK, YEARS)
     write_private(folder / "site.key", pem_key(options.key))
     inner = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -171,7 +159,6 @@ def open_tunnel(options: SiteOptions, certificate: Path) -> tuple[str, Path]:
     outer = ssl.create_default_context(cafile=options.authority)
     outer.load_cert_chain(certificate, folder / "site.key")
     host, _, number = options.superlink.rpartition(":")
-    (port,) = free_ports(1)
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -198,8 +185,9 @@ def open_tunnel(options: SiteOptions, certificate: Path) -> tuple[str, Path]:
 
 def run_site(options: SiteOptions, report: Callable[[str], None]) -> None:
     """Run a site until it is stopped or cannot take part; leaves no process behind."""
-    for path in (options.authority, options.key, *([options.certificate] if options.certificate else [])):
-        check_plain(path)
+    for path in (options.authority, options.key, options.certificate):
+        if path is not None:
+            check_plain(path)
     site = SiteProcess(options, report)
     try:
         site.start()
@@ -211,19 +199,6 @@ def run_site(options: SiteOptions, report: Callable[[str], None]) -> None:
         site.processes.stop_all()
 
 
-def site_unit(options: SiteOptions) -> str:
-    """A systemd unit for this site; its user reads the app, the data and the key, and writes only the two folders."""
-    settings = dict(options.settings)
-    state = str(settings.pop("state-dir"))
-    arguments = ["site", str(options.pin.folder), "--superlink", options.superlink]
-    arguments += ["--ca", str(options.authority), "--key", str(options.key)]
-    arguments += ["--folder", str(options.folder), "--state-dir", state]
-    arguments += ["--certificate", str(options.certificate)] if options.certificate else []
-    for key, value in settings.items():
-        arguments += [f"--{key}", str(value)]
-    return systemd_unit(f"fedpews site {settings['site']}", arguments, [state, str(options.folder)])
-
-
 def explain_contact(superlink: str, authority: Path, timeout: float = 5) -> str | None:
     """Why this site cannot connect: the address, the coordinator's certificate or a clock; None if it can.
 
@@ -231,8 +206,17 @@ def explain_contact(superlink: str, authority: Path, timeout: float = 5) -> str 
         superlink: the coordinator's address, ``host:port``.
         authority: the certificate authority that vouches for it.
     """
+    host, _, port = superlink.rpartition(":")
     try:
-        ahead = _seconds_ahead(superlink, authority, timeout)
+        context = ssl.create_default_context(cafile=authority)
+        connection = HTTPSConnection(host.strip("[]"), int(port), timeout=timeout, context=context)
+        with contextlib.closing(connection):
+            # every answer has the time in its header, a refusal too
+            connection.request("HEAD", "/")
+            date = connection.getresponse().headers.get("Date", "")
+            now = time.time()
+        # the header has whole seconds, rounded down
+        ahead = now - (parsedate_to_datetime(date).timestamp() + 0.5)
     except ssl.SSLCertVerificationError as error:
         return f"the coordinator's certificate is not accepted: {error.verify_message}"
     except OSError as error:
@@ -246,20 +230,3 @@ def explain_contact(superlink: str, authority: Path, timeout: float = 5) -> str 
         f"this site's clock is {abs(ahead):.0f} s {word} the coordinator's, and Flower refuses what it sends. "
         "Set it by NTP: timedatectl set-ntp true"
     )
-
-
-def _seconds_ahead(superlink: str, authority: Path, timeout: float) -> float:
-    """How many seconds this machine's clock is ahead of the coordinator's."""
-    host, _, port = superlink.rpartition(":")
-    context = ssl.create_default_context(cafile=authority)
-    connection = HTTPSConnection(host.strip("[]"), int(port), timeout=timeout, context=context)
-    try:
-        # every answer has the time in its header, a refusal too
-        connection.request("HEAD", "/")
-        answer = connection.getresponse()
-        now = time.time()
-    finally:
-        connection.close()
-    date = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-    # the header has whole seconds, rounded down
-    return now - (date + 0.5)
