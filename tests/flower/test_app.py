@@ -176,6 +176,6 @@ def test_processes_end_with_everything_they_started(tmp_path: Path) -> None:
 def test_a_unit_gives_the_same_command_again_and_names_the_folders_it_writes(tmp_path: Path) -> None:
     printed = fedpews(
         "flower", "serve", str(tmp_path), "--name", "fl.example.org", "--listen", "9443", "--unit"
-    ).out
+    ).stdout
     assert f"fedpews flower serve {tmp_path} --name fl.example.org --listen 9443\n" in printed
     assert f"ReadWritePaths={tmp_path}\n" in printed

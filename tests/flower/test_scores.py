@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import RecordDict
 
 from fedpews.errors import ConfigError
+from fedpews.flower.messages import pack
 from fedpews.flower.scores import ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Multilabel, Regression, Segmentation
@@ -100,11 +102,11 @@ def test_a_site_without_samples_says_nothing() -> None:
 
 
 def test_a_shape_that_does_not_fit_its_bytes_is_refused_before_memory_is_allocated() -> None:
-    huge = Array(dtype="float64", shape=(2**40,), stype="fedpews.sums", data=b"0" * 8)
-    content = RecordDict({"test-0": ArrayRecord({"loss": huge})})
-    with pytest.raises(BadMessage, match="8 bytes"):
+    header = json.dumps({"loss": {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 8]}}).encode()
+    content = RecordDict({"test-0": pack(len(header).to_bytes(8, "little") + header + bytes(8))})
+    with pytest.raises(BadMessage, match="cannot be read: SafetensorError"):
         ScoreCheck(Classification(), labels=1).read(content, "test", [0], SAMPLES)
-    with pytest.raises(BadMessage, match="no score on its validation"):
+    with pytest.raises(BadMessage, match="its validation samples for seed 0: the message has no payload"):
         ScoreCheck(Classification(), labels=1).read(content, "validation", [0], SAMPLES)
 
 

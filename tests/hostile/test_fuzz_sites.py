@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import json
 from typing import Any
 
 import pytest
@@ -18,15 +18,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedpews.flower.messages import (
     Request,
     SeedDownload,
+    pack,
     read_reply,
     read_request,
     reply_content,
     request_content,
 )
 from fedpews.flower.roster import Facts, hello_content, read_hello
-from fedpews.flower.scores import FORMAT, ScoreCheck, score_records
+from fedpews.flower.scores import ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Regression, Segmentation
+from fedpews.tasks.metrics import Sums
 from fedpews.tasks.task import Task
 
 REQUEST = Request("a" * 32, 3, 0.1, (SeedDownload(0, b"bytes", 2, 1),), True)
@@ -83,53 +85,79 @@ def test_what_is_not_spoilt_is_read() -> None:
     assert read_hello(hello_content(FACTS)) == FACTS
 
 
-@pytest.mark.parametrize("seeds", [["../../../home/x"], [-1], [0.5], [True]])
-def test_a_server_does_not_choose_where_a_site_writes(seeds: list[Any]) -> None:
+def _forge(**changes: Any) -> RecordDict:
+    """A request whose JSON is changed, with a payload under the name that its seed asks for."""
     content = request_content(REQUEST)
-    about = ConfigRecord(dict(content["request"]) | {"seeds": seeds})
-    forged = RecordDict({"request": about, f"seed-{seeds[0]}": content["seed-0"]})
+    about = json.loads(content["request"]["request"])
+    sent = about["downloads"][0] | {key: changes.pop(key) for key in ("seed", "kept") if key in changes}
+    text = json.dumps(about | {"downloads": [sent]} | changes)
+    return RecordDict(
+        {"request": ConfigRecord({"request": text.encode()}), f"seed-{sent['seed']}": content["seed-0"]}
+    )
+
+
+@pytest.mark.parametrize("seed", ["../../../home/x", -1, 0.5, True])
+def test_a_server_does_not_choose_where_a_site_writes(seed: Any) -> None:
     with pytest.raises(BadMessage):
-        read_request(forged)
+        read_request(_forge(seed=seed))
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), whole, st.floats(), texts), lambda inner: st.lists(inner, max_size=3)
+)
+
+
+@cases(150)
+@given(
+    key=st.sampled_from(["run", "round", "lr", "downloads", "evaluate", "scaling", "seed", "kept"]),
+    value=json_values,
+)
+def test_any_request_in_json_is_read_or_refused(key: str, value: Any) -> None:
+    survives(lambda: read_request(_forge(**{key: value})))
 
 
 SCORES = [Classification(), Regression(), Segmentation(metrics=("dice",))]
 NAMES = sorted({name for task in SCORES for name in task.sum_names()})
 sizes = st.one_of(st.integers(-2, 5), st.sampled_from([2**31, 2**40, 2**62]))
-packed = st.builds(
-    lambda shape, stype, dtype, data: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=data),
-    st.lists(sizes, max_size=3),
-    st.sampled_from([FORMAT, "numpy.ndarray"]),
-    st.sampled_from(["float64", "int8"]),
-    st.one_of(
-        st.binary(max_size=40),
-        st.lists(st.floats(width=64), max_size=5).map(
-            lambda numbers: struct.pack(f"<{len(numbers)}d", *numbers)
-        ),
-    ),
+tensors = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["F64", "I8", "BOOL", "F8_E4M3", "X"]),
+        "shape": st.lists(sizes, max_size=3),
+        "data_offsets": st.tuples(st.integers(0, 8), st.integers(0, 48)),
+    }
 )
 
 
 @cases(150)
 @given(
     task=st.sampled_from(SCORES),
-    arrays=st.dictionaries(st.one_of(st.sampled_from(NAMES), texts), packed, max_size=8),
+    header=st.dictionaries(st.one_of(st.sampled_from(NAMES), texts), tensors, max_size=8),
+    data=st.binary(max_size=48),
     key=st.sampled_from(["test-0", "test-1"]),
     declared=st.integers(0, 6),
 )
-def test_any_score_is_read_or_refused(task: Task, arrays: dict[str, Array], key: str, declared: int) -> None:
-    content = RecordDict({key: ArrayRecord(arrays)})
+def test_any_score_is_read_or_refused(task: Task, header: Any, data: bytes, key: str, declared: int) -> None:
+    text = json.dumps(header).encode()
+    content = RecordDict({key: pack(len(text).to_bytes(8, "little") + text + data)})
     survives(lambda: ScoreCheck(task, labels=4).read(content, "test", [0], declared))
+
+
+numbers = st.builds(
+    lambda shape, value: torch.full(shape, value, dtype=torch.float64),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.floats(width=64),
+)
 
 
 @cases(150)
 @given(
     spoilt=st.dictionaries(
-        st.sampled_from(["loss", "weight", "correct", "seen"]), packed, min_size=1, max_size=2
+        st.sampled_from(["loss", "weight", "correct", "seen"]), numbers, min_size=1, max_size=2
     ),
     declared=st.sampled_from([0, 3, 4]),
 )
-def test_a_score_that_is_spoilt_in_places_is_read_or_refused(spoilt: dict[str, Array], declared: int) -> None:
+def test_a_score_that_is_spoilt_in_places_is_read_or_refused(spoilt: Sums, declared: int) -> None:
     task = Classification()
-    (whole,) = score_records({"test": {0: task.sums(torch.randn(4, 3), torch.arange(4) % 3)}}).values()
-    content = RecordDict({"test-0": ArrayRecord(dict(whole) | spoilt)})
+    sums = task.sums(torch.randn(4, 3), torch.arange(4) % 3) | spoilt
+    content = RecordDict(score_records({"test": {0: sums}}))
     survives(lambda: ScoreCheck(task, labels=1).read(content, "test", [0], declared))

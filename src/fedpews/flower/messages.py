@@ -5,30 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from pydantic import Field, TypeAdapter, ValidationError
 
+from fedpews.errors import explain
 from fedpews.methods.wire import BadMessage
 
 REQUEST, PAYLOAD, FORMAT = "request", "payload", "fedpews.wire"
-SCALING = ("centres", "spreads")
 POLL_SECONDS = 0.3
 
 Key = TypeVar("Key", bound=Hashable)
+Count = Annotated[int, Field(strict=True, ge=0)]
+"""A whole number: a site's files are named after it."""
+Scaling = tuple[list[float], list[Annotated[float, Field(gt=0)]]]
+"""The centre and the spread of each feature, by which sites scale their inputs."""
 
 
 @dataclass(frozen=True)
 class SeedDownload:
     """One seed's share of a message to a site."""
 
-    seed: int
-    data: bytes  # an encoded download
-    accepted: int = 0  # the round whose memory the site must start from; 0 is none
-    kept: int = 0  # the server never asks for an older round than this again
+    seed: Count
+    data: bytes = b""  # an encoded download
+    accepted: Count = 0  # the round whose memory the site must start from; 0 is none
+    kept: Count = 0  # the server never asks for an older round than this again
 
 
 @dataclass(frozen=True)
@@ -36,60 +41,35 @@ class Request:
     """What a site is asked to do."""
 
     run: str  # names the memory that belongs to this run
-    round: int
+    round: Count
     lr: float
     downloads: tuple[SeedDownload, ...]
     evaluate: bool = False  # also evaluate the downloaded models, before training
-    scaling: tuple[Sequence[float], Sequence[float]] | None = None
-    """With ``data.scaling = "federated"``: the centre and the spread of each feature."""
+    scaling: Scaling | None = None  # with data.scaling = "federated"
+
+
+REQUESTS = TypeAdapter(Request)
 
 
 def request_content(request: Request) -> RecordDict:
     """A request as Flower records."""
-    scaling = dict(zip(SCALING, map(list, request.scaling), strict=True)) if request.scaling else {}
-    about = ConfigRecord(
-        {
-            **scaling,
-            "run": request.run,
-            "round": request.round,
-            "lr": request.lr,
-            "seeds": [download.seed for download in request.downloads],
-            "accepted": [download.accepted for download in request.downloads],
-            "kept": [download.kept for download in request.downloads],
-            "evaluate": request.evaluate,
-        }
-    )
+    about = REQUESTS.dump_json(request, exclude={"downloads": {"__all__": {"data"}}})
     payloads = {_key(download.seed): pack(download.data) for download in request.downloads}
-    return RecordDict({REQUEST: about, **payloads})
+    return RecordDict({REQUEST: ConfigRecord({REQUEST: about}), **payloads})
 
 
 def read_request(content: RecordDict) -> Request:
     """The inverse of ``request_content``; the content comes from the network and is checked."""
-    about: Any = content.get(REQUEST)
-    if not isinstance(about, ConfigRecord):
+    record: Any = content.get(REQUEST)
+    about = record.get(REQUEST) if isinstance(record, ConfigRecord) else None
+    if not isinstance(about, bytes):
         raise BadMessage("the message has no request")
-    run, round, lr, evaluate = (about.get(name) for name in ("run", "round", "lr", "evaluate"))
-    columns = [about.get(name) for name in ("seeds", "accepted", "kept")]
-    # whole numbers, since a site's files are named after them
-    whole = all(isinstance(column, list) and all(map(_is_count, column)) for column in columns)
-    typed = isinstance(run, str) and isinstance(lr, float) and isinstance(evaluate, bool)
-    if not whole or not typed or not _is_count(round) or len({len(column) for column in columns}) != 1:
-        raise BadMessage("the message's request makes no sense")
-    downloads = tuple(
-        SeedDownload(seed, unpack(content, _key(seed)), *rounds)
-        for seed, *rounds in zip(*columns, strict=True)
-    )
-    return Request(run, round, lr, downloads, evaluate, _scaling(about))
-
-
-def _scaling(about: ConfigRecord) -> tuple[Sequence[float], Sequence[float]] | None:
-    centres, spreads = (about.get(name) for name in SCALING)
-    if centres is None and spreads is None:
-        return None
-    lists = isinstance(centres, list) and isinstance(spreads, list) and len(centres) == len(spreads)
-    if not lists or not all(isinstance(value, float) for value in (*centres, *spreads)) or 0.0 in spreads:
-        raise BadMessage("the message's scaling makes no sense")
-    return centres, spreads
+    try:
+        request = REQUESTS.validate_json(about)
+    except ValidationError as error:
+        raise BadMessage(f"the message's request has {explain(error)}") from None
+    downloads = [replace(sent, data=unpack(content, _key(sent.seed))) for sent in request.downloads]
+    return replace(request, downloads=tuple(downloads))
 
 
 def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord]) -> RecordDict:
@@ -205,10 +185,6 @@ def _metered(grid: Grid, most_bytes: int) -> Iterator[None]:
         yield
     finally:
         del client.PullObject
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _key(seed: int) -> str:

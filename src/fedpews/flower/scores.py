@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
-from numpy.typing import NDArray
+from flwr.app import ArrayRecord, RecordDict
+from safetensors.torch import load, save
 
 from fedpews.engines.evaluate import Part
 from fedpews.errors import ConfigError
 from fedpews.flower.limits import FRAME, LARGEST_LOSS
+from fedpews.flower.messages import pack, unpack
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks.metrics import Sums
 from fedpews.tasks.task import Task
-
-FORMAT = "fedpews.sums"
-
-MOST_NUMBERS = 2**22
-"""The most numbers in one sum: a histogram of 4096 bins for each of 500 classes."""
 
 
 def score_records(scores: Mapping[Part, Mapping[int, Sums]]) -> dict[str, ArrayRecord]:
     """The sums over a site's samples as Flower records, by part of its data and seed; empty without such samples."""
     return {
-        f"{part}-{seed}": ArrayRecord({name: _pack(value.double().numpy()) for name, value in sums.items()})
+        f"{part}-{seed}": pack(save({name: value.double().contiguous() for name, value in sums.items()}))
         for part, by_seed in scores.items()
         for seed, sums in by_seed.items()
     }
@@ -80,36 +74,43 @@ class ScoreCheck:
 
         The content comes from the network.
         """
-        sums = {}
+        scores = {}
         for seed in seeds:
-            record = content.get(f"{part}-{seed}")
-            if not isinstance(record, ArrayRecord):
-                raise BadMessage(f"it has no score on its {part} samples for seed {seed}")
-            sums[seed] = self._check({name: _unpack(name, record[name]) for name in record}, declared)
-        return sums
+            try:
+                sums = {
+                    name: value.double() for name, value in load(unpack(content, f"{part}-{seed}")).items()
+                }
+                scores[seed] = self._check(sums, declared)
+            except BadMessage as error:
+                raise BadMessage(f"its score on its {part} samples for seed {seed}: {error}") from None
+            except Exception as error:  # bytes from outside may raise anything
+                raise BadMessage(
+                    f"its score cannot be read: {type(error).__name__}: {error!s:.200}"
+                ) from error
+        return scores
 
     def _check(self, sums: Sums, declared: int) -> Sums:
         if not declared:
             if sums:
-                raise BadMessage("it has a score, and declared no samples for it")
+                raise BadMessage("it declared no samples")
             return {}
         wanted = self.task.sum_names()
         if set(sums) != set(wanted):
-            raise BadMessage(f"its score is made of {sorted(sums)!r:.200}, not of {sorted(wanted)}")
+            raise BadMessage(f"it is made of {sorted(sums)!r:.200}, not of {sorted(wanted)}")
         for name, value in sums.items():
             if not bool(torch.isfinite(value).all()):
-                raise BadMessage(f"its score has numbers in {name} that are not finite")
+                raise BadMessage(f"{name} has numbers that are not finite")
             shape = tuple(self.sample.get(name, value).shape)
             if shape != tuple(value.shape):
-                raise BadMessage(f"its score has {name} of shape {tuple(value.shape)}, others have {shape}")
+                raise BadMessage(f"{name} has the shape {tuple(value.shape)}, others have {shape}")
         if sums["loss"].dim() or sums["weight"].dim():
-            raise BadMessage("its score has a loss or a weight that is no single number")
+            raise BadMessage("its loss or its weight is no single number")
         heaviest = declared * self.labels * max(1.0, *(getattr(self.task, "class_weights", None) or (1.0,)))
         loss, weight = float(sums["loss"]), float(sums["weight"])
         if not 0 <= weight <= heaviest or not 0 <= loss <= LARGEST_LOSS * max(weight, 1):
-            raise BadMessage(f"its score makes no sense: loss {loss:g} over {weight:g}")
+            raise BadMessage(f"loss {loss:g} over {weight:g} makes no sense")
         if self._counts_samples() and weight != declared:
-            raise BadMessage(f"its score is over {weight:g} samples, and it declared {declared}")
+            raise BadMessage(f"it is over {weight:g} samples, and the site declared {declared}")
         if "seen" in sums:
             self._check_counts(sums, declared)
         self.sample = self.sample or sums
@@ -126,19 +127,4 @@ class ScoreCheck:
             raise BadMessage("its right answers are more than its answers, or not counts")
         total, classed = int(seen.sum()), self.task.name == "classification"
         if total > declared * self.labels or (classed and total != declared):
-            raise BadMessage(f"its score is over {total} answers, and it declared {declared} samples")
-
-
-def _pack(values: NDArray[np.float64]) -> Array:
-    data = np.ascontiguousarray(values, "<f8").tobytes()
-    return Array(dtype="float64", shape=tuple(values.shape), stype=FORMAT, data=data)
-
-
-def _unpack(name: str, array: Array) -> torch.Tensor:
-    shape = tuple(array.shape)
-    if array.stype != FORMAT or any(type(size) is not int or size < 0 for size in shape):
-        raise BadMessage(f"its score has {name!r:.40} in a form that is not known")
-    # beside a zero a size is lost in the product, and may still be larger than numpy allows
-    if max((math.prod(shape), *shape)) > MOST_NUMBERS or len(array.data) != 8 * math.prod(shape):
-        raise BadMessage(f"its score has {len(array.data)} bytes for {name!r:.40} of shape {shape!r:.60}")
-    return torch.from_numpy(np.frombuffer(array.data, "<f8").reshape(shape).copy())
+            raise BadMessage(f"it is over {total} answers, and the site declared {declared} samples")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -23,19 +23,19 @@ from fedpews.data.statistics import scale
 from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job
-from fedpews.engines.evaluate import Part, Score
+from fedpews.engines.evaluate import Part
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
 from fedpews.flower.data import site_data
+from fedpews.flower.deploy.keys import make_private
 from fedpews.flower.ledger import Ledger
 from fedpews.flower.logs import append_line, site_folder, site_number
-from fedpews.flower.messages import Request, SeedDownload
+from fedpews.flower.messages import Request, Scaling, SeedDownload
 from fedpews.flower.roster import Facts, data_digest, describe_shape
 from fedpews.flower.scores import least
 from fedpews.flower.statistics import answer, is_scaled, privacy_of
-from fedpews.flower.uploads import sample_upload
 from fedpews.measure import personal_metric, score_personal
-from fedpews.methods.contract import Cohort, Download, Upload
+from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, decode_download, encode_upload
 from fedpews.results.files import write_atomically
 from fedpews.results.layout import SITE_STATUS
@@ -43,10 +43,7 @@ from fedpews.results.memories import Version
 from fedpews.results.tensors import read_nest, write_nest
 from fedpews.tasks.metrics import Sums
 from fedpews.tasks.names import show
-from fedpews.trees import Nest, Tree, leaves, map_leaves
-
-LATE = 10**9
-"""A round after every warmup."""
+from fedpews.trees import Nest, Tree, nest_bytes
 
 
 class MemoryLost(FedpewsError):
@@ -73,7 +70,7 @@ class SiteMemory:
             raise ConfigError(f"the server's name of its run is not valid: {run!r:.50}")
         self.folder = state_dir / f"site-{site}" / run
 
-    def read(self, seed: int, accepted: int) -> Nest | None:
+    def read(self, seed: int, accepted: int, device: torch.device | str = "cpu") -> Nest | None:
         """The memory after the round that the server accepted last; None if there is none or it is empty."""
         if accepted == 0:
             return None
@@ -83,15 +80,13 @@ class SiteMemory:
                 f"the server goes on from round {accepted}, but {path} does not exist. Restore the site's "
                 "state-dir, or set flower.lost_memory to 'restart' to let this site start anew."
             )
-        memory, _ = read_nest(path)
-        return memory if any(True for _ in leaves(memory)) else None
+        memory, _ = read_nest(path, device)
+        return memory if nest_bytes(memory) is not None else None
 
     def write(self, seed: int, round: int, memory: Nest, kept: int) -> None:
         """Write the memory after a round, and delete rounds older than ``kept``."""
         # readable by the site's user only: it shows what was learned of the site's data
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
+        make_private(make_private(self.folder.parent) / self.folder.name)
         path = self._path(seed, round)
         write_nest(path, memory, {"round": round})
         path.chmod(0o600)
@@ -176,7 +171,7 @@ class Site:
         if privacy.clip is not None and privacy.place == "client":
             self.ledger = Ledger(self.folder, self.experiment, settings.get("epsilon"))
 
-    def scaled(self, scaling: tuple[Sequence[float], Sequence[float]] | None) -> Site:
+    def scaled(self, scaling: Scaling | None) -> Site:
         """This site with its inputs scaled as the server says."""
         if scaling is None and is_scaled(self.experiment):
             raise ConfigError("data.scaling is 'federated', and the server sent no statistics to scale by")
@@ -236,21 +231,20 @@ class Site:
             if download.round != request.round:
                 raise BadMessage(f"the download is of round {download.round}, the request of {request.round}")
             try:
-                kept = memory.read(sent.seed, sent.accepted)
+                kept = memory.read(sent.seed, sent.accepted, self.net.device)
             except MemoryLost:
                 if self.experiment.flower.lost_memory != "restart":
                     raise
                 kept = None
             half = self.method.client(download.phase)
-            kept = None if kept is None else _to(kept, self.net.device)
             jobs.append(Job(sent.seed, self.number, half, download, kept, request.lr))
         with closing(self._engine()) as engine:
             finished, diverged = sort_out(self.net, engine.train(jobs))
         if diverged:
             raise explain(diverged, jobs)
         for sent, done in zip(request.downloads, finished, strict=True):
-            memory.write(sent.seed, request.round, _to(done.memory, "cpu"), sent.kept)
-        uploads = {done.seed: encode_upload(self.net, _upload_to_cpu(done.upload)) for done in finished}
+            memory.write(sent.seed, request.round, done.memory, sent.kept)
+        uploads = {done.seed: encode_upload(self.net, done.upload) for done in finished}
         loss = sum(done.upload.loss for done in finished) / len(finished)
         shown = f", training loss {loss:.4g}" if loss else ""  # 0 with differential privacy
         self._log(
@@ -258,15 +252,6 @@ class Site:
             f"samples{shown}; {sum(map(len, uploads.values())):,} bytes to send"
         )
         return uploads
-
-    def rehearse(self) -> None:
-        """Take a step of every phase on two empty samples, and keep nothing of it."""
-        state = self.method.init(self.net, self.net.initial(), len(self.data))
-        for round in (1, LATE):
-            phase = self.method.phase(state, round)
-            cohort = Cohort(round, (self.number,), len(self.data), 0)
-            (download,) = self.method.downloads(self.net, state, cohort)
-            sample_upload(self.net, Job(0, self.number, self.method.client(phase), download, None, 0.1))
 
     def keep(self, kind: str, request: Request) -> None:
         """Write the models that the server sends at the end into this site's folder."""
@@ -284,8 +269,8 @@ class Site:
         sums: dict[Part, dict[int, Sums]] = {part: {seed: {} for seed in seeds} for part in samples}
         with closing(self._engine()) as engine:
             for part in (part for part, count in samples.items() if count):
-                scores = engine.evaluate(models, seeds, part)
-                sums[part] = self._sums(seeds, scores)
+                scores = zip(seeds, engine.evaluate(models, seeds, part), strict=True)
+                sums[part] = {seed: least(self.data.task, score.sums) for seed, score in scores}
         if samples["test"]:
             self._log_scores(request, sums["test"])
         return sums
@@ -297,10 +282,9 @@ class Site:
         """
         (sent,) = request.downloads
         download = self._receive(sent)
-        memory = self._memory(request.run).read(sent.seed, sent.accepted)
+        memory = self._memory(request.run).read(sent.seed, sent.accepted, self.net.device)
         if memory is None:
             raise MemoryLost(f"site {self.number} has no memory to make its own model of")
-        memory = _to(memory, self.net.device)
         model = self.method.client(download.phase).personal(self.net.at(sent.seed), download, memory)
         (path,) = self._memory(request.run).write_models("personal", {sent.seed: model})
         with closing(self._engine()) as engine:
@@ -328,24 +312,14 @@ class Site:
         when = f"round {request.round}, the model as received" if request.evaluate else after
         self._log(f"{when}: {', '.join(means)} on {len(self.data.test_y)} test samples of this site")
 
-    def _sums(self, seeds: Sequence[int], scores: Sequence[Score]) -> dict[int, Sums]:
-        return {seed: least(self.data.task, score.sums) for seed, score in zip(seeds, scores, strict=True)}
-
     def _engine(self) -> EagerEngine:
         workers, threads = (int(self.settings.get(name, 1)) for name in ("workers", "threads"))
         return EagerEngine(self.net, self.data, schedule(self.experiment), workers, threads)
 
     def _receive(self, sent: SeedDownload) -> Download:
-        """A download, on the device where this site trains."""
         if sent.seed not in self.experiment.seeds:
             raise BadMessage(f"{sent.seed} is no seed of the experiment")
-        download, device = decode_download(self.net, sent.data), self.net.device
-        return replace(
-            download,
-            params=_to(download.params, device),
-            neurons=None if download.neurons is None else download.neurons.to(device),
-            extra=_to(download.extra, device),
-        )
+        return decode_download(self.net, sent.data)
 
 
 @cache
@@ -359,25 +333,11 @@ def warm_site(config: Path, settings: Mapping[str, Any]) -> Site:
     return _cached_site(config.resolve(), config.read_text(), tuple(sorted(settings.items())))
 
 
-def _upload_to_cpu(upload: Upload) -> Upload:
-    return replace(
-        upload,
-        params=_to(upload.params, "cpu"),
-        neurons=None if upload.neurons is None else upload.neurons.cpu(),
-        mask=None if upload.mask is None else _to(upload.mask, "cpu"),
-        extra=_to(upload.extra, "cpu"),
-    )
-
-
-def _to(nest: Mapping[str, Any], device: torch.device | str) -> Nest:
-    return map_leaves(lambda value: value.to(device), nest)
-
-
 def _digest_key(folder: Path) -> bytes:
     """The secret under which this site's data is digested, made at first use."""
     path = folder / "digest-key"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         write_atomically(path, secrets.token_bytes(16))
         path.chmod(0o600)
     return path.read_bytes()

@@ -7,8 +7,6 @@ message changes is gone with its process.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import os
 import sys
@@ -39,7 +37,7 @@ from fedpews.flower.flwr_private import (
 )
 from fedpews.flower.logs import append_line, save_failure, site_folder
 from fedpews.flower.roster import unfit_content
-from fedpews.flower.site import Site, warm_site
+from fedpews.flower.site import warm_site
 from fedpews.results.layout import SITE_STATUS
 
 POLL_SECONDS = 0.1
@@ -87,41 +85,14 @@ def _warm_up(options: ExecutorOptions) -> None:
     if str(options.settings.get("device", "cpu")) != "cpu":
         return
     try:
-        site = warm_site(options.pin.folder / CONFIG, options.settings)
-        _import_what_training_imports(site)
+        net = warm_site(options.pin.folder / CONFIG, options.settings).net
+        # the first step of training imports torch's compiler, which takes seconds
+        torch.compiler.reset()
         # computed at first use otherwise, so again in every fork
-        net = site.net
         net.gated(torch.ones(net.graph.size))
         _ = net.can_be_cut, net.is_stochastic, net.flops, net.survives_channels_last
     except Exception as error:  # noqa: BLE001 - the first message raises it again, and is answered with it
         save_failure(site_folder(options.settings), error, "this site")
-
-
-def _import_what_training_imports(site: Site) -> None:
-    """Import the modules that a step of training imports (torch loads some of its own late).
-
-    A fork takes the step and lists them: a process that has run a backward pass must not be forked.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        known = set(sys.modules)
-        try:
-            site.rehearse()
-        except Exception as error:  # noqa: BLE001 - the first message raises it again, and is answered with it
-            print(f"the rehearsal failed: {type(error).__name__}: {error}", flush=True)
-        finally:
-            with os.fdopen(writing, "w") as pipe:
-                pipe.write("\n".join(name for name in sys.modules if name not in known))
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        names = pipe.read().split()
-    os.waitpid(child, 0)
-    for name in names:
-        # some can only be imported by another module
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
 
 
 def _fork(options: ExecutorOptions, token: str) -> None:
