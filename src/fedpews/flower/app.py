@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fedpews.flower.logs import (
     without_traceback,
 )
 from fedpews.flower.messages import Request, read_request, reply_content
-from fedpews.flower.roster import REFUSED, hello_content, unfit_content
+from fedpews.flower.roster import REFUSED, Facts, hello_content
 from fedpews.flower.scores import score_records
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
 from fedpews.flower.statistics import KIND, collect, is_scaled, read_statistics
@@ -72,17 +73,18 @@ def make_client_app(
         """Answer a kind of message with what the site returns for its request."""
 
         def handle(message: Message, context: Context) -> Message:
-            site = make_site(config, context.node_config)
-            request = read_request(message.content)
+            site, request = make_site(config, context.node_config), read_request(message.content)
             return Message(work(site.scaled(request.scaling), request), reply_to=message)
 
         register(handle)
 
     answer(app.train(), _train)
     answer(app.evaluate(), lambda site, request: RecordDict(score_records(site.evaluate(request))))
-    answer(app.evaluate("personal"), _evaluate_personal)
-    answer(app.query("final"), lambda site, request: _keep(site, "final", request))
-    answer(app.query("best"), lambda site, request: _keep(site, "best", request))
+    answer(
+        app.evaluate("personal"), lambda site, request: _record("personal", site.evaluate_personal(request))
+    )
+    for kind in ("final", "best"):
+        answer(app.query(kind), partial(_keep, kind))
 
     @app.query(KIND)  # type: ignore[untyped-decorator]
     def statistics(message: Message, context: Context) -> Message:
@@ -92,11 +94,11 @@ def make_client_app(
     @app.query()  # type: ignore[untyped-decorator]
     def hello(message: Message, context: Context) -> Message:
         try:
-            content = hello_content(make_site(config, context.node_config).facts())
+            about: Facts | FedpewsError = make_site(config, context.node_config).facts()
         except FedpewsError as error:
             save_failure(site_folder(context.node_config), error)
-            content = unfit_content(error)
-        return Message(content, reply_to=message)
+            about = error
+        return Message(hello_content(about), reply_to=message)
 
     @app.query(REFUSED)  # type: ignore[untyped-decorator]
     def refused(message: Message, context: Context) -> Message:
@@ -104,7 +106,7 @@ def make_client_app(
         why = record.get("why") if isinstance(record, ConfigRecord) else None
         error = ConfigError(f"the coordinator refuses this site: {why!s:.2000}")
         save_failure(site_folder(context.node_config), error)
-        return Message(RecordDict({REFUSED: ConfigRecord({"received": True})}), reply_to=message)
+        return Message(_record(REFUSED, True), reply_to=message)
 
     return app
 
@@ -115,13 +117,13 @@ def _train(site: Site, request: Request) -> RecordDict:
     return reply_content(site.train(request), scores)
 
 
-def _evaluate_personal(site: Site, request: Request) -> RecordDict:
-    return RecordDict({"personal": ConfigRecord({"value": site.evaluate_personal(request)})})
-
-
-def _keep(site: Site, kind: str, request: Request) -> RecordDict:
+def _keep(kind: str, site: Site, request: Request) -> RecordDict:
     site.keep(kind, request)
-    return RecordDict({"kept": ConfigRecord({"kept": True})})
+    return _record("kept", True)
+
+
+def _record(name: str, value: float) -> RecordDict:
+    return RecordDict({name: ConfigRecord({"value": value})})
 
 
 def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
@@ -138,12 +140,12 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
     out = Path(str(settings.get("out") or f"runs/flower-{experiment.method_label}")).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     clear_failure(out)
-    accepted = AcceptedRounds()
+    accepted, scaling = AcceptedRounds(), None
     engines: list[FlowerEngine] = []
-    roster, scaling = str(settings.get("roster") or ""), None
+    roster, resume = str(settings.get("roster") or ""), bool(settings.get("resume"))
+    without = [name for name in str(settings.get("without") or "").split(",") if name]
 
     def make_engine(setup: Setup) -> tuple[Engine, str]:
-        without = [name for name in str(settings.get("without") or "").split(",") if name]
         engines.append(FlowerEngine(setup, grid, out, accepted, roster, without, scaling))
         return engines[-1], ""
 
@@ -160,14 +162,14 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
             collect(experiment, known, grid, out, roster)
             return
         if data is not None and is_scaled(experiment):
-            kept = settings.get("resume") and (out / STATISTICS).exists()
+            kept = resume and (out / STATISTICS).exists()
             found = read_statistics(out) if kept else collect(experiment, data, grid, out, roster, True)
             scaling = found.scaling()
             data = scale(data, scaling)
         result = train(
             build(experiment, clients=data, data_dir=data_dir),
             out=out,
-            resume=bool(settings.get("resume", False)),
+            resume=resume,
             callbacks=[Callback(round=log_round)],
             make_engine=make_engine,
             memories=accepted,

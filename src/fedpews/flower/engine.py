@@ -22,11 +22,11 @@ from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part, Score
 from fedpews.errors import ConfigError, RunFailed
-from fedpews.flower.data import AT_SITES
-from fedpews.flower.limits import MOST_BYTES, SAMPLES_MULTIPLE, is_metric
+from fedpews.flower.limits import SAMPLES_MULTIPLE, is_metric
 from fedpews.flower.logs import Answer, Attempt, SiteLog
 from fedpews.flower.messages import (
     Request,
+    Scaling,
     SeedDownload,
     deliver,
     read_reply,
@@ -52,7 +52,12 @@ Key = tuple[int, int]
 Moved = tuple[dict[str, float], int]
 """The norms of an upload, and its number of steps."""
 
-Scaling = tuple[Sequence[float], Sequence[float]]
+TYPES = {
+    "train": MessageType.TRAIN,
+    "evaluate": MessageType.EVALUATE,
+    "personal": f"{MessageType.EVALUATE}.personal",
+}
+"""Flower's types of messages, by kind; all other kinds are queries."""
 
 
 class TooFewSites(RunFailed):
@@ -89,12 +94,11 @@ class FlowerEngine(Engine):
         experiment, data, self.scaling = setup.experiment, setup.data, scaling
         self.grid, self.net, self.accepted, self.limits = grid, setup.net, accepted, experiment.flower
         self.run, self.site_log = _run_id(out), SiteLog(out)
-        known = KnownSites.read(Path(roster).expanduser()) if roster else None
-        expected = Expected.of(
-            experiment.fingerprint(), data, experiment.data.name != AT_SITES, setup.net.frozen_digest()
+        expected, seen = (
+            Expected.of(experiment, data, setup.net.frozen_digest()),
+            Seen(out / layout.SITES_SEEN),
         )
-        seen = Seen(out / layout.SITES_SEEN)
-        self.roster = Roster(grid, expected, known, seen, self.site_log.report, without)
+        self.roster = Roster(grid, expected, KnownSites.of(roster), seen, self.site_log.report, without)
         self.check = UploadCheck(setup.net, experiment.flower, schedule(experiment))
         # evaluates on the server's test set; without one the sites evaluate on theirs
         self.local: Engine | None = None
@@ -114,7 +118,6 @@ class FlowerEngine(Engine):
         self._scored: dict[int, Tree] = {}  # by seed: the model that the test sums are of
         self._started = False
         self._round = 0
-        self._capped: set[int] = set()  # sites reported to declare too many samples
         self._largest = (0.0, 0, 0)  # of the last round: size by the others' median, round and site
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
@@ -196,42 +199,38 @@ class FlowerEngine(Engine):
 
     def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
         """Each site makes its own model of its memory and this download, and evaluates it."""
-        encoded, nodes = self._encode(downloads.values()), self.roster.online()
-        requests = {}
+        nodes, requests = self.roster.online(), {}
+        encoded = self._encode(downloads.values())
         for site, download in downloads.items():
             if site in nodes:
                 data = encoded[id(download)]
                 requests[site] = self._request([SeedDownload(seed, data, self.accepted.accepted(seed, site))])
-        messages = self._messages(nodes, requests, f"{MessageType.EVALUATE}.personal")
         values: dict[int, float] = {}
-        for site, reply in sorted(self._deliver(messages, "personal")):
+        for site, reply in sorted(self._deliver(self._messages("personal", nodes, requests))):
             record = None if isinstance(reply, str) else reply.content.get("personal")
             value: Any = record.get("value") if isinstance(record, ConfigRecord) else None
             if is_metric(self.personal_metric, value):
                 values[site] = value
             else:
                 why = reply if isinstance(reply, str) else f"{value!r:.40} is no {self.personal_metric}"
-                self.site_log.report(
-                    f"round {self._round}: site {site} did not evaluate its own model: {why}"
-                )
+                self._report(f"site {site} did not evaluate its own model: {why}")
         return values
 
     def send_models(self, kind: str, models: Mapping[int, Tree]) -> list[str]:
         """Send every connected site the models; the names of the sites that have them now."""
-        nodes = self.roster.online()
         request = Request(self.run, 0, 0.0, self._models(0, kind, models), scaling=self.scaling)
-        messages = self._messages(nodes, dict.fromkeys(nodes, request), f"{MessageType.QUERY}.{kind}")
-        replies = self._deliver(messages, kind)
+        replies = self._deliver(self._to_all(kind, request))
         return [self.roster.name(site) for site, reply in sorted(replies) if not isinstance(reply, str)]
 
     def close(self) -> None:
         if self.local is not None:
             self.local.close()
 
-    def _deliver(
-        self, messages: Mapping[int, Message], kind: str, more: int = 0
-    ) -> Iterator[tuple[int, Message | str]]:
-        return deliver(self.grid, messages, self.limits.round_seconds, MOST_BYTES[kind] + more)
+    def _report(self, text: str) -> None:
+        self.site_log.report(f"round {self._round}: {text}")
+
+    def _deliver(self, messages: Mapping[int, Message], more: int = 0) -> Iterator[tuple[int, Message | str]]:
+        return deliver(self.grid, messages, self.limits.round_seconds, more)
 
     def _encode(self, downloads: Iterable[Download]) -> dict[int, bytes]:
         """The bytes of each download by its id: most methods send the same one to every client."""
@@ -249,15 +248,21 @@ class FlowerEngine(Engine):
         return Request(self.run, self._round, lr, tuple(downloads), evaluate, self.scaling)
 
     def _messages(
-        self, nodes: Mapping[int, int], requests: Mapping[int, Request], kind: str
+        self, kind: str, nodes: Mapping[int, int], requests: Mapping[int, Request]
     ) -> dict[int, Message]:
         """A message to the node of each site."""
         # a request to all sites is converted once
         contents = {id(request): request_content(request) for request in requests.values()}
+        type, seconds = TYPES.get(kind, f"{MessageType.QUERY}.{kind}"), self.limits.round_seconds
         return {
-            site: Message(contents[id(request)], nodes[site], kind, ttl=self.limits.round_seconds)
+            site: Message(contents[id(request)], nodes[site], type, ttl=seconds)
             for site, request in requests.items()
         }
+
+    def _to_all(self, kind: str, request: Request) -> dict[int, Message]:
+        """A message to every connected site."""
+        nodes = self.roster.online()
+        return self._messages(kind, nodes, dict.fromkeys(nodes, request))
 
     def _enough(self, jobs: Sequence[Job], done: Mapping[Key, Done]) -> bool:
         asked = [job.seed for job in jobs]
@@ -283,7 +288,7 @@ class FlowerEngine(Engine):
             )
             for site in sorted(nodes)
         }
-        messages = self._messages(nodes, requests, MessageType.TRAIN)
+        messages = self._messages("train", nodes, requests)
         for site, message in messages.items():
             attempt.sites[site] = Answer("no answer", f"none within {self.limits.round_seconds:g} s")
             attempt.sites[site].bytes_down = size_on_wire(message)
@@ -291,7 +296,7 @@ class FlowerEngine(Engine):
         asked = by_site[min(by_site)]
         most = self.check.most_bytes(asked) + (len(asked) * self.score_check.most_bytes if evaluates else 0)
         done: dict[Key, Done] = {}
-        for site, reply in self._deliver(messages, "train", most):
+        for site, reply in self._deliver(messages, most):
             answer = attempt.sites[site]
             answer.seconds = round(time.monotonic() - began, 3)
             if isinstance(reply, str):
@@ -319,9 +324,8 @@ class FlowerEngine(Engine):
                     raise data
                 declared, most = self.roster.facts[job.client].samples, self.roster.most_samples(job.client)
                 upload = self.check.read(job, data, declared, most)
-                if declared > most and job.client not in self._capped:
-                    self._capped.add(job.client)
-                    self.site_log.report(
+                if declared > most:
+                    self.roster.report_once(
                         f"{self.roster.name(job.client)} declares {declared} samples and counts as {most:g}, "
                         f"{SAMPLES_MULTIPLE} times the median of the others; if it has them, add samples = "
                         f"{declared} to its entry in the roster"
@@ -356,31 +360,23 @@ class FlowerEngine(Engine):
 
     def _check_refused(self, sites: Sequence[int], here: Mapping[int, int]) -> None:
         """Stop at once if waiting cannot help: without the refused sites too few are left."""
-        refused = {
-            site: why for site, why in self.roster.refused.items() if site in sites and site not in here
-        }
+        refused = {site for site in self.roster.refused if site in sites and site not in here}
         if refused and not is_enough(self.limits, len(sites), len(sites) - len(refused)):
-            each = "; ".join(
-                f"{self.roster.name(site)} is refused: {why}" for site, why in sorted(refused.items())
-            )
+            each = self.roster.describe_refused(refused)
             raise SitesRefused(
                 f"round {self._round} cannot begin. {each}. Correct that and go on with --resume."
             )
 
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
         """Ask the sites for the scores on their samples; only sums over samples leave a site."""
-        nodes, by_seed = self.roster.online(), dict(zip(seeds, models, strict=True))
-        request = self._request(self._models(self._round, "evaluate", by_seed))
-        messages = self._messages(nodes, dict.fromkeys(nodes, request), MessageType.EVALUATE)
+        request = self._request(self._models(self._round, "evaluate", dict(zip(seeds, models, strict=True))))
         parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
         self._sums = {part: {seed: {} for seed in seeds} for part in parts}
         self._scored = {}
         more = len(parts) * len(seeds) * self.score_check.most_bytes
-        for site, reply in self._deliver(messages, "evaluate", more):
+        for site, reply in self._deliver(self._to_all("evaluate", request), more):
             if isinstance(reply, str):
-                self.site_log.report(
-                    f"round {self._round}: {self.roster.name(site)} did not evaluate: {reply}"
-                )
+                self._report(f"{self.roster.name(site)} did not evaluate: {reply}")
                 continue
             for part in parts:
                 self._read_scores(site, reply, part)
@@ -395,9 +391,7 @@ class FlowerEngine(Engine):
                 if scores:
                     sums[seed][site] = {name: value * share for name, value in scores.items()}
         except BadMessage as error:
-            self.site_log.report(
-                f"round {self._round}: the score of {self.roster.name(site)} is refused: {error}"
-            )
+            self._report(f"the score of {self.roster.name(site)} is refused: {error}")
 
     def _total(self, sums: Mapping[int, Sums]) -> Score:
         """The score on the sites' samples: of all sites together, and of each."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import httpx
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedpews.errors import explain
+from fedpews.flower.limits import MOST_BYTES
 from fedpews.methods.wire import BadMessage
 
 REQUEST, PAYLOAD, FORMAT = "request", "payload", "fedpews.wire"
@@ -111,15 +112,18 @@ def size_on_wire(message: Message) -> int:
 
 
 def deliver(
-    grid: Grid, messages: Mapping[Key, Message], seconds: float, most_bytes: int
+    grid: Grid, messages: Mapping[Key, Message], seconds: float, more: int = 0
 ) -> Iterator[tuple[Key, Message | str]]:
     """Each message's reply, or why there is none, as they come in. A key that is missing did not answer in time.
 
     Args:
-        most_bytes: of one reply (see ``limits.MOST_BYTES``); a larger one is not fetched any further.
+        messages: of one kind, which says how many bytes a reply may have; a larger one is not fetched any further.
+        more: bytes that a reply may have in addition.
     """
     if not messages:
         return
+    kind = next(iter(messages.values())).metadata.message_type.rpartition(".")[2]
+    most_bytes = MOST_BYTES["hello" if kind == MessageType.QUERY else kind] + more
     keys = list(messages)
     ids = list(grid.push_messages([messages[key] for key in keys]))
     waiting = {message_id: key for key, message_id in zip(keys, ids, strict=False) if message_id}

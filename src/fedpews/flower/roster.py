@@ -29,8 +29,10 @@ from fedpews.data.client_tables import compare_columns
 from fedpews.data.federation import digest
 from fedpews.data.inputs import take
 from fedpews.errors import ConfigError, explain
+from fedpews.experiment import Experiment
+from fedpews.flower.data import AT_SITES
 from fedpews.flower.deploy.keys import fingerprint
-from fedpews.flower.limits import MOST_BYTES, SAMPLES_MULTIPLE
+from fedpews.flower.limits import SAMPLES_MULTIPLE
 from fedpews.flower.messages import deliver
 from fedpews.methods.wire import BadMessage
 from fedpews.outside import MOST_TOML, parse_toml, read_text
@@ -78,8 +80,8 @@ class KnownSites:
         return {site.key: site for site in self.sites}
 
     @cached_property
-    def names(self) -> dict[int, str]:
-        return {site.number: site.name for site in self.sites}
+    def by_number(self) -> dict[int, KnownSite]:
+        return {site.number: site for site in self.sites}
 
     def adding(self, new: KnownSite) -> KnownSites:
         """A roster with one more site, whose number, name and key are all new."""
@@ -95,6 +97,11 @@ class KnownSites:
     def write(self, path: Path) -> None:
         rows = [{k: v for k, v in asdict(site).items() if v is not None} for site in self.sites]
         write_atomically(path, tomli_w.dumps({"site": rows}).encode())
+
+    @classmethod
+    def of(cls, path: str) -> KnownSites | None:
+        """The roster at a path; None for no path."""
+        return cls.read(Path(path).expanduser()) if path else None
 
     @classmethod
     def read(cls, path: Path) -> KnownSites:
@@ -139,14 +146,11 @@ class Facts:
     base: Text = ""  # a digest of the frozen parameters, which are not sent
 
 
-def hello_content(facts: Facts) -> RecordDict:
-    """The facts as Flower records."""
-    return RecordDict({HELLO: ConfigRecord(asdict(facts))})
-
-
-def unfit_content(error: Exception) -> RecordDict:
-    """Instead of the facts: why this site cannot take part."""
-    return RecordDict({HELLO: ConfigRecord({UNFIT: str(error)})})
+def hello_content(about: Facts | Exception) -> RecordDict:
+    """A site's answer to a hello: its facts, or why it cannot take part."""
+    return RecordDict(
+        {HELLO: ConfigRecord(asdict(about) if isinstance(about, Facts) else {UNFIT: str(about)})}
+    )
 
 
 def read_hello(content: RecordDict) -> Facts:
@@ -185,17 +189,23 @@ class Expected:
     data: str | None
     columns: list[str] | None = None  # of the server's test set; empty if it is no table
     samples: tuple[int, ...] | None = None  # of each site
-    base: str = ""
+    base: str | None = None
 
     @classmethod
-    def of(cls, config: str, data: Federation, named: bool, base: str = "") -> Expected:
-        """Read it off the server's data; ``named`` data is the same at every site."""
-        checked = data_digest(data) if named else None
-        columns = list(data.columns) if len(data.test_y) else None
-        shape = describe_shape(data)
-        samples = tuple(map(len, data.clients)) if named else None
-        found = len(data), version("fedpews"), config, shape, data.classes, checked, columns, samples
-        return cls(*found, base)
+    def of(cls, experiment: Experiment, data: Federation, base: str | None = None) -> Expected:
+        """What the server knows; data that has a name is the same at every site."""
+        named = experiment.data.name != AT_SITES
+        return cls(
+            sites=len(data),
+            version=version("fedpews"),
+            config=experiment.fingerprint(),
+            shape=describe_shape(data),
+            classes=data.classes,
+            data=data_digest(data) if named else None,
+            columns=list(data.columns) if len(data.test_y) else None,
+            samples=tuple(map(len, data.clients)) if named else None,
+            base=base,
+        )
 
     def check(self, facts: Facts) -> None:
         """Refuse a site that differs, with both values."""
@@ -272,8 +282,7 @@ class Roster:
         self.refused: dict[int, str] = {}  # site -> why; its operator must change something and restart it
         self._site: dict[int, int | None] = {}  # node -> site; None is a node that is ignored
         self._again: dict[int, float] = {}  # node -> when to ask it again
-        self._second: set[int] = set()  # nodes reported as the second of a site
-        self._reasons: dict[int, str] = {}  # node -> the reported reason of its refusal
+        self._reported: set[str] = set()
         # the columns that every table must have: the server's, or those of the first site
         self._columns = None if expected.columns is None else ("the server", expected.columns)
         names = {self.name(site): site for site in range(expected.sites)}
@@ -282,6 +291,10 @@ class Roster:
             raise ConfigError(f"--without: there is no site {unknown[0]!r}; the sites are {', '.join(names)}")
         self.excluded = {names[site] for site in without}
 
+    def describe_refused(self, sites: Collection[int]) -> str:
+        """Why these sites are refused."""
+        return "; ".join(f"{self.name(site)} is refused: {self.refused[site]}" for site in sorted(sites))
+
     @property
     def total(self) -> int:
         """The number of sites of the experiment."""
@@ -289,7 +302,11 @@ class Roster:
 
     def name(self, site: int) -> str:
         """The operator's name of a site."""
-        return (self._known.names if self._known else {}).get(site, f"site-{site}")
+        entry = self._entry(site)
+        return entry.name if entry else f"site-{site}"
+
+    def _entry(self, site: int) -> KnownSite | None:
+        return self._known.by_number.get(site) if self._known else None
 
     def most_samples(self, site: int, kind: str = "samples") -> float:
         """The most samples of a site that count: a multiple of the others' median, where nothing else bounds them.
@@ -297,11 +314,7 @@ class Roster:
         Args:
             kind: the field of ``Facts``.
         """
-        entry = (
-            next((known for known in self._known.sites if known.number == site), None)
-            if self._known
-            else None
-        )
+        entry = self._entry(site)
         if self._expected.samples is not None or (entry is not None and entry.samples is not None):
             return math.inf
         others: list[float] = [getattr(facts, kind) for other, facts in self.facts.items() if other != site]
@@ -317,10 +330,9 @@ class Roster:
         for node, site in self._site.items():
             if site is None or site in self.excluded or node not in keys:
                 continue
-            if nodes.setdefault(site, node) != node and node not in self._second:
-                self._second.add(node)
-                self._report(
-                    f"nodes {nodes[site]} and {node} both say they are site {site}; the second is ignored"
+            if (first := nodes.setdefault(site, node)) != node:
+                self.report_once(
+                    f"nodes {first} and {node} both say they are site {site}; the second is ignored"
                 )
         return nodes
 
@@ -352,19 +364,18 @@ class Roster:
         content = RecordDict({HELLO: ConfigRecord({"sites": self._expected.sites})})
         questions = {node: Message(content, node, MessageType.QUERY, ttl=ASK_SECONDS) for node in asked}
         silent = dict.fromkeys(asked, f"no answer in {ASK_SECONDS:g} s")
-        for node, reply in deliver(self._grid, questions, ASK_SECONDS, MOST_BYTES["hello"]):
+        for node, reply in deliver(self._grid, questions, ASK_SECONDS):
             if isinstance(reply, str):
                 silent[node] = reply
                 continue
             del silent[node]
             site = self._admit(node, prints[node], reply)
-            if site is None:
-                self._again[node] = time.monotonic() + AGAIN_SECONDS
-            else:
+            if site is not None:
                 self._site[node] = site
         for node, why in silent.items():
-            self._again[node] = time.monotonic() + AGAIN_SECONDS
             self._report(f"{self._describe(node, prints[node])} does not say which site it is: {why}")
+        for node in asked:
+            self._again[node] = time.monotonic() + AGAIN_SECONDS
 
     def _describe(self, node: int, key: str) -> str:
         entry = self._known.by_key.get(key) if self._known else None
@@ -407,13 +418,19 @@ class Roster:
         )
         return facts.site
 
+    def report_once(self, text: str) -> bool:
+        """Report a line unless it was reported before; whether it was new."""
+        is_new = text not in self._reported
+        if is_new:
+            self._reported.add(text)
+            self._report(text)
+        return is_new
+
     def _refuse(self, node: int, key: str, why: str) -> None:
         """Report a refusal here and at the site, once for each reason."""
-        if self._reasons.get(node) == why:
+        if not self.report_once(f"{self._describe(node, key)} is refused: {why}"):
             return
-        self._reasons[node] = why
-        self._report(f"{self._describe(node, key)} is refused: {why}")
         content = RecordDict({REFUSED: ConfigRecord({"why": why})})
         refusal = Message(content, node, f"{MessageType.QUERY}.{REFUSED}", ttl=REFUSE_SECONDS)
         # the reply says nothing, but waiting for it lets the site receive the refusal
-        list(deliver(self._grid, {node: refusal}, REFUSE_SECONDS, MOST_BYTES[REFUSED]))
+        list(deliver(self._grid, {node: refusal}, REFUSE_SECONDS))

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedpews.data import Federation
 from fedpews.data.statistics import (
+    Histograms,
     Privacy,
     Statistics,
     Sums,
@@ -69,53 +70,44 @@ def collect(
         data: what the server has.
         only_sums: without the second question.
     """
-    log, limits = SiteLog(out), experiment.flower
-    known = KnownSites.read(Path(roster).expanduser()) if roster else None
-    expected = Expected.of(experiment.fingerprint(), data, named=experiment.data.name != AT_SITES)
-    sites = Roster(grid, expected, known, Seen(None), log.report)
+    limits, expected, report = experiment.flower, Expected.of(experiment, data), SiteLog(out).report
+    sites = Roster(grid, expected, KnownSites.of(roster), Seen(None), report)
     nodes = sites.wait_for(range(sites.total), limits.join_seconds)
     if sites.refused:
-        each = "; ".join(
-            f"{sites.name(site)} is refused: {why}" for site, why in sorted(sites.refused.items())
+        raise ConfigError(
+            f"the sites' statistics cannot be compared. {sites.describe_refused(sites.refused)}."
         )
-        raise ConfigError(f"the sites' statistics cannot be compared. {each}.")
-    sent: dict[str, int] = {}
+    if len(nodes) < min(limits.min_sites, sites.total):
+        raise RunFailed(
+            f"{len(nodes)} of {sites.total} sites are connected after {limits.join_seconds:g} s "
+            f"(flower.join_seconds), and statistics need {limits.min_sites} (flower.min_sites)"
+        )
+    sent = dict.fromkeys(map(sites.name, sorted(nodes)), 0)
 
-    def ask(edges: list[list[float]], read: Callable[[bytes], Any]) -> dict[str, Any]:
+    def ask(edges: list[list[float]], answers: dict[str, Any], read: Callable[[bytes], Any]) -> None:
+        """Add each site's answer under its name."""
         content = RecordDict({KIND: pack(json.dumps(edges).encode())})
         kind, seconds = f"{MessageType.QUERY}.{KIND}", limits.round_seconds
         messages = {site: Message(content, node, kind, ttl=seconds) for site, node in sorted(nodes.items())}
-        replies: Mapping[int, Message | str] = dict(deliver(grid, messages, seconds, MOST_BYTES[KIND]))
-        answers = {}
+        replies: Mapping[int, Message | str] = dict(deliver(grid, messages, seconds))
         for site in messages:
             name, reply = sites.name(site), replies.get(site, "no answer")
             try:
                 if isinstance(reply, str):
                     raise BadMessage(reply)
                 answers[name] = read(unpack(reply.content, KIND))
-                sent[name] = sent.get(name, 0) + size_on_wire(reply)
+                sent[name] += size_on_wire(reply)
             except (BadMessage, ConfigError) as error:
                 raise RunFailed(f"{name} sent no statistics: {error}") from None
-        return answers
 
-    if len(nodes) < min(limits.min_sites, sites.total):
-        raise RunFailed(
-            f"{len(nodes)} of {sites.total} sites are connected after {limits.join_seconds:g} s "
-            f"(flower.join_seconds), and statistics need {limits.min_sites} (flower.min_sites)"
-        )
-    first: list[Sums] = []
-
-    def read_sums(content: bytes) -> Sums:
-        first.append(sums_from_bytes(content, first[0] if first else None))
-        return first[-1]
-
-    sums = ask([], read_sums)
+    sums: dict[str, Sums] = {}
+    counts: dict[str, Histograms] = {}
+    ask([], sums, lambda content: sums_from_bytes(content, next(iter(sums.values()), None)))
     names = list(experiment.data.classes or data.class_names)
     found = Statistics(experiment.data.name, names, privacy_of(experiment), sums)
     if not only_sums:
-        edges = found.edges
-        found = replace(found, histograms=ask(edges, lambda content: histograms_from_bytes(content, edges)))
-    found = replace(found, bytes_sent=sent)
+        ask(found.edges, counts, lambda content: histograms_from_bytes(content, found.edges))
+    found = replace(found, histograms=counts, bytes_sent=sent)
     write_atomically(out / STATISTICS, json.dumps(asdict(found), allow_nan=False).encode())
     return found
 

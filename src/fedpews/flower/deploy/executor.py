@@ -36,7 +36,7 @@ from fedpews.flower.flwr_private import (
     task_client,
 )
 from fedpews.flower.logs import append_line, save_failure, site_folder
-from fedpews.flower.roster import unfit_content
+from fedpews.flower.roster import hello_content
 from fedpews.flower.site import warm_site
 from fedpews.results.layout import SITE_STATUS
 
@@ -146,7 +146,7 @@ def _failure(error: Exception, details: str, message: Message) -> Message:
     if not isinstance(error, ForeignApp):
         return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
     if message.metadata.message_type == MessageType.QUERY:
-        return Message(unfit_content(error), reply_to=message)
+        return Message(hello_content(error), reply_to=message)
     return Message(Error(code=ErrorCode.INVALID_FAB, reason=details), reply_to=message)
 
 
