@@ -125,7 +125,7 @@ class FlowerEngine(Engine):
         self._round = jobs[0].download.round
         self._sums = {"test": {job.seed: {} for job in jobs}}
         self.evaluates_in_training = self._can_evaluate(jobs)
-        self._scored = {job.seed: job.download.params for job in jobs} if self.evaluates_in_training else {}
+        self._scored = {job.seed: job.download.params for job in jobs if self.evaluates_in_training}
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
@@ -145,17 +145,21 @@ class FlowerEngine(Engine):
                 f"flower.max_failures = {self.limits.max_failures}); {attempt.describe()}. "
                 + (suspect or "The rounds before are saved: go on with --resume.")
             )
-        good = [job for job in jobs if (job.seed, job.client) in done]
-        sizes: dict[int, float] = {}  # of the last seed
-        for job in good:
-            change, steps = moved[job.seed][job.client]
-            self._rules[job.seed].accept(change, steps)
-            self.accepted.accept(job.seed, job.client, self._round)
-            sizes[job.client] = change.get("params", 0.0)
-        site = max(sizes, key=lambda client: sizes[client])
-        others = [size for client, size in sizes.items() if client != site]
-        self._largest = sizes[site] / (statistics.median_low(others or [math.inf]) or 1.0), self._round, site
-        return [done[job.seed, job.client] for job in good]
+        for seed, clients in moved.items():
+            for client, (sizes, steps) in clients.items():
+                self._rules[seed].accept(sizes, steps)
+                self.accepted.accept(seed, client, self._round)
+        changes = {
+            client: sizes.get("params", 0.0) for client, (sizes, _) in clients.items()
+        }  # of the last seed
+        site = max(changes, key=lambda client: changes[client])
+        others = [change for client, change in changes.items() if client != site]
+        self._largest = (
+            changes[site] / (statistics.median_low(others or [math.inf]) or 1.0),
+            self._round,
+            site,
+        )
+        return [done[key] for job in jobs if (key := (job.seed, job.client)) in done]
 
     def _suspect(self, attempt: Attempt) -> str:
         """Where sites diverge: the round that made the model they were sent, and its largest upload."""
@@ -218,9 +222,8 @@ class FlowerEngine(Engine):
 
     def send_models(self, kind: str, models: Mapping[int, Tree]) -> list[str]:
         """Send every connected site the models; the names of the sites that have them now."""
-        request = Request(self.run, 0, 0.0, self._models(0, kind, models), scaling=self.scaling)
-        replies = self._deliver(self._to_all(kind, request))
-        return [self.roster.name(site) for site, reply in sorted(replies) if not isinstance(reply, str)]
+        replies = sorted(self._ask_all(kind, models))
+        return [self.roster.name(site) for site, reply in replies if not isinstance(reply, str)]
 
     def close(self) -> None:
         if self.local is not None:
@@ -237,13 +240,6 @@ class FlowerEngine(Engine):
         unique = {id(download): download for download in downloads}
         return {key: encode_download(self.net, download) for key, download in unique.items()}
 
-    def _models(self, round: int, phase: str, models: Mapping[int, Tree]) -> tuple[SeedDownload, ...]:
-        """Each seed's whole model, as a site gets it."""
-        return tuple(
-            SeedDownload(seed, encode_download(self.net, Download(round, phase, self.roster.total, model)))
-            for seed, model in models.items()
-        )
-
     def _request(self, downloads: Iterable[SeedDownload], lr: float = 0.0, evaluate: bool = False) -> Request:
         return Request(self.run, self._round, lr, tuple(downloads), evaluate, self.scaling)
 
@@ -259,10 +255,16 @@ class FlowerEngine(Engine):
             for site, request in requests.items()
         }
 
-    def _to_all(self, kind: str, request: Request) -> dict[int, Message]:
-        """A message to every connected site."""
-        nodes = self.roster.online()
-        return self._messages(kind, nodes, dict.fromkeys(nodes, request))
+    def _ask_all(
+        self, kind: str, models: Mapping[int, Tree], more: int = 0
+    ) -> Iterator[tuple[int, Message | str]]:
+        """Send every connected site each seed's whole model; their replies."""
+        nodes, downloads = self.roster.online(), []
+        for seed, model in models.items():
+            download = Download(self._round, kind, self.roster.total, model)
+            downloads.append(SeedDownload(seed, encode_download(self.net, download)))
+        requests = dict.fromkeys(nodes, self._request(downloads))
+        return self._deliver(self._messages(kind, nodes, requests), more)
 
     def _enough(self, jobs: Sequence[Job], done: Mapping[Key, Done]) -> bool:
         asked = [job.seed for job in jobs]
@@ -281,20 +283,27 @@ class FlowerEngine(Engine):
             if site not in nodes
         }
         encoded = self._encode(job.download for job in jobs)
-        evaluates = bool(self._scored)
-        requests = {
-            site: self._request(
-                (self._share(job, encoded[id(job.download)]) for job in by_site[site]), jobs[0].lr, evaluates
-            )
-            for site in sorted(nodes)
-        }
+        requests = {}
+        for site in sorted(nodes):
+            downloads = [
+                SeedDownload(
+                    job.seed,
+                    encoded[id(job.download)],
+                    self.accepted.accepted(job.seed, site),
+                    self.accepted.kept(job.seed, site),
+                )
+                for job in by_site[site]
+            ]
+            requests[site] = self._request(downloads, jobs[0].lr, self.evaluates_in_training)
         messages = self._messages("train", nodes, requests)
         for site, message in messages.items():
-            attempt.sites[site] = Answer("no answer", f"none within {self.limits.round_seconds:g} s")
-            attempt.sites[site].bytes_down = size_on_wire(message)
+            why = f"none within {self.limits.round_seconds:g} s"
+            attempt.sites[site] = Answer("no answer", why, bytes_down=size_on_wire(message))
         began = time.monotonic()
         asked = by_site[min(by_site)]
-        most = self.check.most_bytes(asked) + (len(asked) * self.score_check.most_bytes if evaluates else 0)
+        most = self.check.most_bytes(asked)
+        if self.evaluates_in_training:
+            most += len(asked) * self.score_check.most_bytes
         done: dict[Key, Done] = {}
         for site, reply in self._deliver(messages, most):
             answer = attempt.sites[site]
@@ -304,35 +313,28 @@ class FlowerEngine(Engine):
                 continue
             answer.bytes_up = size_on_wire(reply)
             done |= self._read(by_site[site], reply, answer)
-            if evaluates:
+            if self.evaluates_in_training:
                 self._read_scores(site, reply, "test")
         return done
-
-    def _share(self, job: Job, data: bytes) -> SeedDownload:
-        key = job.seed, job.client
-        return SeedDownload(job.seed, data, self.accepted.accepted(*key), self.accepted.kept(*key))
 
     def _read(self, jobs: Sequence[Job], reply: Message, answer: Answer) -> dict[Key, Done]:
         """The good uploads of one site's answer."""
         done: dict[Key, Done] = {}
         answer.outcome, answer.why = "accepted", ""
-        by_seed = {job.seed: job for job in jobs}
-        for seed, data in read_reply(reply.content, list(by_seed)):
-            job = by_seed[seed]
+        for job in jobs:
             try:
-                if isinstance(data, BadMessage):
-                    raise data
                 declared, most = self.roster.facts[job.client].samples, self.roster.most_samples(job.client)
-                upload = self.check.read(job, data, declared, most)
-                if declared > most:
-                    self.roster.report_once(
-                        f"{self.roster.name(job.client)} declares {declared} samples and counts as {most:g}, "
-                        f"{SAMPLES_MULTIPLE} times the median of the others; if it has them, add samples = "
-                        f"{declared} to its entry in the roster"
-                    )
-                done[seed, job.client] = Done(seed, job.client, {}, upload)
+                upload = self.check.read(job, read_reply(reply.content, job.seed), declared, most)
             except BadMessage as error:
-                answer.outcome, answer.why = "refused", f"seed {seed}: {error}"
+                answer.outcome, answer.why = "refused", f"seed {job.seed}: {error}"
+                continue
+            done[job.seed, job.client] = Done(job.seed, job.client, {}, upload)
+            if declared > most:
+                self.roster.report_once(
+                    f"{self.roster.name(job.client)} declares {declared} samples and counts as {most:g}, "
+                    f"{SAMPLES_MULTIPLE} times the median of the others; if it has them, add samples = "
+                    f"{declared} to its entry in the roster"
+                )
         return done
 
     def _gather(self, sites: Sequence[int]) -> dict[int, int]:
@@ -369,12 +371,11 @@ class FlowerEngine(Engine):
 
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
         """Ask the sites for the scores on their samples; only sums over samples leave a site."""
-        request = self._request(self._models(self._round, "evaluate", dict(zip(seeds, models, strict=True))))
         parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
         self._sums = {part: {seed: {} for seed in seeds} for part in parts}
         self._scored = {}
         more = len(parts) * len(seeds) * self.score_check.most_bytes
-        for site, reply in self._deliver(self._to_all("evaluate", request), more):
+        for site, reply in self._ask_all("evaluate", dict(zip(seeds, models, strict=True)), more):
             if isinstance(reply, str):
                 self._report(f"{self.roster.name(site)} did not evaluate: {reply}")
                 continue
@@ -410,24 +411,18 @@ class FlowerEngine(Engine):
     def _refuse_large(
         self, jobs: Sequence[Job], done: dict[Key, Done], attempt: Attempt
     ) -> dict[int, dict[int, Moved]]:
-        """Remove uploads that are far larger than the others; by seed and site, how far each moved."""
-        moved: dict[int, dict[int, Moved]] = {}
-        for seed in {job.seed for job in jobs}:
-            rule = self._rules.setdefault(seed, NormRule(self.limits.norm_multiple))
-            clients = moved[seed] = {}
-            sent: dict[int, Tree] = {}  # most methods send the same download to every client
+        """Remove uploads that are far larger than the others; by seed and site, how far each of the rest moved."""
+        moved: dict[int, dict[int, Moved]] = {job.seed: {} for job in jobs}
+        for seed, clients in moved.items():
+            rule, model = self._rules.setdefault(seed, NormRule(self.limits.norm_multiple)), 0.0
             for job in jobs:
                 if job.seed == seed and (seed, job.client) in done:
-                    upload = done[seed, job.client].upload
+                    upload, sent = done[seed, job.client].upload, job.download.params
                     clients[job.client] = norms(self.net, upload, job.download), upload.steps
-                    sent[id(job.download)] = {
-                        name: job.download.params[name]
-                        for name in self.net.trainable
-                        if name in job.download.params
-                    }
-            model = max((float(norm(weights)) for weights in sent.values() if weights), default=0.0)
+                    weights = {name: sent[name] for name in self.net.trainable if name in sent}
+                    model = max(model, float(norm(weights)) if weights else 0.0)
             for client, why in rule.check(clients, model).items():
-                del done[seed, client]
+                del done[seed, client], clients[client]
                 answer = attempt.sites.setdefault(client, Answer())
                 answer.outcome, answer.why = "refused", f"seed {seed}: {why}"
         return moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
@@ -78,13 +78,9 @@ def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord
     return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()} | dict(scores))
 
 
-def read_reply(content: RecordDict, seeds: Sequence[int]) -> Iterator[tuple[int, bytes | BadMessage]]:
-    """Each seed's bytes, or why there are none; the content comes from the network."""
-    for seed in seeds:
-        try:
-            yield seed, unpack(content, _key(seed))
-        except BadMessage as error:
-            yield seed, error
+def read_reply(content: RecordDict, seed: int) -> bytes:
+    """The encoded upload of a seed; the content comes from the network."""
+    return unpack(content, _key(seed))
 
 
 def pack(data: bytes) -> ArrayRecord:
