@@ -20,7 +20,7 @@ from memory_grid import MemoryGrid
 from torch import nn
 
 from fedpews.flower.adopt.client import LocalWarmup
-from fedpews.flower.adopt.strategy import WithWarmup, fill_in, pack_sides, restore, select
+from fedpews.flower.adopt.strategy import MaskedUpload, WithWarmup, fill_in, pack_sides, restore, select
 from fedpews.methods.average import Average
 from fedpews.methods.fedavg import FedAvg as OurFedAvg
 from fedpews.methods.wire import BadMessage
@@ -154,7 +154,8 @@ def test_filled_in_uploads_average_to_the_mean_over_the_owners(seed: int, client
     masks = [{"w": random.random((3, 4)) < 0.5} for _ in range(clients)]
     uploads = [{"w": random.normal(size=(3, 4)).astype(np.float32)} for _ in range(clients)]
     weights = [float(random.integers(1, 50)) for _ in range(clients)]
-    filled = fill_in(uploads, masks, weights, old)
+    sent = [MaskedUpload(*each) for each in zip(uploads, masks, weights, strict=True)]
+    filled = fill_in(sent, old)
     mean = sum(w * f["w"] for w, f in zip(weights, filled, strict=True)) / sum(weights)
     ours = Average(tuple(weights), tuple({"w": torch.from_numpy(m["w"])} for m in masks))
     expected = ours([{"w": torch.from_numpy(u["w"])} for u in uploads], {"w": torch.from_numpy(old["w"])})

@@ -270,9 +270,9 @@ def test_a_change_above_the_norm_bound_is_refused_and_one_below_is_not() -> None
     moved = replace(honest, params=dict(job.download.params))
     moved.params["0.bias"] = job.download.params["0.bias"] + 3.0  # six elements: a norm of 3·√6 = 7.35
     data = encode_upload(NET, moved)
-    UploadCheck(NET, FlowerTable(max_norm=7.4)).read(job, data)
+    UploadCheck(NET, FlowerTable(max_norm=7.4), Schedule(batch_size=2)).read(job, data)
     with pytest.raises(BadMessage, match=r"norm 7\.34"):
-        UploadCheck(NET, FlowerTable(max_norm=7.3)).read(job, data)
+        UploadCheck(NET, FlowerTable(max_norm=7.3), Schedule(batch_size=2)).read(job, data)
 
 
 def changed(honest: Upload, job: Job, factor: float) -> Upload:
@@ -335,7 +335,7 @@ def test_the_norm_bound_covers_what_a_method_adds() -> None:
     control = {n: torch.full_like(v, 1e30) for n, v in honest.extra["control"].items()}
     data = encode_upload(NET, replace(honest, extra={**honest.extra, "control": control}))
     with pytest.raises(BadMessage, match="its control has norm"):
-        UploadCheck(NET, FlowerTable(max_norm=1.0)).read(job, data)
+        UploadCheck(NET, FlowerTable(max_norm=1.0), Schedule(batch_size=2)).read(job, data)
 
 
 def test_samples_must_be_those_declared_and_steps_those_that_follow() -> None:

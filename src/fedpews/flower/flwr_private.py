@@ -1,7 +1,7 @@
 """Everything that is used of flwr and that flwr does not document, each with its reason.
 
 A new release of flwr is tried by running tests/flower; when they pass it is added to ``SUPPORTED`` of this package.
-What flwr's command line offers is used from there (``deploy/programs.py``).
+What flwr's command line offers is used from there (``deploy/processes.py``).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from fedpews.seeds import global_generator
 from fedpews.tasks.metrics import Sums
 from fedpews.tasks.task import Task
 from fedpews.torch_private import tree_map_only
-from fedpews.trees import Tree
+from fedpews.trees import map_leaves
 
 SLACK = 4096
 """Bytes that an upload's header may take beyond the expected: numbers have more or fewer digits."""
@@ -46,10 +46,8 @@ class UploadCheck:
     must have the names, shapes and types of the result.
     """
 
-    def __init__(
-        self, net: Network, limits: FlowerTable | None = None, schedule: Schedule | None = None
-    ) -> None:
-        self.net, self.limits, self.schedule = net, limits or FlowerTable(), schedule
+    def __init__(self, net: Network, limits: FlowerTable, schedule: Schedule) -> None:
+        self.net, self.limits, self.schedule = net, limits, schedule
         self._samples: dict[tuple[str, str], tuple[Upload, int]] = {}
 
     def most_bytes(self, jobs: Sequence[Job]) -> int:
@@ -75,12 +73,10 @@ class UploadCheck:
             raise BadMessage(f"it cannot be read: {type(error).__name__}: {error!s:.200}") from error
         if upload.samples <= most:
             return upload
-        return replace(upload, samples=int(most), steps=self._steps(int(most)) or upload.steps)
+        return replace(upload, samples=int(most), steps=self._steps(int(most)))
 
-    def _steps(self, samples: int) -> int | None:
-        return (
-            count_steps(samples, self.schedule, self.net.least_batch) if self.schedule is not None else None
-        )
+    def _steps(self, samples: int) -> int:
+        return count_steps(samples, self.schedule, self.net.least_batch)
 
     def _check(self, upload: Upload, job: Job, sample: Upload, declared: int | None) -> None:
         limits = self.limits
@@ -94,10 +90,8 @@ class UploadCheck:
             raise BadMessage(f"samples is {upload.samples}, and the site declared {declared}")
         # the steps follow from the samples, so no site can claim more work than it had
         steps = self._steps(upload.samples)
-        if upload.steps < 1 or (steps is not None and upload.steps != steps):
-            raise BadMessage(
-                f"steps is {upload.steps}; with {upload.samples} samples it must be {steps or 'at least 1'}"
-            )
+        if upload.steps != steps:
+            raise BadMessage(f"steps is {upload.steps}; with {upload.samples} samples it must be {steps}")
         if not 0 <= upload.loss <= LARGEST_LOSS:
             raise BadMessage(f"its training loss is {upload.loss}")
         _check_layout("params", upload.params, sample.params)
@@ -122,10 +116,10 @@ class UploadCheck:
             # the largest upload owns everything and has no zeros
             largest = replace(
                 sample,
-                params=_ones(sample.params),
+                params=map_leaves(torch.ones_like, sample.params),
                 neurons=None if sample.neurons is None else torch.ones_like(sample.neurons),
-                mask=None if sample.mask is None else _ones(sample.mask),
-                extra={name: _ones(tree) for name, tree in sample.extra.items()},
+                mask=None if sample.mask is None else map_leaves(torch.ones_like, sample.mask),
+                extra=map_leaves(torch.ones_like, sample.extra),
             )
             self._samples[key] = sample, len(encode_upload(self.net, largest)) + SLACK
         return self._samples[key]
@@ -200,10 +194,6 @@ def _check_values(upload: Upload) -> None:
         for name, value in upload.extra.get(key, {}).items():
             if not bool(((value >= 0) & (value <= 1)).all()):
                 raise BadMessage(f"{key}.{name} holds values outside [0, 1]")
-
-
-def _ones(tree: Mapping[str, Tensor]) -> Tree:
-    return {name: torch.ones_like(value) for name, value in tree.items()}
 
 
 def norms(net: Network, upload: Upload, download: Download) -> dict[str, float]:

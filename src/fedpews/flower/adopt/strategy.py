@@ -7,9 +7,9 @@ are. So a server that knows only names and shapes can put the owned elements bac
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -32,6 +32,14 @@ AT_SERVER = ("flat_at", "learnt_at")
 
 Arrays = Mapping[str, NDArray[Any]]
 Sides = Mapping[int, NDArray[np.bool_]]
+
+
+class MaskedUpload(NamedTuple):
+    """What a client sent: its arrays, zero where it owns nothing, their masks, and its weight in the average."""
+
+    arrays: dict[str, NDArray[Any]]
+    masks: dict[str, NDArray[np.bool_]]
+    weight: float
 
 
 class WithWarmup(Strategy):  # type: ignore[misc]
@@ -144,9 +152,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
         if not self.is_warmup(server_round):
-            result: tuple[ArrayRecord | None, MetricRecord | None]
-            result = self.strategy.aggregate_train(server_round, replies)
-            return result
+            return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
         arrays, metrics = self.strategy.aggregate_train(server_round, self._fill_in(replies))
         if isinstance(self.masks, Auto) and metrics is not None:
             if self.loss_key not in metrics:
@@ -164,9 +170,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        messages: Iterable[Message]
-        messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
-        return messages
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)  # type: ignore[no-any-return]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return self.strategy.aggregate_evaluate(server_round, replies)
@@ -186,31 +190,28 @@ class WithWarmup(Strategy):  # type: ignore[misc]
 
     def _fill_in(self, replies: list[Message]) -> list[Message]:
         """The replies as the inner strategy expects them; those with an error as they are."""
-        good, values, masks, weights = [], [], [], []
+        good, uploads = [], []
         for message in replies:
             if message.has_error():
                 continue
             node = message.metadata.src_node_id
             try:
-                value, mask, theta, weight = self._read(message.content)
+                upload, self._theta[node] = self._read(message.content)
             except BadMessage as error:
                 self.refused[node] = self.refused.get(node, 0) + 1
                 LOG.warning("upload of node %d refused: %s", node, error)
                 continue
-            self._theta[node] = theta
             good.append(message)
-            values.append(value)
-            masks.append(mask)
-            weights.append(weight)
+            uploads.append(upload)
         key = getattr(self.strategy, "arrayrecord_key", "arrays")
-        for message, arrays in zip(good, fill_in(values, masks, weights, self._old), strict=True):
+        for message, arrays in zip(good, fill_in(uploads, self._old), strict=True):
             metrics = dict(message.content.metric_records.items())
             record = ArrayRecord({name: Array(value) for name, value in arrays.items()})
             message.content = RecordDict({key: record, **metrics})
         return good + [message for message in replies if message.has_error()]
 
-    def _read(self, content: RecordDict) -> tuple[dict[str, Any], dict[str, Any], NDArray[Any], float]:
-        """A client's arrays, their masks, θ and weight, all checked."""
+    def _read(self, content: RecordDict) -> tuple[MaskedUpload, NDArray[Any]]:
+        """A client's upload and its θ, both checked."""
         try:
             records = {key: content[key] for key in (OWNED, NEURONS, THETA)}
             # Flower reads an array with pickling off
@@ -228,7 +229,7 @@ class WithWarmup(Strategy):  # type: ignore[misc]
             raise BadMessage(f"theta must be {size} numbers from 0 to 1")
         if not 0 < weight < 1e12:
             raise BadMessage(f"its weight is {weight}")
-        return value, mask, theta, weight
+        return MaskedUpload(value, mask, weight), theta
 
 
 def select(values: Arrays, sides: Mapping[str, Sides]) -> dict[str, NDArray[Any]]:
@@ -279,12 +280,7 @@ def restore(
     return values, masks
 
 
-def fill_in(
-    uploads: list[dict[str, NDArray[Any]]],
-    masks: list[dict[str, NDArray[np.bool_]]],
-    weights: list[float],
-    old: Arrays,
-) -> list[dict[str, NDArray[Any]]]:
+def fill_in(uploads: Sequence[MaskedUpload], old: Arrays) -> list[dict[str, NDArray[Any]]]:
     """Uploads whose plain weighted average is the average over the owners of each element.
 
     An element that a client does not own gets the mean of its owners, or its old value if it has none:
@@ -293,16 +289,16 @@ def fill_in(
     filled: list[dict[str, NDArray[Any]]] = [{} for _ in uploads]
     for name, kept in old.items():
         if not np.issubdtype(kept.dtype, np.floating):
-            for index, upload in enumerate(uploads):
-                filled[index][name] = upload[name]
+            for arrays, upload in zip(filled, uploads, strict=True):
+                arrays[name] = upload.arrays[name]
             continue
         total, mean = np.zeros(kept.shape), np.zeros(kept.shape)
-        for upload, mask, weight in zip(uploads, masks, weights, strict=True):
-            total += weight * mask[name]
-            mean += weight * np.where(mask[name], upload[name], 0.0)
+        for upload in uploads:
+            total += upload.weight * upload.masks[name]
+            mean += upload.weight * np.where(upload.masks[name], upload.arrays[name], 0.0)
         mean = np.where(total > 0, mean / np.where(total > 0, total, 1.0), kept).astype(kept.dtype)
-        for index, (upload, mask) in enumerate(zip(uploads, masks, strict=True)):
-            filled[index][name] = np.where(mask[name], upload[name], mean)
+        for arrays, upload in zip(filled, uploads, strict=True):
+            arrays[name] = np.where(upload.masks[name], upload.arrays[name], mean)
     return filled
 
 
