@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpews.cli.console import err, out
+from fedpews.cli.console import err
 from fedpews.cli.options import (
     Config,
     DataDir,
@@ -21,6 +21,7 @@ from fedpews.cli.options import (
     Seeds,
     Set,
     parse_settings,
+    say,
 )
 from fedpews.cli.runs import progress, resolve_runs, show_runs
 from fedpews.errors import ConfigError, Interrupted
@@ -63,7 +64,7 @@ def new(
         values = tomllib.loads(starter()) if config is None else read_config(config)
         text = Experiment(**override(values, changes)).to_toml()
     for path in new_app(folder, text):
-        _print(str(path))
+        say(str(path))
 
 
 @flower.command()
@@ -144,7 +145,7 @@ def serve(
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key belong together")
     if unit:
-        _print(systemd_unit(f"fedpews coordinator {name}", [folder]))
+        say(systemd_unit(f"fedpews coordinator {name}", [folder]))
         return
     if certificate is None or key is None:
         keys = ServerKeys.in_folder(folder / "certificates")
@@ -190,8 +191,8 @@ def approve(
     known = known.adding(KnownSite(site, name, own, samples))
     register(folder.resolve(), public_key)
     known.write(path)
-    _print(f"site {site}, {name}: {own}")
-    _print(f"its certificate: {issue_site_certificate(folder.resolve(), public_key, site)}")
+    say(f"site {site}, {name}: {own}")
+    say(f"its certificate: {issue_site_certificate(folder.resolve(), public_key, site)}")
 
 
 @flower.command()
@@ -238,8 +239,7 @@ def follow(
     KnownSites.read(folder / ROSTER)
     folder = folder.resolve()
     settings |= {"out": str(run_folder.resolve()), "roster": str(folder / ROSTER)}
-    settings |= {} if test is None else {"test": str(test.resolve())}
-    settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
+    settings |= {"test": test and str(test.resolve()), "data-dir": data_dir and str(data_dir.resolve())}
     _report(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
     clear_failure(run_folder)
     (folder / CURRENT).write_text(str(run_folder.resolve()))
@@ -255,7 +255,7 @@ def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's fold
     check_flwr("fedpews flower hash")
     from fedpews.flower.deploy.app_folder import app_hash
 
-    _print(app_hash(app))
+    say(app_hash(app))
 
 
 def run_site(
@@ -292,17 +292,23 @@ def run_site(
     from fedpews.flower.deploy.site_process import run_site as run
 
     state = state_dir.expanduser().resolve()
-    settings = {"site": number, "state-dir": str(state), "device": device}
-    settings |= {"workers": workers, "threads": threads}
-    settings |= {} if data is None else {"data": data}
-    settings |= {} if epsilon is None else {"epsilon": epsilon}
-    settings |= {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
+    settings = {
+        "site": number,
+        "state-dir": str(state),
+        "device": device,
+        "workers": workers,
+        "threads": threads,
+        "data": data,
+        "epsilon": epsilon,
+        "data-dir": data_dir and str(data_dir.resolve()),
+    }
+    settings = {key: value for key, value in settings.items() if value is not None}
     files = state / f"flower-{number}" if folder is None else folder.resolve()
     shown = None if certificate is None else certificate.resolve()
     options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), files, settings, shown)
     if unit:
         folders = ("--state-dir", str(state), "--folder", str(files))
-        _print(systemd_unit(f"fedpews site {number}", [state, files], *folders))
+        say(systemd_unit(f"fedpews site {number}", [state, files], *folders))
         return
     if metrics is not None:
         from fedpews.flower.deploy.metrics import serve_metrics, site_metrics
@@ -310,10 +316,6 @@ def run_site(
         own = state / f"site-{number}"
         _report(f"metrics on port {serve_metrics(metrics, lambda: site_metrics(own))}")
     _until_stopped(lambda: run(options, _report))
-
-
-def _print(text: str) -> None:
-    out.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _report(text: str) -> None:

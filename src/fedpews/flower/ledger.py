@@ -51,8 +51,9 @@ class Ledger:
         self.lock = FileLock(folder / "ledger.lock")
 
     def releases(self) -> dict[str, Release]:
-        found: dict[str, Release] = read_object(self._path, dict[str, Release]) if self._path.exists() else {}
-        return found
+        releases: dict[str, Release]
+        releases = read_object(self._path, dict[str, Release]) if self._path.exists() else {}
+        return releases
 
     def epsilon(self, more: int = 0) -> float:
         """ε of all releases and so many more: Gaussian noises compose as one of multiplier (Σ 1/z²)^(-1/2)."""
@@ -65,15 +66,14 @@ class Ledger:
 
     def answer(self, request: Request, sent: SeedDownload) -> bytes | None:
         """What this request was answered with; None if its round was not answered yet."""
-        release, which = (
-            self.releases().get(self._key(request, sent)),
-            f"round {request.round}, seed {sent.seed}",
-        )
+        release = self.releases().get(self._key(request, sent))
         if release is None:
             return None
         path = self._file(request, sent)
         if release["request"] != _digest(request, sent) or not path.exists():
-            raise BadMessage(f"{which} was answered already, and this is another request for it")
+            raise BadMessage(
+                f"round {request.round}, seed {sent.seed} was answered already, and this is another request for it"
+            )
         return path.read_bytes()
 
     def check(self, more: int) -> None:

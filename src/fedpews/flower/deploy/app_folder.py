@@ -12,6 +12,7 @@ from pathlib import Path
 from fedpews.errors import ConfigError, FedpewsError, first_line
 
 CONFIG = "experiment.toml"
+SHIPPED = resources.files("fedpews.flower.deploy")
 HALF = """from fedpews.flower import {half}
 
 app = {half}(__file__)
@@ -65,17 +66,13 @@ def new_app(folder: Path, experiment: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "fedpews-app"
     write_app(folder, experiment, name)
-    (folder / "README.md").write_text(_shipped("app_readme.md").replace("APP_NAME", name))
+    (folder / "README.md").write_text((SHIPPED / "app_readme.md").read_text().replace("APP_NAME", name))
     return sorted(folder.iterdir())
 
 
 def starter() -> str:
     """An experiment whose sites bring their own data, for the user to complete."""
-    return _shipped("starter.toml")
-
-
-def _shipped(name: str) -> str:
-    return resources.files("fedpews.flower.deploy").joinpath(name).read_text()
+    return (SHIPPED / "starter.toml").read_text()
 
 
 class ForeignApp(FedpewsError):

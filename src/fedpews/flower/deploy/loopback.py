@@ -114,7 +114,9 @@ class Loopback:
             "state-dir": self.state,
             **self.settings[site],
         }
-        arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        arguments = [
+            text for key, value in options.items() if value is not None for text in (f"--{key}", str(value))
+        ]
         self.processes.start(name, [*FEDPEWS, "site", str(self.app), *arguments])
 
     def _check_failure(self, site: int) -> None:
@@ -157,11 +159,9 @@ def up(
     layout.refuse_links(out)
     count = _count_sites(experiment, sites, site_data, data_dir)
     work = out / layout.SITES_WORK
-    shared = {} if data_dir is None else {"data-dir": str(data_dir.resolve())}
+    shared = {"data-dir": data_dir and str(data_dir.resolve())}
     options = [{**shared, "data": name} for name in site_data] or [shared] * count
-    settings = {"out": str(out), "resume": resume, **shared}
-    if test is not None:
-        settings["test"] = str(test.resolve())
+    settings = {"out": str(out), "resume": resume, "test": test and str(test.resolve()), **shared}
     done, notices = _last_round(out), Follower(out / layout.SITES_NOTICES)
 
     def show_new() -> None:

@@ -70,12 +70,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def key_values(settings: Mapping[str, Any]) -> str:
-    """Settings in the form of Flower's command line.
+    """Settings in the form of Flower's command line; None is left out.
 
-    >>> key_values({"site": 0, "data": "folder:/srv"})
+    >>> key_values({"site": 0, "data": "folder:/srv", "epsilon": None})
     'site=0 data="folder:/srv"'
     """
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items() if value is not None)
 
 
 def free_port() -> int:
