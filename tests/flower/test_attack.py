@@ -34,7 +34,7 @@ from fedpews.flower.deploy.keys import (
     write_private,
 )
 from fedpews.flower.deploy.processes import LOOPBACK, Processes, free_port
-from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
+from fedpews.flower.deploy.site_process import SiteProcess
 from waiting import when
 
 needs_nginx = pytest.mark.skipif(
@@ -105,8 +105,7 @@ def test_a_site_never_runs_an_app_that_it_has_not_read(
     register(running.folder, public)
     settings = {"site": 0, "state-dir": str(tmp_path / "state")}
     pin = Pin.of(tmp_path / "agreed")
-    options = SiteOptions(pin, address, authority, private, tmp_path / "site-0", settings)
-    site = SiteProcess(options)
+    site = SiteProcess(pin, address, authority, private, tmp_path / "site-0", settings)
     forged = forge_app(tmp_path / "forged", secret, loot)
     try:
         site.start()
@@ -123,7 +122,7 @@ def test_a_site_never_runs_an_app_that_it_has_not_read(
         site.processes.stop_all()
     said = loot.read_text()
     assert "only for the site's own eyes" not in said
-    assert options.pin.hash in said
+    assert pin.hash in said
     assert app_hash(forged) in said
     assert not list((tmp_path / "site-0" / "home").rglob("client_app.py"))
 
@@ -242,10 +241,8 @@ def test_the_folders_of_a_coordinator_and_a_site_are_closed_to_other_users(
     Coordinator(tmp_path / "coordinator", Proxy("localhost", "8443", keys.certificate, keys.key)).start()
     new_app(tmp_path / "app", starter())
     settings = {"site": 0, "state-dir": str(tmp_path / "state")}
-    options = SiteOptions(
-        Pin.of(tmp_path / "app"), "localhost:8443", keys.authority, private, tmp_path / "site", settings
-    )
-    SiteProcess(options).start()
+    pin = Pin.of(tmp_path / "app")
+    SiteProcess(pin, "localhost:8443", keys.authority, private, tmp_path / "site", settings).start()
     closed = {
         path: (tmp_path / path).stat().st_mode & 0o777
         for path in ("coordinator", "coordinator/sites/ca.key", "site", "site/secret", "keys/site-0")
@@ -279,10 +276,8 @@ def test_a_site_shows_its_certificate_to_a_coordinator_that_asks_for_it(tmp_path
     new_app(tmp_path / "app", starter())
     settings = {"site": 0, "state-dir": str(tmp_path / "state")}
     certificate = issue_site_certificate(folder, public, 0)
-    options = SiteOptions(
-        Pin.of(tmp_path / "app"), address, keys.authority, private, tmp_path / "site", settings, certificate
-    )
-    site = SiteProcess(options)
+    pin = Pin.of(tmp_path / "app")
+    site = SiteProcess(pin, address, keys.authority, private, tmp_path / "site", settings, certificate)
     try:
         coordinator.start()
         register(folder, public)

@@ -24,7 +24,7 @@ from fedpews.flower.deploy.executor import ExecutorOptions
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
 from fedpews.flower.deploy.loopback import Loopback
 from fedpews.flower.deploy.processes import Processes
-from fedpews.flower.deploy.site_process import SiteOptions, SiteProcess
+from fedpews.flower.deploy.site_process import SiteProcess
 from fedpews.flower.engine import SitesRefused
 from fedpews.flower.logs import append_line, save_failure
 from fedpews.flower.roster import KnownSite, KnownSites, read_hello
@@ -153,8 +153,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SiteProcess, 
     settings = {"site": 0, "state-dir": str(tmp_path / "state")}
     pin = Pin(tmp_path, "hash")
     ca = tmp_path / "ca.crt"
-    options = SiteOptions(pin, "127.0.0.1:9", ca, tmp_path / "key", tmp_path / "flower", settings)
-    return SiteProcess(options, said.append), said
+    process = SiteProcess(
+        pin, "127.0.0.1:9", ca, tmp_path / "key", tmp_path / "flower", settings, report=said.append
+    )
+    return process, said
 
 
 def test_a_site_says_once_that_the_coordinator_is_away_and_once_that_it_is_back(

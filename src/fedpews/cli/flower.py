@@ -288,8 +288,7 @@ def run_site(
     check_flwr("fedpews site")
     from fedpews.flower.deploy.app_folder import Pin
     from fedpews.flower.deploy.processes import systemd_unit
-    from fedpews.flower.deploy.site_process import SiteOptions
-    from fedpews.flower.deploy.site_process import run_site as run
+    from fedpews.flower.deploy.site_process import SiteProcess
 
     state = state_dir.expanduser().resolve()
     settings = {
@@ -305,7 +304,7 @@ def run_site(
     settings = {key: value for key, value in settings.items() if value is not None}
     files = state / f"flower-{number}" if folder is None else folder.resolve()
     shown = None if certificate is None else certificate.resolve()
-    options = SiteOptions(Pin.of(app), superlink, ca.resolve(), key.resolve(), files, settings, shown)
+    site = SiteProcess(Pin.of(app), superlink, ca.resolve(), key.resolve(), files, settings, shown, _report)
     if unit:
         folders = ("--state-dir", str(state), "--folder", str(files))
         say(systemd_unit(f"fedpews site {number}", [state, files], *folders))
@@ -315,7 +314,7 @@ def run_site(
 
         own = state / f"site-{number}"
         _report(f"metrics on port {serve_metrics(metrics, lambda: site_metrics(own))}")
-    _until_stopped(lambda: run(options, _report))
+    _until_stopped(site.run)
 
 
 def _report(text: str) -> None:

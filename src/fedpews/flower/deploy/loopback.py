@@ -6,8 +6,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedpews.build import load_data
 from fedpews.callbacks import Callback
@@ -28,7 +29,7 @@ FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
 
 
 class Loopback:
-    """A coordinator and its sites, as on machines of their own. Leaving the context ends them all.
+    """A coordinator and its sites, as on machines of their own.
 
     Sites connect to the proxy if nginx is installed; else to the SuperLink itself, which listens on loopback only.
 
@@ -59,15 +60,7 @@ class Loopback:
         self.authority = keys.authority if proxy else self.coordinator.inner.authority
         self._restart_at: dict[int, float] = {}
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.processes.stop_all()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self.processes.stop_all()
 
     def submit(self, settings: Mapping[str, Any]) -> None:
@@ -91,7 +84,8 @@ class Loopback:
                 del self._restart_at[site]
         return self.processes.ended("run") is None
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start them all; they run until ``close``."""
         make_server_keys(self.folder / "certificates", LOOPBACK)
         self.coordinator.start()
         known = []
@@ -178,8 +172,10 @@ def up(
     app = work / "app"
     app.mkdir(parents=True)
     write_app(app, experiment.to_toml())
+    net = Loopback(work, app, out / layout.SITES_MEMORY, options, report)
     try:
-        with stopped_by_sigterm(), Loopback(work, app, out / layout.SITES_MEMORY, options, report) as net:
+        with stopped_by_sigterm(), closing(net):
+            net.start()
             way = "on loopback" if net.coordinator.proxy is None else "behind nginx"
             report(
                 f"{count} sites and a SuperLink {way} at {net.address}, TLS and authentication on; "

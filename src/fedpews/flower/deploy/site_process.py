@@ -35,9 +35,9 @@ AHEAD, BEHIND = 5, 305
 SUPERNODE, EXECUTOR = "supernode", "executor"
 
 
-@dataclass(frozen=True)
-class SiteOptions:
-    """The options of a site's process.
+@dataclass
+class SiteProcess:
+    """A site's two programs. They listen on loopback only, and only the executor knows the SuperNode's secret.
 
     Args:
         superlink: the coordinator's address, ``host:port``.
@@ -46,6 +46,7 @@ class SiteOptions:
         folder: Flower's home and logs of this site.
         settings: ``--node-config``: site, data, state-dir, device, workers.
         certificate: the site's, for a coordinator that asks for one.
+        report: called with every line for the user.
     """
 
     pin: Pin
@@ -55,26 +56,36 @@ class SiteOptions:
     folder: Path
     settings: Mapping[str, Any]
     certificate: Path | None = None
+    report: Callable[[str], None] = print
 
-
-class SiteProcess:
-    """A site's two programs. They listen on loopback only, and only the executor knows the SuperNode's secret."""
-
-    def __init__(self, options: SiteOptions, report: Callable[[str], None] = print) -> None:
-        self.options, self.report = options, report
-        self.processes = Processes(options.folder)
+    def __post_init__(self) -> None:
+        self.processes = Processes(self.folder)
         self._restart_at: float | None = None
-        self._state = site_folder(options.settings)
+        self._state = site_folder(self.settings)
         self._status = Follower(self._state / SITE_STATUS)
         self._log = Follower(self.processes.log(SUPERNODE))
         self._contact_at, self._contact, self._reason = 0.0, "not tried", ""
-        self._superlink, self._authority = options.superlink, options.authority
+        self._connect_to = self.superlink, self.authority
+
+    def run(self) -> None:
+        """Run until this site is stopped or cannot take part; leaves no process behind."""
+        for path in (self.authority, self.key, self.certificate):
+            if path is not None:
+                check_plain(path)
+        try:
+            self.start()
+            self.report(f"this site runs only the app {self.pin.hash} ({self.pin.folder})")
+            while True:
+                self.tend()
+                time.sleep(POLL_SECONDS)
+        finally:
+            self.processes.stop_all()
 
     def start(self) -> None:
-        write_private(make_private(self.options.folder) / "secret", secrets.token_bytes(32))
+        write_private(make_private(self.folder) / "secret", secrets.token_bytes(32))
         clear_failure(self._state)
-        if self.options.certificate is not None:
-            self._superlink, self._authority = open_tunnel(self.options, self.options.certificate)
+        if self.certificate is not None:
+            self._connect_to = self._open_tunnel(self.certificate)
         self._start_pair()
 
     def tend(self) -> None:
@@ -120,10 +131,9 @@ class SiteProcess:
         """
         if time.monotonic() < self._contact_at:
             return
-        options = self.options
-        problem = explain_contact(options.superlink, options.authority)
+        problem = explain_contact(self.superlink, self.authority)
         self._contact_at = time.monotonic() + (CONTACT_SECONDS if problem is None else RESTART_SECONDS)
-        text = problem or f"the coordinator answers at {options.superlink}"
+        text = problem or f"the coordinator answers at {self.superlink}"
         # the seconds of a clock differ every time
         kind = re.sub("[0-9]+", "", text)
         if kind != self._contact:
@@ -131,72 +141,52 @@ class SiteProcess:
         self._contact = kind
 
     def _start_pair(self) -> None:
-        options, address = self.options, f"{LOOPBACK}:{free_port()}"
-        host, _, port = address.partition(":")
-        secret = str(options.folder / "secret")
-        command = [program("flower-supernode"), "--superlink", self._superlink]
-        command += ["--root-certificates", str(self._authority)]
-        command += ["--auth-supernode-private-key", str(options.key)]
+        port, secret, (superlink, authority) = str(free_port()), str(self.folder / "secret"), self._connect_to
+        command = [program("flower-supernode"), "--superlink", superlink]
+        command += ["--root-certificates", str(authority), "--auth-supernode-private-key", str(self.key)]
         command += ["--isolation", "process", "--superexec-auth-secret-file", secret]
-        command += ["--host", host, "--port", port, "--node-config", key_values(options.settings)]
+        command += ["--host", LOOPBACK, "--port", port, "--node-config", key_values(self.settings)]
         self.processes.start(SUPERNODE, command)
-        executor = [sys.executable, "-m", "fedpews.flower.deploy.executor", address, secret]
-        executor += [str(options.pin.folder), options.pin.hash, json.dumps(dict(options.settings))]
+        executor = [sys.executable, "-m", "fedpews.flower.deploy.executor", f"{LOOPBACK}:{port}", secret]
+        executor += [str(self.pin.folder), self.pin.hash, json.dumps(dict(self.settings))]
         self.processes.start(EXECUTOR, executor)
 
+    def _open_tunnel(self, certificate: Path) -> tuple[str, Path]:
+        """Pass connections of this machine on to the coordinator with the site's certificate, which flwr cannot show.
 
-def open_tunnel(options: SiteOptions, certificate: Path) -> tuple[str, Path]:
-    """Pass connections of this machine on to the coordinator with the site's certificate, which flwr cannot show.
+        Returns:
+            the address to connect to instead, and the authority that vouches for it.
+        """
+        folder, port = self.folder / "tunnel", free_port()
+        keys = make_server_keys(folder, LOOPBACK, YEARS)
+        write_private(folder / "site.key", pem_key(self.key))
+        inner = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        inner.load_cert_chain(keys.certificate, keys.key)
+        outer = ssl.create_default_context(cafile=self.authority)
+        outer.load_cert_chain(certificate, folder / "site.key")
+        host, _, number = self.superlink.rpartition(":")
 
-    Returns:
-        the address to connect to instead, and the authority that vouches for it.
-    """
-    folder, port = options.folder / "tunnel", free_port()
-    keys = make_server_keys(folder, LOOPBACK, YEARS)
-    write_private(folder / "site.key", pem_key(options.key))
-    inner = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    inner.load_cert_chain(keys.certificate, keys.key)
-    outer = ssl.create_default_context(cafile=options.authority)
-    outer.load_cert_chain(certificate, folder / "site.key")
-    host, _, number = options.superlink.rpartition(":")
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(2**16):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            above, below = await asyncio.open_connection(host.strip("[]"), int(number), ssl=outer)
-        except OSError:
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(2**16):
+                    writer.write(data)
+                    await writer.drain()
             writer.close()
-            return
-        await asyncio.gather(pump(reader, below), pump(above, writer))
 
-    async def listen() -> None:
-        server = await asyncio.start_server(connect, LOOPBACK, port, ssl=inner)
-        await server.serve_forever()
+        async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                above, below = await asyncio.open_connection(host.strip("[]"), int(number), ssl=outer)
+            except OSError:
+                writer.close()
+                return
+            await asyncio.gather(pump(reader, below), pump(above, writer))
 
-    threading.Thread(target=lambda: asyncio.run(listen()), daemon=True).start()
-    return f"{LOOPBACK}:{port}", keys.authority
+        async def listen() -> None:
+            server = await asyncio.start_server(connect, LOOPBACK, port, ssl=inner)
+            await server.serve_forever()
 
-
-def run_site(options: SiteOptions, report: Callable[[str], None]) -> None:
-    """Run a site until it is stopped or cannot take part; leaves no process behind."""
-    for path in (options.authority, options.key, options.certificate):
-        if path is not None:
-            check_plain(path)
-    site = SiteProcess(options, report)
-    try:
-        site.start()
-        report(f"this site runs only the app {options.pin.hash} ({options.pin.folder})")
-        while True:
-            site.tend()
-            time.sleep(POLL_SECONDS)
-    finally:
-        site.processes.stop_all()
+        threading.Thread(target=lambda: asyncio.run(listen()), daemon=True).start()
+        return f"{LOOPBACK}:{port}", keys.authority
 
 
 def explain_contact(superlink: str, authority: Path, timeout: float = 5) -> str | None:
