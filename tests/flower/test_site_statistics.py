@@ -51,6 +51,14 @@ def test_statistics_across_sites_are_those_of_one_process(tmp_path: Path, grid: 
     assert kinds == {MessageType.QUERY, f"{MessageType.QUERY}.statistics"}
 
 
+def test_sites_with_frozen_parameters_are_asked_for_statistics_too(tmp_path: Path, grid: MemoryGrid) -> None:
+    folders = [clinic(tmp_path / "north", table(30)), clinic(tmp_path / "south", table(60))]
+    config, grid.nodes = two_sites(tmp_path, folders, flower=SHAPE, train={"freeze": ["hidden.0.*"]})
+    assert Site(config, {"site": 0, "data": folders[0]}).facts().base
+    serve(config, grid, {"out": str(tmp_path / "out"), "stats": True})
+    assert list(read_statistics(tmp_path / "out").sites) == ["site-0", "site-1"]
+
+
 def test_a_site_with_other_columns_stops_the_statistics_with_who_has_what(
     tmp_path: Path, grid: MemoryGrid
 ) -> None:

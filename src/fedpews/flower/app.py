@@ -163,8 +163,8 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
             return
         if data is not None and is_scaled(experiment):
             kept = resume and (out / STATISTICS).exists()
-            found = read_statistics(out) if kept else collect(experiment, data, grid, out, roster, True)
-            scaling = found.scaling()
+            statistics = read_statistics(out) if kept else collect(experiment, data, grid, out, roster, True)
+            scaling = statistics.scaling()
             data = scale(data, scaling)
         result = train(
             build(experiment, clients=data, data_dir=data_dir),

@@ -340,29 +340,29 @@ class FlowerEngine(Engine):
     def _gather(self, sites: Sequence[int]) -> dict[int, int]:
         """The nodes of the sites to ask: at the start of all of them, later of those connected, but enough."""
         limits = self.limits
-        here = self.roster.wait_for(sites, 0.0 if self._started else limits.join_seconds)
-        self._check_refused(sites, here)
+        connected = self.roster.wait_for(sites, 0.0 if self._started else limits.join_seconds)
+        self._check_refused(sites, connected)
         least = min(limits.min_sites, len(sites))
-        if len(here) < least:
+        if len(connected) < least:
             self.site_log.report(
-                f"round {self._round} needs {least} sites and {len(here)} are connected; waiting"
+                f"round {self._round} needs {least} sites and {len(connected)} are connected; waiting"
             )
             until = time.monotonic() + limits.wait_seconds
-            while len(here) < least and time.monotonic() < until:
-                here = self.roster.wait_for(sites, 2.0)
-                self._check_refused(sites, here)
-        if len(here) < least:
+            while len(connected) < least and time.monotonic() < until:
+                connected = self.roster.wait_for(sites, 2.0)
+                self._check_refused(sites, connected)
+        if len(connected) < least:
             raise TooFewSites(
-                f"round {self._round} needs at least {least} sites (flower.min_sites), but only {len(here)} of "
+                f"round {self._round} needs at least {least} sites (flower.min_sites), but only {len(connected)} of "
                 f"{len(sites)} came within {limits.wait_seconds:g} s (flower.wait_seconds): "
-                f"{sorted(here) or 'none'}. The rounds before are saved: start the sites and go on with --resume."
+                f"{sorted(connected) or 'none'}. The rounds before are saved: start the sites and go on with --resume."
             )
         self._started = True
-        return here
+        return connected
 
-    def _check_refused(self, sites: Sequence[int], here: Mapping[int, int]) -> None:
+    def _check_refused(self, sites: Sequence[int], connected: Mapping[int, int]) -> None:
         """Stop at once if waiting cannot help: without the refused sites too few are left."""
-        refused = {site for site in self.roster.refused if site in sites and site not in here}
+        refused = {site for site in self.roster.refused if site in sites and site not in connected}
         if refused and not is_enough(self.limits, len(sites), len(sites) - len(refused)):
             each = self.roster.describe_refused(refused)
             raise SitesRefused(

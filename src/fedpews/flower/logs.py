@@ -1,6 +1,6 @@
 """Text that a process leaves in files, for people and for the process that shows it.
 
-Status lines of a server or a site, who answered in each round, and why a run failed.
+Status lines of a server or a site, which sites answered in each round, and why a run failed.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ Column = Annotated[str, Field(strict=True, max_length=1000), AfterValidator(_pri
 
 @dataclass(frozen=True)
 class Facts:
-    """What a site says of itself in its hello. None of it shows a sample or a label."""
+    """What a site declares in its hello. None of it shows a sample or a label."""
 
     site: Count
     version: Text  # of fedpews
@@ -173,13 +173,13 @@ def describe_shape(data: Federation) -> str:
 
 
 def data_digest(data: Federation, key: bytes = b"") -> str:
-    """A short digest of the data. With a key that the site keeps, nobody can compare it with a guess."""
+    """A short digest of the data. With a secret key of the site it cannot be compared with a guess."""
     return hashlib.blake2b(digest(data).encode(), key=key, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What every site must have in common with the server; None is not known here."""
+    """What every site must have in common with the server; None is unknown to the server."""
 
     sites: int
     version: str
@@ -220,9 +220,9 @@ class Expected:
             "base": "the digest of the model's frozen parameters",
         }
         for name, words in names.items():
-            mine, other = getattr(self, name), getattr(facts, name)
-            if mine is not None and mine != other:
-                raise BadMessage(f"{words} is {other} at the site and {mine} at the server")
+            expected, declared = getattr(self, name), getattr(facts, name)
+            if expected is not None and expected != declared:
+                raise BadMessage(f"{words} is {declared} at the site and {expected} at the server")
         if self.samples is not None and facts.samples != self.samples[facts.site]:
             raise BadMessage(
                 f"it declares {facts.samples} samples, and the server knows that it has {self.samples[facts.site]}"
@@ -230,7 +230,7 @@ class Expected:
 
 
 class Seen:
-    """What each site said at first contact (``sites-seen.json``). Neither its key nor its data may change in a run."""
+    """What each site declared at first contact (``sites-seen.json``): its key and data may not change in a run."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -340,13 +340,13 @@ class Roster:
         """The nodes of these sites, as soon as all are connected or refused, or the time is up."""
         wanted, until, reported = set(sites), time.monotonic() + seconds, False
         while True:
-            here = {site: node for site, node in self.online().items() if site in wanted}
-            awaited = sorted(wanted - here.keys() - self.refused.keys())
+            connected = {site: node for site, node in self.online().items() if site in wanted}
+            awaited = sorted(wanted - connected.keys() - self.refused.keys())
             if not awaited or time.monotonic() >= until:
-                return here
+                return connected
             if not reported:
                 missing = ", ".join(map(self.name, awaited))
-                self._report(f"{len(here)} of {len(wanted)} sites are connected; waiting for {missing}")
+                self._report(f"{len(connected)} of {len(wanted)} sites are connected; waiting for {missing}")
                 reported = True
             time.sleep(POLL_SECONDS)
 

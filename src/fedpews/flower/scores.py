@@ -1,4 +1,4 @@
-"""How good a model is on a site's own samples: the sums that metrics are computed from, and how they are checked."""
+"""Scores of a model on a site's samples: the sums that metrics are computed from, and their checks."""
 
 from __future__ import annotations
 

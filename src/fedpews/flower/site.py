@@ -182,13 +182,13 @@ class Site:
         return site
 
     def statistics(self, question: RecordDict) -> RecordDict:
-        """What this site tells of its training samples: sums only, as the experiment's data.min_count says."""
+        """Sums over this site's training samples; data.min_count and data.count_noise hide small counts."""
         content = answer(self.data, self.number, privacy_of(self.experiment), question)
         self._log(f"statistics of {len(self.data.clients[self.number])} samples are sent")
         return content
 
     def facts(self) -> Facts:
-        """What this site says of itself."""
+        """What this site declares in its hello."""
         key = _digest_key(self.folder) if "data" in self.settings else b""
         data = self.data
         return Facts(
@@ -276,7 +276,7 @@ class Site:
         return sums
 
     def evaluate_personal(self, request: Request) -> float:
-        """How good this site's own model is on its own test samples, or on the classes it has.
+        """The metric of this site's personal model on its own test samples, or on the classes it has.
 
         The model itself stays in the site's folder.
         """
@@ -302,7 +302,7 @@ class Site:
         append_line(self.folder / SITE_STATUS, text)
 
     def _log_scores(self, request: Request, sums: Mapping[int, Sums]) -> None:
-        """Log how good the downloaded model is here, as the mean over seeds."""
+        """Log the metrics of the downloaded model on this site's samples, as the mean over seeds."""
         values = [self.data.task.measure(one) for one in sums.values()]
         means = []
         for metric in values[0]:

@@ -104,12 +104,12 @@ def collect(
     counts: dict[str, Histograms] = {}
     ask([], sums, lambda content: sums_from_bytes(content, next(iter(sums.values()), None)))
     names = list(experiment.data.classes or data.class_names)
-    found = Statistics(experiment.data.name, names, privacy_of(experiment), sums)
+    statistics = Statistics(experiment.data.name, names, privacy_of(experiment), sums)
     if not only_sums:
-        ask(found.edges, counts, lambda content: histograms_from_bytes(content, found.edges))
-    found = replace(found, histograms=counts, bytes_sent=sent)
-    write_atomically(out / STATISTICS, json.dumps(asdict(found), allow_nan=False).encode())
-    return found
+        ask(statistics.edges, counts, lambda content: histograms_from_bytes(content, statistics.edges))
+    statistics = replace(statistics, histograms=counts, bytes_sent=sent)
+    write_atomically(out / STATISTICS, json.dumps(asdict(statistics), allow_nan=False).encode())
+    return statistics
 
 
 def read_statistics(folder: Path) -> Statistics:

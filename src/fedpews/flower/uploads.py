@@ -170,7 +170,7 @@ def _check_layout(what: str, tree: Mapping[str, Tensor], expected: Mapping[str, 
 def _check_ownership(upload: Upload, download: Download, sample: Upload) -> None:
     if (upload.neurons is None) != (sample.neurons is None):
         expected = "all" if sample.neurons is None else "its own"
-        raise BadMessage(f"in this phase a site sends {expected} neurons, and this is not so here")
+        raise BadMessage(f"in this phase a site sends {expected} neurons, and this upload does not")
     if (upload.mask is None) != (sample.mask is None):
         raise BadMessage(
             f"a mask of single weights is {'missing' if upload.mask is None else 'not expected'}"
@@ -239,14 +239,14 @@ class NormRule:
         if self.multiple == math.inf or len(clients) < 2:
             return refused
         for key in sorted({key for sizes, _ in clients.values() for key in sizes}):
-            here = {client: (sizes.get(key, 0.0), steps) for client, (sizes, steps) in clients.items()}
+            changes = {client: (sizes.get(key, 0.0), steps) for client, (sizes, steps) in clients.items()}
             references = [
-                max(_median(list(here.values()), power), _median(self._accepted.get(key, []), power))
+                max(_median(list(changes.values()), power), _median(self._accepted.get(key, []), power))
                 for power in POWERS
             ]
             if not any(references):  # no other client moved, so there is nothing to compare with
                 continue
-            for client, (size, steps) in here.items():
+            for client, (size, steps) in changes.items():
                 limit = self.multiple * max(
                     reference * steps**power for power, reference in zip(POWERS, references, strict=True)
                 )
