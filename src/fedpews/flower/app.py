@@ -31,7 +31,7 @@ from fedpews.flower.logs import (
     without_traceback,
 )
 from fedpews.flower.messages import Request, read_request, reply_content
-from fedpews.flower.roster import REFUSED, Facts, hello_content
+from fedpews.flower.roster import REFUSED, Facts, KnownSites, hello_content
 from fedpews.flower.scores import score_records
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
 from fedpews.flower.statistics import KIND, collect, is_scaled, read_statistics
@@ -142,11 +142,11 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
     clear_failure(out)
     accepted, scaling = AcceptedRounds(), None
     engines: list[FlowerEngine] = []
-    roster, resume = str(settings.get("roster") or ""), bool(settings.get("resume"))
+    known, resume = None, bool(settings.get("resume"))
     without = [name for name in str(settings.get("without") or "").split(",") if name]
 
     def make_engine(setup: Setup) -> tuple[Engine, str]:
-        engines.append(FlowerEngine(setup, grid, out, accepted, roster, without, scaling))
+        engines.append(FlowerEngine(setup, grid, out, accepted, known, without, scaling))
         return engines[-1], ""
 
     def log_round(records: Sequence[Record]) -> None:
@@ -154,16 +154,18 @@ def serve(config: Path, grid: Grid, settings: Mapping[str, Any]) -> None:
             log_scores(experiment.goal, record)
 
     try:
+        if settings.get("roster"):
+            known = KnownSites.read(Path(settings["roster"]).expanduser())
         if settings.get("before"):
             go_back(out, int(settings["before"]))
         data, data_dir = server_data(experiment, settings), settings.get("data-dir") or None
         if settings.get("stats"):
-            known = load_data(experiment, data_dir=data_dir) if data is None else data
-            collect(experiment, known, grid, out, roster)
+            data = load_data(experiment, data_dir=data_dir) if data is None else data
+            collect(experiment, data, grid, out, known)
             return
         if data is not None and is_scaled(experiment):
             kept = resume and (out / STATISTICS).exists()
-            statistics = read_statistics(out) if kept else collect(experiment, data, grid, out, roster, True)
+            statistics = read_statistics(out) if kept else collect(experiment, data, grid, out, known, True)
             scaling = statistics.scaling()
             data = scale(data, scaling)
         result = train(

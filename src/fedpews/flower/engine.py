@@ -74,7 +74,7 @@ class FlowerEngine(Engine):
     Args:
         out: the run's folder.
         accepted: which rounds of each site count.
-        roster: the path of the operator's roster; empty if there is none.
+        known: the operator's roster, if there is one.
         without: sites that the operator excludes, by name or number.
         scaling: the centre and the spread of each feature, which sites scale their inputs by.
     """
@@ -87,7 +87,7 @@ class FlowerEngine(Engine):
         grid: Grid,
         out: Path,
         accepted: AcceptedRounds,
-        roster: str,
+        known: KnownSites | None,
         without: Collection[str] = (),
         scaling: Scaling | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class FlowerEngine(Engine):
             Expected.of(experiment, data, setup.net.frozen_digest()),
             Seen(out / layout.SITES_SEEN),
         )
-        self.roster = Roster(grid, expected, KnownSites.of(roster), seen, self.site_log.report, without)
+        self.roster = Roster(grid, expected, known, seen, self.site_log.report, without)
         self.check = UploadCheck(setup.net, experiment.flower, schedule(experiment))
         # evaluates on the server's test set; without one the sites evaluate on theirs
         self.local: Engine | None = None

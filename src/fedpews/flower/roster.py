@@ -99,11 +99,6 @@ class KnownSites:
         write_atomically(path, tomli_w.dumps({"site": rows}).encode())
 
     @classmethod
-    def of(cls, path: str) -> KnownSites | None:
-        """The roster at a path; None for no path."""
-        return cls.read(Path(path).expanduser()) if path else None
-
-    @classmethod
     def read(cls, path: Path) -> KnownSites:
         if not path.exists():
             raise ConfigError(f"there is no roster {path}; approve sites with: fedpews flower approve")

@@ -62,16 +62,22 @@ def answer(data: Federation, site: int, privacy: Privacy, question: RecordDict) 
 
 
 def collect(
-    experiment: Experiment, data: Federation, grid: Grid, out: Path, roster: str, only_sums: bool = False
+    experiment: Experiment,
+    data: Federation,
+    grid: Grid,
+    out: Path,
+    known: KnownSites | None,
+    only_sums: bool = False,
 ) -> Statistics:
     """Ask every site that is connected; stop with one line if a site does not fit, or fewer than min_sites answer.
 
     Args:
         data: what the server has.
+        known: the operator's roster, if there is one.
         only_sums: without the second question.
     """
     limits, expected, report = experiment.flower, Expected.of(experiment, data), SiteLog(out).report
-    sites = Roster(grid, expected, KnownSites.of(roster), Seen(None), report)
+    sites = Roster(grid, expected, known, Seen(None), report)
     nodes = sites.wait_for(range(sites.total), limits.join_seconds)
     if sites.refused:
         raise ConfigError(

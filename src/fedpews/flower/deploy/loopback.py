@@ -194,7 +194,8 @@ def up(
         saved = f"go on with the same command and --resume ({out})"
         raise Interrupted(f"stopped after round {_last_round(out)} of {experiment.rounds}; {saved}") from None
     raise_failure(out)
-    if not layout.is_finished(out) or _last_round(out) < experiment.rounds:
+    is_short = _last_round(out) < experiment.rounds and experiment.stop.patience is None
+    if is_short or not layout.is_finished(out):
         raise RunFailed(f"the run ended after round {_last_round(out)}; see {work}/logs/run.log")
     shutil.rmtree(work / "keys", ignore_errors=True)
 
