@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +87,8 @@ def test_the_table_is_that_of_one_process_also_when_workers_send_their_runs_back
     dask: Dask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # without the marker in the folder no worker knows that it shares it
-    monkeypatch.setattr(cluster_module, "_marked", lambda root: nullcontext("no-such-file"))
+    missing = SimpleNamespace(name="no-such-file")
+    monkeypatch.setattr(cluster_module, "_marker", lambda root: nullcontext(missing))
     small = study(columns={"a": Line(set=TINY)}, paper={})
     lines: list[str] = []
     with connect(dask.address) as cluster:
@@ -111,7 +113,7 @@ def test_a_stopped_command_leaves_runs_that_the_same_command_resumes(dask: Dask,
     root = tmp_path / "out"
     every = cells(endless)
     with connect(dask.address) as cluster:
-        results = cluster.run_cells(Runner(root), ["a"] * len(every), every)
+        results = cluster.run_cells(Runner(root), every, endless.label)
         thread = threading.Thread(target=stop_when, args=(root,))
         thread.start()
         with pytest.raises(KeyboardInterrupt):

@@ -21,10 +21,9 @@ from dask_here import Dask
 from fedpews.cli import app
 from fedpews.errors import ConfigError, FolderInUse
 from fedpews.experiment import Experiment
-from fedpews.paper.cells import Runner
-from fedpews.paper.measures import ValidationMeans
-from fedpews.paper.search import Search, open_study, plan_search, run_search
-from fedpews.paper.search_page import SearchOutcome, Tried, conclude_search
+from fedpews.paper.cells import Runner, report_validation
+from fedpews.paper.search import Search, ended, has_failed, open_study, plan_search, run_search
+from fedpews.paper.search_page import best_trial, importance
 from fedpews.paper.sweep import Range, make_sweep, parse_grid
 from fedpews.results import layout
 from fedpews.results.records import read_rounds
@@ -49,10 +48,15 @@ def write_config(folder: Path, **changes: Any) -> str:
     return str(file)
 
 
-def search_in(root: Path, search: Search, storage: str | None = None) -> SearchOutcome:
+def search_in(root: Path, search: Search, storage: str | None = None) -> list[Any]:
     with open_study(search, root, storage) as study:
         run_search(search, study, Runner(root))
-        return conclude_search(search, study, Runner(root))
+        return ended(study)
+
+
+def settings(trial: Any) -> dict[str, Any]:
+    found: dict[str, Any] = trial.user_attrs["settings"]
+    return found
 
 
 def sweep(*arguments: str) -> Any:
@@ -114,7 +118,6 @@ def test_what_cannot_be_searched_is_refused_before_anything_runs(
 def test_without_validation_data_some_are_held_out(tmp_path: Path) -> None:
     config = write_config(tmp_path, data={"train_per_class": 20, "test_per_class": 10})
     search = plan_search(config, {"train.lr": RATES}, 3, None, {})
-    assert search.adds_validation
     assert search.experiment({"train.lr": 0.1}).data.validation == 0.2
     own = plan_search(config, {"train.lr": RATES}, 3, None, {"data.validation": 0.5})
     assert own.experiment({"train.lr": 0.1}).data.validation == 0.5
@@ -137,22 +140,32 @@ def test_a_round_counts_behind_the_warmup_and_when_all_seeds_are_known() -> None
     def record(seed: int, round: int, value: float | None, phase: str = "train") -> dict[str, Any]:
         return {"seed": seed, "round": round, "phase": phase, "validation": {"accuracy": value}}
 
-    values = ValidationMeans("accuracy", [0, 1])
-    assert values.add([record(0, 1, 0.9, "warmup"), record(1, 1, 0.9, "warmup")]) == []
-    assert values.add([{"seed": 0, "round": 2, "phase": "train"}]) == []
-    assert values.add([record(0, 3, 0.2), record(1, 3, 0.4)]) == [(3, pytest.approx(0.3))]
+    reported: list[tuple[int, float]] = []
+    after = report_validation(Experiment(seeds=[0, 1]), lambda *pair: reported.append(pair)).round
+    after([record(0, 1, 0.9, "warmup"), record(1, 1, 0.9, "warmup")])
+    after([{"seed": 0, "round": 2, "phase": "train"}])
+    assert reported == []
+    after([record(0, 3, 0.2), record(1, 3, 0.4)])
+    assert reported == [(3, pytest.approx(0.3))]
     # seed 1 has ended: its last value stays
-    assert values.add([record(0, 4, 0.6)]) == [(4, pytest.approx(0.5))]
-    assert values.add([record(0, 5, None)]) == []
+    after([record(0, 4, 0.6)])
+    assert reported[1:] == [(4, pytest.approx(0.5))]
+    after([record(0, 5, None)])
+    assert len(reported) == 2
 
 
 def test_the_best_is_the_highest_or_where_less_is_better_the_lowest(config: str, tmp_path: Path) -> None:
     grid = {"train.lr": RATES}
-    tried = [Tried(i, {"train.lr": 0.1}, "done", value) for i, value in enumerate((0.2, 0.9, 0.4))]
-    tried.append(Tried(3, {"train.lr": 0.1}, "given up", None))
     up = plan_search(config, grid, 3, None, {})
     down = plan_search(config, grid, 3, None, {"target_metric": "loss", "task.metrics": ["accuracy", "loss"]})
-    assert [SearchOutcome(s, tried, {}).best.number for s in (up, down)] == [1, 0]  # type: ignore[union-attr]
+    best = []
+    for search in (up, down):
+        with open_study(search, tmp_path) as study:
+            for value in (0.2, 0.9, 0.4):
+                study.add_trial(optuna.trial.create_trial(value=value))
+            study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.PRUNED))
+            best.append(best_trial(study))
+    assert [trial.number for trial in best] == [1, 0]  # type: ignore[union-attr]
 
 
 # ---- from beginning to end
@@ -185,14 +198,14 @@ def test_finished_trials_are_not_run_again_and_more_can_be_asked_for(config: str
     first = search_in(tmp_path, plan_search(config, grid, 2, None, {}))
     before = folders()
     again = search_in(tmp_path, plan_search(config, grid, 2, None, {}))
-    assert again.tried == first.tried
+    assert again == first
     assert folders() == before
 
     more = search_in(tmp_path, plan_search(config, grid, 4, None, {}))
 
-    assert more.tried[:2] == first.tried
-    assert len(more.tried) == 4
-    assert len({str(one.settings) for one in more.tried}) == 4
+    assert more[:2] == first
+    assert len(more) == 4
+    assert len({str(settings(one)) for one in more}) == 4
     assert folders().items() > before.items()
 
 
@@ -224,26 +237,28 @@ def test_a_hopeless_trial_is_given_up_and_leaves_no_run_that_looks_finished(tmp_
     config = write_config(tmp_path, rounds=8, warmup={"rounds": 1}, train={"steps": 5})
     search = plan_search(config, {"train.lr": RATES}, 10, None, {"data.train_per_class": 60})
 
-    outcome = search_in(tmp_path, search)
+    with open_study(search, tmp_path) as study:
+        run_search(search, study, Runner(tmp_path))
+        trials, shares = ended(study), importance(study)
 
-    given_up = [one for one in outcome.tried if one.state == "given up"]
-    assert given_up
-    assert {one.note for one in given_up} == {"no better than the median of the others"}
+    pruned = [one for one in trials if one.state.name == "PRUNED"]
+    assert pruned
+    assert {one.user_attrs["note"] for one in pruned} == {"no better than the median of the others"}
     done = [file.parent for file in tmp_path.glob(f"runs/*/*/{layout.SUMMARY}")]
-    assert len(done) == len([one for one in outcome.tried if one.state == "done"])
+    assert len(done) == len(trials) - len(pruned)
     assert {read_rounds(folder)[-1]["round"] for folder in done} == {8}
-    assert outcome.importance == {} or outcome.importance == {"train.lr": pytest.approx(1.0)}
+    assert shares == {} or shares == {"train.lr": pytest.approx(1.0)}
 
 
 def test_settings_that_diverge_are_given_up_and_do_not_fail_the_search(config: str, tmp_path: Path) -> None:
     search = plan_search(config, {"train.lr": [1e30, 0.1]}, 4, None, {})
 
-    outcome = search_in(tmp_path, search)
+    trials = search_in(tmp_path, search)
 
-    diverged = [one for one in outcome.tried if one.settings == {"train.lr": 1e30}]
+    diverged = [one for one in trials if settings(one) == {"train.lr": 1e30}]
     assert diverged
-    assert all(one.state == "given up" and "finite" in one.note for one in diverged)
-    assert outcome.failed == 0
+    assert all(one.state.name == "PRUNED" and "finite" in one.user_attrs["note"] for one in diverged)
+    assert not any(map(has_failed, trials))
 
 
 def test_trials_that_all_fail_end_the_search(config: str, tmp_path: Path) -> None:
@@ -264,13 +279,13 @@ def test_on_workers_a_search_comes_to_the_numbers_of_one_process(
     assert answer.exit_code == 0, answer.output
     search = plan_search(config, {"train.lr": [0.1, 0.2, 0.3]}, 5, None, {"rounds": 6})
     with open_study(search, tmp_path / "there") as study:
-        there = conclude_search(search, study, Runner(tmp_path / "there"))
-    assert len(there.tried) == 5
-    assert {one.state for one in there.tried} == {"done"}
-    here = {str(one.settings): one.value for one in search_in(tmp_path / "here", search).tried}
-    for one in there.tried:
-        assert one.value == here.get(str(one.settings), one.value)
-    assert {str(one.settings) for one in there.tried} & here.keys()
+        there = ended(study)
+    assert len(there) == 5
+    assert {one.state.name for one in there} == {"COMPLETE"}
+    here = {str(settings(one)): one.value for one in search_in(tmp_path / "here", search)}
+    for one in there:
+        assert one.value == here.get(str(settings(one)), one.value)
+    assert {str(settings(one)) for one in there} & here.keys()
 
 
 # ---- several processes
@@ -288,9 +303,9 @@ def test_a_folder_takes_one_search_at_a_time_and_the_next_goes_on_with_its_trial
             stack.enter_context(open_study(search, tmp_path))
 
     # it ended without a word about its trial
-    outcome = search_in(tmp_path, search)
+    trials = search_in(tmp_path, search)
 
-    assert [one.settings for one in outcome.tried] == [{"train.lr": rate}]
+    assert [settings(one) for one in trials] == [{"train.lr": rate}]
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
@@ -301,14 +316,13 @@ def test_a_trial_in_another_folder_is_run_again_only_without_heartbeats(
     with open_study(search, tmp_path / "one", url) as study:
         begun = study.ask()
         rate = begun.suggest_float("train.lr", RATES.low, RATES.high, log=True)
-        begun.set_user_attr("folder", "elsewhere")
         study._storage.record_heartbeat(begun._trial_id)
-    assert search_in(tmp_path / "two", search, url).tried == []
+    assert search_in(tmp_path / "two", search, url) == []
 
     monkeypatch.setattr("fedpews.paper.search.LOST_AFTER", 1)
-    tried = when(lambda: search_in(tmp_path / "two", search, url).tried)
+    trials = when(lambda: search_in(tmp_path / "two", search, url))
 
-    assert [one.settings for one in tried] == [{"train.lr": rate}]
+    assert [settings(one) for one in trials] == [{"train.lr": rate}]
 
 
 def test_without_optuna_the_command_says_how_to_get_it(
@@ -361,8 +375,8 @@ def test_several_folders_search_together_through_a_postgresql_server(
     first = search_in(tmp_path / "one", plan_search(config, grid, 2, None, {}), postgres)
     second = search_in(tmp_path / "two", plan_search(config, grid, 4, None, {}), postgres)
 
-    assert second.tried[:2] == first.tried
-    assert len(second.tried) == 4
+    assert second[:2] == first
+    assert len(second) == 4
     # only the trials that were missing ran there
     assert len(list((tmp_path / "two").glob(f"runs/*/*/{layout.SUMMARY}"))) == 2
 

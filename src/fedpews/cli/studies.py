@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -157,12 +157,10 @@ def make_runner(folder: Path, data_dir: Path | None, quiet: bool) -> Runner:
         if not quiet:
             err.print(escape(text), soft_wrap=True)
 
-    @contextmanager
-    def bar(experiment: Experiment) -> Iterator[list[Callback]]:
-        with progress(experiment, quiet, False) as callback:
-            yield [callback]
+    def bar(experiment: Experiment) -> AbstractContextManager[Callback]:
+        return progress(experiment, quiet, names_engine=False)
 
-    return Runner(folder, data_dir=data_dir, callbacks=bar, log=log)
+    return Runner(folder, data_dir=data_dir, progress=bar, log=log)
 
 
 def show_outcome(outcome: Outcome, page: Path) -> None:

@@ -93,9 +93,15 @@ def sweep(
 
         _run_grid(make_sweep(config, keys, chosen, fixed), runner, on)
     else:
-        from fedpews.paper.search import plan_search
+        from fedpews.paper.search import VALIDATION, plan_search
 
-        _run_search(plan_search(config, keys, trials, chosen, fixed), runner, storage, on)
+        planned = plan_search(config, keys, trials, chosen, fixed)
+        if planned.fixed != fixed:
+            runner.log(
+                f"{config} has no validation data: {VALIDATION:.0%} of each client's training samples become it "
+                "(data.validation)"
+            )
+        _run_search(planned, runner, storage, on)
 
 
 def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
@@ -110,31 +116,21 @@ def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
 
 
 def _run_search(search: Search, runner: Runner, storage: str | None, on: str | None) -> None:
-    from fedpews.paper.search import VALIDATION, in_words, open_study, run_search
-    from fedpews.paper.search_page import conclude_search, write_search
-    from fedpews.tasks.names import show
+    from fedpews.paper.search import ended, has_failed, open_study, run_search
+    from fedpews.paper.search_page import best_trial, describe_best, importance, write_search
 
-    if search.adds_validation:
-        runner.log(
-            f"{search.config} has no validation data: {VALIDATION:.0%} of each client's training samples become it "
-            "(data.validation)"
-        )
     with resumable(), open_study(search, runner.root, storage) as study:
         with on_cluster(on) as cluster:
             run_search(search, study, runner, cluster)
-        outcome = conclude_search(search, study, runner)
-        page, toml = write_search(outcome, study, runner.root)
-    best, metric = outcome.best, search.base.goal.metric
+        page = write_search(search, study, runner.root)
+        best, shares, failed = best_trial(study), importance(study), sum(map(has_failed, ended(study)))
     if best is not None:
-        say(
-            f"best: {in_words(best.settings)}, {metric} {show(metric, best.value)} on validation data, "
-            f"{show(metric, outcome.best_test)} on test data"
-        )
-        shares = ", ".join(f"{key} {share:.2f}" for key, share in outcome.importance.items())
-        say(f"importance: {shares or 'too few trials to say'}")
-        say(f"run it with: fedpews run {toml}")
+        say(describe_best(search, best))
+        text = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
+        say(f"importance: {text or 'too few trials to say'}")
+        say(f"run it with: fedpews run {page.with_suffix('.best.toml')}")
     say(f"written to {page}")
-    end(outcome.failed, "trials")
+    end(failed, "trials")
 
 
 def _settings(

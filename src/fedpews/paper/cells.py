@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedpews.errors import (
@@ -18,7 +19,6 @@ from fedpews.errors import (
     first_line,
 )
 from fedpews.experiment import Experiment
-from fedpews.paper.measures import ValidationMeans
 from fedpews.paper.published import read_published
 from fedpews.paper.study import Cell
 from fedpews.results import layout
@@ -27,33 +27,6 @@ from fedpews.results.schema import ActivationShape, read_lines, read_summary
 
 if TYPE_CHECKING:
     from fedpews.callbacks import Callback
-
-MakeCallbacks = Callable[[Experiment], AbstractContextManager["Sequence[Callback]"]]
-"""Makes the callbacks of an experiment, for as long as it runs."""
-
-
-def no_callbacks(experiment: Experiment) -> AbstractContextManager[Sequence[Callback]]:
-    return nullcontext([])
-
-
-def reporting(callbacks: MakeCallbacks, report: Callable[[int, float], None]) -> MakeCallbacks:
-    """The callbacks, and one that reports the validation metric after each round: see `ValidationMeans`."""
-
-    @contextmanager
-    def with_report(experiment: Experiment) -> Iterator[Sequence[Callback]]:
-        from fedpews.callbacks import Callback
-
-        means = ValidationMeans(experiment.goal.metric, experiment.seeds)
-
-        def round(records: Sequence[Record]) -> None:
-            for pair in means.add(records):
-                report(*pair)
-
-        with callbacks(experiment) as made:
-            yield [*made, Callback(round=round)]
-
-    return with_report
-
 
 NOT_RUN = "not run"
 """The status of a cell of which no seed has finished."""
@@ -98,12 +71,15 @@ class Runner:
     root: Path
     published: Path | None = None
     data_dir: Path | None = None
-    callbacks: MakeCallbacks = no_callbacks
+    callbacks: Sequence[Callback] = ()
+    progress: Callable[[Experiment], AbstractContextManager[Callback | None]] = lambda _: nullcontext()
+    """The callback of a progress bar, which is shown for as long as a run goes on."""
     log: Callable[[str], None] = lambda text: None
 
     def read(self, cell: Cell) -> CellResult:
         """The finished seeds of a cell, of those it asks for; a run folder goes before a published run."""
         published = read_published(self.published, cell)
+        wanted = cell.experiment.seeds
         runs: dict[int, list[Record]] = {}
         folders, machines = [], list(published.machines)
         for folder in self._folders(cell):
@@ -112,22 +88,19 @@ class Runner:
             records = Rounds(_with_activations(folder, read_rounds(folder)))
             # a folder counts only for the seeds of its data draw
             draw = Experiment.load(folder / layout.CONFIG).data.seed
-            seeds = {seed for seed in cell.experiment.seeds if cell.draw(seed) == draw}
-            new = [seed for seed in records.seeds if seed in seeds and seed not in runs]
+            new = [s for s in records.seeds if s in wanted and cell.draw(s) == draw and s not in runs]
             runs |= {seed: records.of_seed(seed) for seed in new}
             if new:
                 folders.append(folder)
                 machines += read_summary(folder / layout.SUMMARY).get("machines", [])
-        asked = {seed: run for seed, run in published.runs.items() if seed in cell.experiment.seeds}
-        runs = dict(sorted((asked | runs).items()))
-        complete = runs.keys() >= set(cell.experiment.seeds)
-        status = "done" if complete else "part done" if runs else NOT_RUN
+        runs = {s: run for s, run in sorted((published.runs | runs).items()) if s in wanted}
+        result = CellResult(cell, runs, folders=tuple(folders), machines=tuple(dict.fromkeys(machines)))
+        if not result.missing:
+            return replace(result, status="done")
         # a run that diverged has no summary, so only the published file knows
-        why = "" if complete else published.diverged
-        status = "diverged" if why else status
-        return CellResult(
-            cell, runs, status, why, folders=tuple(folders), machines=tuple(dict.fromkeys(machines))
-        )
+        if published.diverged:
+            return replace(result, status="diverged", message=published.diverged)
+        return replace(result, status="part done" if runs else NOT_RUN)
 
     def run(self, cell: Cell) -> CellResult:
         """Finish a cell: resume runs that were stopped, then start the other seeds.
@@ -177,14 +150,33 @@ def describe(error: Exception) -> tuple[str, str]:
 def _run(folder: Path, cell: Cell, experiment: Experiment, runner: Runner) -> None:
     from fedpews.running import run
 
-    with runner.callbacks(experiment) as callbacks:
+    with runner.progress(experiment) as bar:
+        callbacks = [*runner.callbacks, *([bar] if bar else [])]
         if cell.probe == "activations":
             from fedpews.paper.activations import record_activations
 
-            callbacks = [*callbacks, record_activations(experiment, folder, runner.data_dir)]
-        elif cell.probe is not None:
-            raise ConfigError(f"there is no probe {cell.probe!r}; there is activations")
+            callbacks.append(record_activations(experiment, folder, runner.data_dir))
         run(experiment, out=folder, resume=True, data_dir=runner.data_dir, callbacks=callbacks)
+
+
+def report_validation(experiment: Experiment, report: Callable[[int, float], None]) -> Callback:
+    """A callback that reports the validation metric, mean over seeds, after each evaluated round after the warmup.
+
+    In the warmup clients train different neurons, so the value of the global model says nothing about the end of the
+    run. A seed that ended early counts with its last value.
+    """
+    from fedpews.callbacks import Callback
+
+    last: dict[int, float | None] = dict.fromkeys(experiment.seeds)
+
+    def round(records: Sequence[Record]) -> None:
+        seen = [r for r in records if r["phase"] != "warmup" and "validation" in r]
+        last.update({record["seed"]: record["validation"].get(experiment.goal.metric) for record in seen})
+        known = [value for value in last.values() if value is not None]
+        if seen and len(known) == len(last):
+            report(seen[0]["round"], fmean(known))
+
+    return Callback(round=round)
 
 
 def _is_run_of(folder: Path, cell: Cell) -> bool:

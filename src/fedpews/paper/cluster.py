@@ -1,21 +1,21 @@
 """Cells on other machines: each is a task of a Dask scheduler, and an ordinary run folder in the end.
 
 Tasks and results travel over Dask's own connections, which pickle: a scheduler must be trusted, like any Dask
-scheduler. A result itself is a dict of texts, numbers and the bytes of files. Nothing in it is unpickled here, and its
-file names are checked before anything is written.
+scheduler. A result is a dict of texts and the bytes of files. Nothing in it is unpickled here, and its file names are
+checked before anything is written.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import fedpews
 from fedpews.errors import ConfigError, Interrupted, first_line, need_extra
 from fedpews.experiment import Experiment
-from fedpews.paper.cells import CellResult, MakeCallbacks, Runner, describe, reporting
+from fedpews.paper.cells import CellResult, Runner, describe, report_validation
 from fedpews.paper.study import Cell
 from fedpews.results import layout
 from fedpews.results.files import write_atomically
@@ -38,13 +38,9 @@ if TYPE_CHECKING:
 ANSWER_WITHIN = 20
 """Seconds for a scheduler to answer."""
 STOP_WITHIN = 15.0
-"""Seconds for running cells to save and stop."""
-ASK_EVERY = 1.0
-"""Seconds after which a running cell asks again whether to stop."""
+"""Seconds for a cancelled cell to save and stop."""
 POLL_EVERY = 0.2
 """Seconds between two looks at a trial."""
-BUSY_WAITS = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds. A worker that Dask gave up may lock a run folder until its process has ended."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """A cell uses all cores of its process, so a worker with several threads runs one cell after the other."""
@@ -75,16 +71,16 @@ def connect(address: str) -> Iterator[Cluster]:
     processes = local_processes(address)
     distributed = need_extra("cluster", "distributed", "--on")
     if processes:
-        with _ignoring_ctrl_c():
-            local = distributed.LocalCluster(
-                n_workers=processes,
-                threads_per_worker=1,
-                dashboard_address=None,
-                # Dask would end a worker at its share of the memory; a cell needs what it needs
-                memory_limit=0,
-                silence_logs=logging.CRITICAL + 1,
-            )
+        local = distributed.LocalCluster(
+            n_workers=processes,
+            threads_per_worker=1,
+            dashboard_address=None,
+            # Dask would end a worker at its share of the memory; a cell needs what it needs
+            memory_limit=0,
+            silence_logs=logging.CRITICAL + 1,
+        )
         with local, distributed.Client(local, set_as_default=False) as client:
+            client.run(_ignore_ctrl_c)
             yield Cluster(client, max(1, available_cores() // processes))
         return
     try:
@@ -95,17 +91,9 @@ def connect(address: str) -> Iterator[Cluster]:
         yield Cluster(client)
 
 
-@contextmanager
-def _ignoring_ctrl_c() -> Iterator[None]:
-    """Processes started in this block ignore the terminal's Ctrl-C: the command tells their cells to stop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _ignore_ctrl_c() -> None:
+    """The terminal also sends Ctrl-C to local workers; it is the command that cancels their cells."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
@@ -119,28 +107,22 @@ class Cluster:
     @property
     def size(self) -> int:
         """The number of workers now."""
-        return len(self.client.scheduler_info(n_workers=-1)["workers"])
+        return len(self.client.nthreads())
 
-    def run_cells(self, runner: Runner, labels: Sequence[str], cells: Sequence[Cell]) -> Iterator[CellResult]:
+    def run_cells(
+        self, runner: Runner, cells: Sequence[Cell], label: Callable[[Cell], str]
+    ) -> Iterator[CellResult]:
         """Run cells on all workers; each result as its cell ends."""
         from distributed import as_completed
 
-        # rows of a study can be the same experiment, which is run once
-        same: dict[str, list[tuple[str, Cell]]] = {}
-        for label, cell in zip(labels, cells, strict=True):
-            same.setdefault(cell.name, []).append((label, cell))
-        runner.log(
-            f"{len(same)} cells, {self.size or 'no'} workers" + "; waiting for workers" * (not self.size)
-        )
-        with self._tasks(runner) as submit:
-            futures = {submit(pairs[0][1]): pairs for pairs in same.values()}
+        waiting = "" if self.size else "; waiting for workers"
+        runner.log(f"{len(cells)} cells, {self.size or 'no'} workers{waiting}")
+        with self._submitted(runner, cells) as futures:
             for number, future in enumerate(as_completed(futures, loop=self.client.loop), 1):
-                label, cell = futures[future][0]
-                result = _collect(runner, cell, future)
+                result = _collect(runner, futures[future], future)
                 message = f": {result.message}" if result.message else ""
-                runner.log(f"{number}/{len(futures)} {label}: {result.status}{message}")
+                runner.log(f"{number}/{len(cells)} {label(result.cell)}: {result.status}{message}")
                 yield result
-                yield from (runner.read(other) for _, other in futures[future][1:])
 
     def run(
         self, runner: Runner, cell: Cell, report: Callable[[int, float], None], stop: threading.Event
@@ -151,9 +133,9 @@ class Cluster:
             report: called with the validation metric after each round, soon after it; may raise to end the cell.
             stop: ends the cell with an Interrupted once it is set.
         """
-        with self._tasks(runner) as submit:
-            topic = f"fedpews-{secrets.token_hex(8)}"
-            future, seen = submit(cell, topic), 0
+        topic, seen = f"fedpews-{secrets.token_hex(8)}", 0
+        with self._submitted(runner, [cell], topic) as futures:
+            (future,) = futures
             while not future.done():
                 if stop.wait(POLL_EVERY):
                     raise Interrupted("stopped")
@@ -164,102 +146,85 @@ class Cluster:
             return _collect(runner, cell, future)
 
     @contextmanager
-    def _tasks(self, runner: Runner) -> Iterator[Callable[..., Future]]:
-        """A function that submits a cell; cells that still run at the end of the block save and stop."""
-        from distributed import Event, wait
-
-        futures: list[Future] = []
-        data_dir = None if runner.data_dir is None else runner.data_dir.resolve()
-        there = Runner(runner.root.resolve(), data_dir=data_dir)
-        stop = f"stop-{secrets.token_hex(8)}"
-        with _marked(runner.root) as marker:
-
-            def submit(cell: Cell, topic: str | None = None) -> Future:
-                changes: dict[str, Any] = {"seeds": runner.read(cell).missing}
-                runtime = cell.experiment.runtime
-                if self.cores is not None and runtime.workers is None:
-                    changes["runtime"] = runtime.model_copy(update={"workers": self.cores})
-                cell = replace(cell, experiment=cell.experiment.model_copy(update=changes))
-                task = (fedpews.__version__, there, marker, cell, stop, topic)
-                futures.append(self.client.submit(run_at_worker, *task, pure=False))
-                return futures[-1]
-
+    def _submitted(
+        self, runner: Runner, cells: Sequence[Cell], topic: str | None = None
+    ) -> Iterator[dict[Future, Cell]]:
+        """The tasks of cells. Those that still run at the end of the block are cancelled: they save and stop."""
+        there = Runner(runner.root.resolve(), data_dir=runner.data_dir and runner.data_dir.resolve())
+        there.root.mkdir(parents=True, exist_ok=True)
+        with _marker(there.root) as marker:
+            futures = {}
+            for cell in cells:
+                task = (fedpews.__version__, there, marker.name, self._to_run(runner, cell), topic)
+                futures[self.client.submit(run_at_worker, *task, pure=False)] = cell
             try:
-                yield submit
+                yield futures
             finally:
-                if not all(future.done() for future in futures):
-                    Event(stop, client=self.client).set()
-                    begun = {key for keys in self.client.processing().values() for key in keys}
-                    self.client.cancel([future for future in futures if future.key not in begun])
-                    with self.client.as_current(), suppress(TimeoutError):
-                        wait([future for future in futures if future.key in begun], timeout=STOP_WITHIN)
-                    self.client.cancel(futures)
+                keys = {future.key for future in futures if not future.done()}
+                if keys:
+                    processing = self.client.processing().items()
+                    busy = [worker for worker, tasks in processing if keys.intersection(tasks)]
+                    self.client.cancel(list(futures))
+                    self.client.run(_wait_until_idle, workers=busy, on_error="ignore")
+
+    def _to_run(self, runner: Runner, cell: Cell) -> Cell:
+        """The cell with only its missing seeds, on the cores of a worker."""
+        changes: dict[str, Any] = {"seeds": runner.read(cell).missing}
+        runtime = cell.experiment.runtime
+        if self.cores is not None and runtime.workers is None:
+            changes["runtime"] = runtime.model_copy(update={"workers": self.cores})
+        return replace(cell, experiment=cell.experiment.model_copy(update=changes))
 
 
-@contextmanager
-def _marked(root: Path) -> Iterator[str]:
-    name = f".cluster-{secrets.token_hex(8)}"
-    root.mkdir(parents=True, exist_ok=True)
-    (root / name).write_text("workers that see this file share the folder\n")
-    try:
-        yield name
-    finally:
-        (root / name).unlink(missing_ok=True)
+def _marker(root: Path) -> Any:
+    """A file in the runner's folder; a machine that sees it shares the folder."""
+    return tempfile.NamedTemporaryFile(dir=root, prefix=".cluster-")
 
 
-def run_at_worker(
-    version: str, runner: Runner, marker: str, cell: Cell, stop: str, topic: str | None
-) -> dict[str, Any]:
+async def _wait_until_idle() -> None:
+    """On a worker: wait until its cell has stopped."""
+    if await asyncio.to_thread(_ONE_AT_A_TIME.acquire, timeout=STOP_WITHIN):
+        _ONE_AT_A_TIME.release()
+
+
+def run_at_worker(version: str, runner: Runner, marker: str, cell: Cell, topic: str | None) -> dict[str, Any]:
     """Run a cell in the shared folder, or in a temporary one whose files become part of the result.
 
     Args:
-        version: of fedpews, which must be the worker's own.
-        marker: a file in the runner's folder; a machine that sees it shares the folder.
-        stop: the Dask event that ends the cell.
+        version: of the command's fedpews, which the worker must have too.
         topic: the Dask topic for the validation metric after each round.
     """
     from distributed import get_worker
 
     if version != fedpews.__version__:
-        message = f"the worker has fedpews {fedpews.__version__}, not {version}"
-        return {"status": "failed", "message": message, "error": "ConfigError", "files": {}}
+        raise ConfigError(f"the worker has fedpews {fedpews.__version__}, not {version}")
     with _ONE_AT_A_TIME, tempfile.TemporaryDirectory(dir=get_worker().local_directory) as folder:
-        is_shared = (runner.root / marker).is_file()
+        is_shared = Path(marker).is_file()
         root = runner.root if is_shared else Path(folder)
-        try:
-            for seconds in BUSY_WAITS:
-                time.sleep(seconds)
-                result = replace(runner, root=root, callbacks=_callbacks(stop, topic)).run(cell)
-                if result.status != "busy":
-                    break
-        except Interrupted as error:
-            result = CellResult(cell, status="stopped", message=str(error))
+        result = replace(runner, root=root, callbacks=_callbacks(cell.experiment, topic)).run(cell)
         files = {} if is_shared else pack(root / "runs" / cell.name)
         return {"status": result.status, "message": result.message, "error": result.error, "files": files}
 
 
-def _callbacks(stop: str, topic: str | None) -> MakeCallbacks:
-    """A callback that ends the run once an event is set, and sends the validation metric to a topic."""
-    from distributed import Event, get_worker
+def _callbacks(experiment: Experiment, topic: str | None) -> list[Callback]:
+    """Callbacks that end the run once its task is cancelled, and send the validation metric to a topic."""
+    from distributed import get_worker
 
     from fedpews.callbacks import Callback
 
-    worker, event = get_worker(), Event(stop)
+    worker = get_worker()
+    key = worker.get_current_task()
 
-    @contextmanager
-    def callbacks(experiment: Experiment) -> Iterator[Sequence[Callback]]:
-        asked = 0.0
+    def round(records: Sequence[Record]) -> None:
+        task = worker.state.tasks.get(key)
+        # also after the command or the scheduler has died
+        if task is None or task.state != "executing":
+            raise Interrupted(f"cancelled in round {records[0]['round']}")
 
-        def round(records: Sequence[Record]) -> None:
-            nonlocal asked
-            if records[0]["round"] < experiment.rounds and time.monotonic() - asked >= ASK_EVERY:
-                asked = time.monotonic()
-                if event.is_set():
-                    raise Interrupted(f"stopped in round {records[0]['round']}")
-
-        yield [Callback(round=round)]
-
-    return callbacks if topic is None else reporting(callbacks, lambda *pair: worker.log_event(topic, pair))
+    callbacks = [Callback(round=round)]
+    if topic is not None:
+        callbacks.append(report_validation(experiment, lambda *pair: worker.log_event(topic, pair)))
+    return callbacks
 
 
 def _collect(runner: Runner, cell: Cell, future: Future) -> CellResult:

@@ -221,29 +221,3 @@ def printed(text: str) -> tuple[float, float]:
 
     mean, _, deviation = text.partition("±")
     return number(mean.strip()), number(deviation.strip())
-
-
-class ValidationMeans:
-    """The mean over seeds of the validation metric, after each evaluated round behind the warmup.
-
-    In the warmup clients train different neurons, so the value of the global model says nothing about the end of the
-    run. A seed that ended early counts with its last value.
-
-    >>> means = ValidationMeans("accuracy", [0])
-    >>> means.add([{"seed": 0, "round": 3, "phase": "train", "validation": {"accuracy": 0.5}}])
-    [(3, 0.5)]
-    """
-
-    def __init__(self, metric: str, seeds: Sequence[int]) -> None:
-        self._metric = metric
-        self._last: dict[int, float | None] = dict.fromkeys(seeds)
-
-    def add(self, records: Sequence[Record]) -> list[tuple[int, float]]:
-        """Add the records of a round, one per seed; returns [(round, mean)], or nothing if the mean is unknown."""
-        seen = [r for r in records if r["phase"] != "warmup" and "validation" in r]
-        for record in seen:
-            value = record["validation"].get(self._metric)
-            self._last[record["seed"]] = None if value is None else float(value)
-        known = [value for value in self._last.values() if value is not None]
-        complete = bool(seen) and len(known) == len(self._last)
-        return [(int(seen[0]["round"]), fmean(known))] if complete else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,25 +106,25 @@ def run_study(
     """Run the missing cells of a study, here or on a cluster, then read all of them."""
     scale = scale or Scale()
     every = cells(study, scale)
-    selected = [runner.read(cell) for cell in _selected(study, every, only)]
+    # rows can be the same experiment, which is run once
+    selected = [runner.read(cell) for cell in {c.name: c for c in _selected(study, every, only)}.values()]
     todo = [result.cell for result in selected if run and result.missing]
     finished = [result for result in selected if result.cell not in todo]
-    labels = [study.label(cell) for cell in todo]
-    new = _run_here(study.name, runner, labels, todo)
-    if cluster is not None:
-        new = cluster.run_cells(runner, labels, todo)
+    new = cluster.run_cells(runner, todo, study.label) if cluster else _run_here(study, runner, todo)
     results = {}
     for result in itertools.chain(finished, new):
         diverged = result.message if result.status == "diverged" else ""
         if runner.published is not None and (result.folders or diverged):
             publish(result.cell, result.runs, runner.published, diverged, result.machines)
-        results[result.cell.row, result.cell.column] = result
-    return conclude(study, scale, [results.get((c.row, c.column)) or runner.read(c) for c in every])
+        results[result.cell.name] = result
+    table = [replace(results[c.name], cell=c) if c.name in results else runner.read(c) for c in every]
+    return conclude(study, scale, table)
 
 
-def _run_here(name: str, runner: Runner, labels: Sequence[str], todo: Sequence[Cell]) -> Iterable[CellResult]:
-    for number, (label, cell) in enumerate(zip(labels, todo, strict=True), 1):
-        runner.log(f"{name} {number}/{len(todo)}: {label}, {cell.experiment.rounds} rounds")
+def _run_here(study: Study, runner: Runner, todo: Sequence[Cell]) -> Iterator[CellResult]:
+    for number, cell in enumerate(todo, 1):
+        rounds = cell.experiment.rounds
+        runner.log(f"{study.name} {number}/{len(todo)}: {study.label(cell)}, {rounds} rounds")
         result = runner.run(cell)
         if result.message:
             runner.log(f"  {result.status}: {result.message}")

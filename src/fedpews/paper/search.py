@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import shlex
 import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -32,50 +31,44 @@ from fedpews.errors import (
     need_extra,
 )
 from fedpews.experiment import Experiment, known_keys
-from fedpews.paper.cells import CellResult, Runner, reporting
+from fedpews.paper.cells import CellResult, Runner, report_validation
 from fedpews.paper.cluster import Cluster
-from fedpews.paper.measures import ValidationMeans
 from fedpews.paper.study import Cell, canonical
 from fedpews.paper.sweep import Grid, Range, command
+from fedpews.results.records import evaluated, value_of
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial, Trial
 
 VALIDATION = 0.2
-"""The part of each client's training samples for validation, where the configuration says nothing."""
+"""The fraction of each client's training samples for validation, if the configuration does not set one."""
 REPORTS = 100
 """A trial reports about this many of its rounds: every report is a write to the storage."""
 GRACE = 0.25
-"""The part of the rounds behind the warmup in which no trial is pruned: a warmup pays late."""
+"""The fraction of the rounds after the warmup in which no trial is pruned: a warmup pays off late."""
 ALL_FAIL = 3
-"""After this many failures without a success the search ends: the settings are not the reason."""
+"""The search ends after this many trials if all of them failed: the settings are not the reason."""
 HEARTBEAT, LOST_AFTER = 60, 180
-"""Seconds between two heartbeats of a trial, and without one until another process runs the trial again."""
+"""Seconds between two heartbeats of a trial, and without one until another process repeats the trial."""
 
-SETTINGS, NOTE, FOLDER = "settings", "note", "folder"
-"""Attributes of a trial: its keys with their values, why it failed or was pruned, and where it runs."""
-
-
-class Hopeless(Interrupted):
-    """A trial is pruned: its run stays as it is, and could be resumed."""
+SETTINGS, TEST, NOTE = "settings", "test", "note"
+"""Attributes of a trial: its keys with their values, its metric on test data, and why it was pruned."""
 
 
-class Failed(Exception):
-    """A trial has failed, with the reason in its note."""
+class Pruned(Interrupted):
+    """A trial is pruned. Its run stays as it is, and could be resumed."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search. The same search continues its study in the storage; a different one has a study of its own."""
+    """A search. The same search continues its study in the storage; a different one has a separate study."""
 
     config: str
     grid: Grid
-    seeds: tuple[int, ...] | None
+    seeds: Sequence[int] | None
     fixed: Mapping[str, Any]
     trials: int
-    adds_validation: bool = False
-    """Whether validation data are split off although the configuration does not ask for any."""
 
     @property
     def name(self) -> str:
@@ -90,24 +83,19 @@ class Search:
 
     @cached_property
     def base(self) -> Experiment:
-        return Experiment.load(self.config, self._changes)
-
-    @property
-    def _changes(self) -> dict[str, Any]:
-        seeds = {} if self.seeds is None else {"seeds": list(self.seeds)}
-        validation = {"data.validation": VALIDATION} if self.adds_validation else {}
-        return {**validation, **self.fixed, **seeds}
+        return self._load({})
 
     def experiment(self, settings: Mapping[str, Any]) -> Experiment:
         """The experiment with these values of the keys that are searched."""
-        return canonical(Experiment.load(self.config, {**self._changes, **settings}))
+        return canonical(self._load(settings))
 
-    def cell(self, number: int, settings: Mapping[str, Any]) -> Cell:
-        return Cell(f"trial {number}", "search", self.experiment(settings))
+    def _load(self, settings: Mapping[str, Any]) -> Experiment:
+        seeds = {} if self.seeds is None else {"seeds": list(self.seeds)}
+        return Experiment.load(self.config, {**self.fixed, **seeds, **settings})
 
     @property
     def command(self) -> str:
-        """The command that makes it again."""
+        """The command that runs it again."""
         return f"{command(self.config, self.grid, self.seeds, self.fixed)} --search optuna --trials {self.trials}"
 
 
@@ -123,15 +111,15 @@ def plan_search(
     base = Experiment.load(config, dict(fixed))
     if "data.validation" in grid:
         raise ConfigError(
-            "data.validation decides on which data the search chooses, so it cannot be searched"
+            "data.validation defines the data that the search chooses on, so it cannot be searched"
         )
     if base.stop.on == "test" and (base.stop.patience is not None or base.stop.best):
         raise ConfigError(
             "stop.on is 'test': a search chooses on validation data only; set stop.on=validation"
         )
-    chosen = None if seeds is None else tuple(seeds)
-    search = Search(config, grid, chosen, dict(fixed), trials, base.data.validation is None)
-    # every key must exist and accept its values; a combination can still be impossible, which is a failed trial
+    validation = {"data.validation": VALIDATION} if base.data.validation is None else {}
+    search = Search(config, grid, seeds, {**fixed, **validation}, trials)
+    # every key must exist and accept its values; a combination can still be impossible, which fails its trial
     ends = {
         key: [given.low, given.high] if isinstance(given, Range) else given for key, given in grid.items()
     }
@@ -153,9 +141,8 @@ def suggest(trial: Trial, grid: Grid) -> dict[str, Any]:
             names = {value if isinstance(value, str | int | float) else str(value): value for value in given}
             settings[key] = names[trial.suggest_categorical(key, list(names))]
         elif isinstance(given.low, int) and isinstance(given.high, int):
-            settings[key] = trial.suggest_int(
-                key, given.low, given.high, log=given.log, step=int(given.step or 1)
-            )
+            step = int(given.step or 1)
+            settings[key] = trial.suggest_int(key, given.low, given.high, log=given.log, step=step)
         else:
             settings[key] = trial.suggest_float(key, given.low, given.high, log=given.log, step=given.step)
     return settings
@@ -166,10 +153,11 @@ def in_words(settings: Mapping[str, Any]) -> str:
     >>> in_words({"train.lr": 0.0123456, "method.name": "fedavg"})
     'train.lr = 0.01235, method.name = fedavg'
     """
-    return ", ".join(
-        f"{key} = {value:.4g}" if isinstance(value, float) else f"{key} = {value}"
-        for key, value in settings.items()
-    )
+    return ", ".join(f"{key} = {number(value)}" for key, value in settings.items())
+
+
+def number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @contextmanager
@@ -183,7 +171,6 @@ def open_study(search: Search, root: Path, storage: str | None = None) -> Iterat
     from optuna.trial import TrialState
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    root = root.resolve()
     root.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(root / f".{search.name}.lock", timeout=0).acquire()
@@ -198,7 +185,7 @@ def open_study(search: Search, root: Path, storage: str | None = None) -> Iterat
         retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
         try:
             database = optuna.storages.RDBStorage(
-                storage or f"sqlite:///{root / search.name}.db",
+                storage or f"sqlite:///{root.resolve() / search.name}.db",
                 heartbeat_interval=HEARTBEAT,
                 grace_period=LOST_AFTER,
                 heartbeat_stale_trial_callback=retry,
@@ -215,135 +202,117 @@ def open_study(search: Search, root: Path, storage: str | None = None) -> Iterat
             raise ConfigError(f"--storage {storage or root}: {first_line(error)}") from error
         try:
             optuna.storages.fail_stale_trials(study)
-            running = study.get_trials(states=(TrialState.RUNNING,))
-            for trial in running:
-                # this process has the lock of the folder, so the process that ran the trial there is dead
-                if storage is None or trial.user_attrs.get(FOLDER) == _folder(root):
+            if storage is None:
+                # this process has the lock of the folder, so the processes that ran these trials are dead
+                for trial in study.get_trials(states=(TrialState.RUNNING,)):
                     study.tell(trial.number, state=TrialState.FAIL)
                     retry(study, trial)
-            # The same search draws the same trials. One that continues must not draw its first trials again, nor
-            # two that run at the same time the same ones.
-            alone = storage is None or not running
-            study.sampler = optuna.samplers.TPESampler(seed=len(study.trials) if alone else None)
+                # A new search samples the same trials each time. One that continues must not repeat its first trials.
+                study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))
             yield study
         finally:
             database.engine.dispose()
 
 
-def _folder(root: Path) -> str:
-    return f"{platform.node()}:{root}"
+def ended(study: Study) -> list[FrozenTrial]:
+    """The trials that count: finished or pruned. Those whose process died or was stopped run again."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name in ("COMPLETE", "PRUNED")]
 
 
-def counted(study: Study) -> list[FrozenTrial]:
-    """The trials that have begun, except those whose process died or was stopped: they run again."""
-    return [
-        trial
-        for trial in study.get_trials(deepcopy=False)
-        if trial.state.name != "WAITING" and not (trial.state.name == "FAIL" and NOTE not in trial.user_attrs)
-    ]
+def has_failed(trial: FrozenTrial) -> bool:
+    """Whether a trial was pruned because of an error."""
+    return str(trial.user_attrs.get(NOTE, "")).startswith("failed")
 
 
 def run_search(search: Search, study: Study, runner: Runner, cluster: Cluster | None = None) -> None:
     """Run trials until there are enough: one after the other here, or as many at once as there are workers."""
+    import optuna
+
     # trials with the same settings share a run folder
     locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
     errors: list[BaseException] = []
+    stop = threading.Event()
 
     def objective(trial: Trial) -> float:
-        import optuna
-
         settings = suggest(trial, search.grid)
         trial.set_user_attr(SETTINGS, settings)
-        trial.set_user_attr(FOLDER, _folder(runner.root.resolve()))
         try:
-            cell = search.cell(trial.number, settings)
+            cell = Cell(f"trial {trial.number}", "search", search.experiment(settings))
             runner.log(f"trial {trial.number}: {in_words(settings)}")
             report = _reporter(trial, cell.experiment)
             with locks[cell.name]:
                 if cluster is None:
-                    result = replace(runner, callbacks=reporting(runner.callbacks, report)).run(cell)
+                    callback = report_validation(cell.experiment, report)
+                    result = replace(runner, callbacks=[callback]).run(cell)
                 else:
                     result = cluster.run(runner, cell, report, stop)
-            return _value(result, report)
-        except (Hopeless, RunFailed) as error:
-            # also settings that diverge: the sampler learns from a pruned trial
-            note, failure = str(error), optuna.TrialPruned()
+            return _value(trial, result)
+        except (Pruned, ConfigError) as error:
+            # the sampler learns from a pruned trial, also if its settings diverge or are impossible
+            trial.set_user_attr(NOTE, str(error) if isinstance(error, Pruned) else f"failed: {error}")
+            raise optuna.TrialPruned from error
         except (Interrupted, KeyboardInterrupt, DataMissing) as error:
             study.enqueue_trial(trial.params)
             errors.append(error)
             raise
-        except (ConfigError, Failed) as error:
-            note, failure = str(error), Failed()
-        trial.set_user_attr(NOTE, note)
-        raise failure
 
-    def ended(study: Study, trial: FrozenTrial) -> None:
-        state, note = trial.state.name, trial.user_attrs.get(NOTE, "")
+    def after(study: Study, trial: FrozenTrial) -> None:
         metric = f"{search.base.goal.metric} {trial.value or 0.0:.4f} on validation data"
-        runner.log(
-            f"trial {trial.number}: " + {"COMPLETE": metric, "PRUNED": f"given up: {note}"}.get(state, note)
-        )
-        trials = counted(study)
-        if len(trials) >= ALL_FAIL and all(trial.state.name == "FAIL" for trial in trials):
+        note = trial.user_attrs.get(NOTE, "")
+        runner.log(f"trial {trial.number}: {f'pruned: {note}' if note else metric}")
+        trials = ended(study)
+        if len(trials) >= ALL_FAIL and all(map(has_failed, trials)):
             raise RunFailed(f"the first {len(trials)} trials all failed; the last: {note}")
-        if len(trials) >= search.trials:
-            study.stop()
 
-    left = search.trials - len(counted(study))
+    states = optuna.trial.TrialState
+    counted = (states.COMPLETE, states.PRUNED, states.RUNNING)
+    left = search.trials - len(study.get_trials(states=counted))
     if left <= 0:
         return
-    # a run in this process handles signals itself
-    workers, signals = 1, cast("AbstractContextManager[threading.Event]", nullcontext(threading.Event()))
-    if cluster is not None:
-        workers, signals = (
-            max(1, cluster.size),
-            stop_signal([lambda: runner.log("stopping; trials are saved")]),
-        )
-        runner.log(f"trials at once: {workers}, as many as there are workers now")
-    with signals as stop:
-        study.optimize(objective, left, n_jobs=workers, callbacks=[ended], catch=(Failed,))
+    # other processes may add trials to the same storage
+    callbacks = [after, optuna.study.MaxTrialsCallback(search.trials, states=counted)]
+    if cluster is None:
+        study.optimize(objective, left, callbacks=callbacks)
+        return
+    workers = max(1, cluster.size)
+    runner.log(f"trials at once: {workers}, as many as there are workers now")
+    with stop_signal([stop.set, lambda: runner.log("stopping; trials are saved")]):
+        study.optimize(objective, left, n_jobs=workers, callbacks=callbacks)
     # Optuna does not raise the errors of its last threads
     for error in errors:
         raise error
 
 
 def _reporter(trial: Trial, experiment: Experiment) -> Callable[[int, float], None]:
-    """A function that reports the validation metric after a round, and raises Hopeless to prune the trial."""
+    """A function that reports the validation metric after a round, and raises Pruned."""
     every, W = math.ceil(experiment.rounds / REPORTS), experiment.warmup_rounds
     first = W + math.ceil(GRACE * (experiment.rounds - W))
-    reported: set[int] = set()
 
     def report(round: int, value: float) -> None:
         # the same rounds in every trial, since they are compared round by round
-        if round % every or round in reported or not math.isfinite(value):
+        if round % every or not math.isfinite(value):
             return
-        reported.add(round)
         trial.report(value, round)
         if first <= round < experiment.rounds and trial.should_prune():
-            raise Hopeless("no better than the median of the others")
+            raise Pruned("no better than the median of the others")
 
     return report
 
 
-def _value(result: CellResult, report: Callable[[int, float], None]) -> float:
-    """The validation metric of a finished cell after the last round; also reports the rounds that nobody saw."""
+def _value(trial: Trial, result: CellResult) -> float:
+    """The validation metric of a finished cell, mean over seeds; the same on test data becomes an attribute."""
     if result.missing:
-        if result.status == "stopped":
-            raise Interrupted(result.message)
         if result.status == "data missing":
             raise DataMissing(result.message)
-        if result.error == RunFailed.__name__:
-            raise RunFailed(result.message)
-        raise Failed(f"{result.status}: {result.message}")
-    means = ValidationMeans(result.cell.experiment.goal.metric, list(result.runs))
-    records = sorted(result.records, key=lambda record: record["round"])
-    rounds = groupby(records, lambda record: record["round"])
-    values = [pair for _, same in rounds for pair in means.add(list(same))]
-    if not values:
-        raise Failed("the validation metric is undefined")
-    for pair in values:
-        try:
-            report(*pair)
-        except Hopeless:
-            continue  # it is finished anyway
-    return values[-1][1]
+        busy_or_diverged = result.status in ("busy", "diverged")
+        raise (Pruned if busy_or_diverged else ConfigError)(result.message)
+    metric = result.cell.experiment.goal.metric
+    runs = [evaluated(run) for run in result.runs.values()]
+    values = [
+        next((r["validation"].get(metric) for r in reversed(run) if "validation" in r), None) for run in runs
+    ]
+    if any(value is None for value in values):
+        raise ConfigError("the validation metric is undefined")
+    known = [value for run in runs if (value := value_of(run[-1], metric)) is not None]
+    trial.set_user_attr(TEST, fmean(known) if known else None)
+    return fmean(values)

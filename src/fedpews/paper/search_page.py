@@ -4,87 +4,40 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedpews.paper.cells import Runner
 from fedpews.paper.page import Facts, markdown
-from fedpews.paper.search import NOTE, SETTINGS, VALIDATION, Search, counted, in_words
+from fedpews.paper.search import NOTE, SETTINGS, TEST, Search, ended, in_words, number
 from fedpews.results.files import write_atomically
-from fedpews.results.records import evaluated, value_of
 from fedpews.tasks.names import show
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.trial import FrozenTrial
 
-SHOWN = 50
-"""Trials in the page's table, the best first."""
 ENOUGH = 10
 """Finished trials for importance: the best tenth of fewer is a single trial, which says nothing."""
-STATES = {"COMPLETE": "done", "PRUNED": "given up", "FAIL": "failed"}
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A trial that has ended."""
+def ranked(study: Study) -> list[FrozenTrial]:
+    """The trials that have ended, the best first; pruned ones are last."""
+    sign = -1 if study.direction.name == "MAXIMIZE" else 1
 
-    number: int
-    settings: Mapping[str, Any]
-    state: str  # of STATES
-    value: float | None
-    note: str = ""
+    def rank(trial: FrozenTrial) -> tuple[bool, float]:
+        is_pruned = trial.state.name == "PRUNED"
+        return is_pruned, 0.0 if is_pruned else sign * (trial.value or 0.0)
 
-
-@dataclass(frozen=True)
-class SearchOutcome:
-    """The trials of a search, the best first."""
-
-    search: Search
-    tried: list[Tried]
-    importance: Mapping[str, float]
-    """Of each key, with sum 1; empty with too few trials."""
-    best_test: float | None = None
-    """The metric of the best settings on test data, which choose nothing."""
-
-    @property
-    def ranked(self) -> list[Tried]:
-        sign = -1 if self.search.base.goal.higher_is_better else 1
-        return sorted(self.tried, key=lambda t: (t.value is None, 0.0 if t.value is None else sign * t.value))
-
-    @property
-    def best(self) -> Tried | None:
-        return next((trial for trial in self.ranked if trial.value is not None), None)
-
-    @property
-    def failed(self) -> int:
-        return sum(trial.state == "failed" and not trial.note.startswith("busy") for trial in self.tried)
+    return sorted(ended(study), key=rank)
 
 
-def conclude_search(search: Search, study: Study, runner: Runner) -> SearchOutcome:
-    """Every trial that has ended, and how much each key matters."""
-    tried = [
-        Tried(
-            trial.number,
-            trial.user_attrs.get(SETTINGS, {}),
-            STATES[trial.state.name],
-            trial.value if trial.state.name == "COMPLETE" else None,
-            trial.user_attrs.get(NOTE, ""),
-        )
-        for trial in counted(study)
-        if trial.state.name in STATES
-    ]
-    outcome = SearchOutcome(search, tried, _importance(study))
-    if outcome.best is None:
-        return outcome
-    runs = runner.read(search.cell(outcome.best.number, outcome.best.settings)).runs
-    finals = [value_of(evaluated(run)[-1], search.base.goal.metric) for run in runs.values()]
-    known = [value for value in finals if value is not None]
-    return replace(outcome, best_test=fmean(known) if known else None)
+def best_trial(study: Study) -> FrozenTrial | None:
+    """The best finished trial; None if there is none."""
+    return next((trial for trial in ranked(study) if trial.state.name == "COMPLETE"), None)
 
 
-def _importance(study: Study) -> dict[str, float]:
+def importance(study: Study) -> dict[str, float]:
+    """How much each key matters, with sum 1, by PED-ANOVA; empty with too few trials."""
     import optuna
 
     values = [trial.value for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
@@ -93,99 +46,83 @@ def _importance(study: Study) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few trials make it rough
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {key: float(share) for key, share in importance.items()}
+        shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: float(share) for key, share in shares.items()}
 
 
-def write_search(outcome: SearchOutcome, study: Study, folder: Path) -> tuple[Path, Path | None]:
-    """NAME.md with its figures, and NAME.best.toml if any trial is done; the paths of both."""
-    search, best = outcome.search, outcome.best
-    folder.mkdir(parents=True, exist_ok=True)
-    toml, figures = None, []
+def describe_best(search: Search, best: FrozenTrial) -> str:
+    """The best settings and their metric on both kinds of data."""
+    metric = search.base.goal.metric
+    test = show(metric, best.user_attrs.get(TEST))
+    return (
+        f"best: {in_words(best.user_attrs[SETTINGS])}, {metric} {show(metric, best.value)} on validation data, "
+        f"{test} on test data"
+    )
+
+
+def write_search(search: Search, study: Study, folder: Path) -> Path:
+    """Write NAME.md with its figures, and NAME.best.toml if any trial is finished; the path of the page."""
+    best, trials, shares = best_trial(study), ranked(study), importance(study)
+    base, keys = search.base, " × ".join(search.grid)
+    finding, figures = "No trial is finished.", []
     if best is not None:
-        figures = _draw(outcome, study, folder)
-        toml = folder / f"{search.name}.best.toml"
-        head = f"# The best of {len(outcome.tried)} trials on validation data, by\n# {search.command}\n\n"
-        write_atomically(toml, (head + search.experiment(best.settings).to_toml()).encode())
+        sentence = describe_best(search, best)
+        finding = f"**{sentence[0].upper()}{sentence[1:]}**: `fedpews run {search.name}.best.toml`."
+        figures = _draw(search, study, shares, folder)
+        head = f"# The best of {len(trials)} trials on validation data, by\n# {search.command}\n\n"
+        toml = head + search.experiment(best.user_attrs[SETTINGS]).to_toml()
+        write_atomically(folder / f"{search.name}.best.toml", toml.encode())
+    head = ["trial", *search.grid, f"{base.goal.metric} (validation)", "status"]
+    rows = [_row(search, trial) for trial in trials]
+    text = [
+        f"# Search: {keys}",
+        finding,
+        *(f"![{keys}]({figure})" for figure in figures),
+        f"    {search.command}",
+        f"Seeds {', '.join(map(str, base.seeds))}. Settings are chosen by {base.goal.metric} on validation data "
+        f"({base.data.validation:.0%} of each client's training samples) after the last round; the test data choose "
+        "nothing.",
+        "## Trials",
+        markdown([head, *rows]),
+    ]
     page = folder / f"{search.name}.md"
-    page.write_text(_page(outcome, figures))
+    page.write_text("\n\n".join(text) + "\n")
     Facts(
         name=search.name,
         item="Search",
-        title=f"{' × '.join(search.grid)} on {search.name.removeprefix('search-')}",
+        title=f"{keys} on {search.name.removeprefix('search-')}",
         command=search.command,
-        seeds=len(search.base.seeds),
-        cells=f"{len(outcome.tried)} of {search.trials}",
+        seeds=len(base.seeds),
+        cells=f"{len(trials)} of {search.trials}",
     ).write(folder)
-    return page, toml
+    return page
 
 
-def _draw(outcome: SearchOutcome, study: Study, folder: Path) -> list[str]:
+def _row(search: Search, trial: FrozenTrial) -> list[str]:
+    is_done, note = trial.state.name == "COMPLETE", trial.user_attrs.get(NOTE, "")
+    values = [number(trial.user_attrs[SETTINGS][key]) for key in search.grid]
+    metric = show(search.base.goal.metric, trial.value) if is_done else ""
+    return [str(trial.number), *values, metric, "done" if is_done else f"pruned: {note}"]
+
+
+def _draw(search: Search, study: Study, shares: Mapping[str, float], folder: Path) -> list[str]:
     """Optuna's figures as files: the trials in order, the importance of keys, and the two that matter most."""
     import matplotlib
     from matplotlib import pyplot
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization import matplotlib as plots
 
-    search, name = outcome.search, f"{outcome.search.base.goal.metric} on validation data"
-    keys = sorted(search.grid, key=lambda key: -outcome.importance.get(key, 0.0))[:2]
-    files = []
-
-    def save(kind: str, axes: Any) -> None:
-        files.append(f"{search.name}-{kind}.png")
-        axes.figure.savefig(folder / files[-1], dpi=110, bbox_inches="tight")
-        pyplot.close(axes.figure)
-
+    name = f"{search.base.goal.metric} on validation data"
+    keys = sorted(search.grid, key=lambda key: -shares.get(key, 0.0))[:2]
     # Optuna's plots change the global style, and are called experimental
     with matplotlib.rc_context({"backend": "agg"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save("history", plots.plot_optimization_history(study, target_name=name))
-        if outcome.importance:
-            save("importance", plots.plot_param_importances(study, evaluator=PedAnovaImportanceEvaluator()))
-        if len(keys) == 2:
-            save("map", plots.plot_contour(study, keys, target_name=name))
-        else:
-            save("map", plots.plot_slice(study, keys, target_name=name))
-    return files
-
-
-def _page(outcome: SearchOutcome, figures: list[str]) -> str:
-    search, best, metric = outcome.search, outcome.best, outcome.search.base.goal.metric
-    validation = f" ({VALIDATION:.0%} of each client's training samples)" if search.adds_validation else ""
-    text = [
-        f"# Search: {' × '.join(search.grid)}",
-        "",
-        f"    {search.command}",
-        "",
-        f"Seeds {', '.join(map(str, search.base.seeds))}. Settings are chosen by {metric} on validation data"
-        f"{validation} after the last round; the test data choose nothing.",
-        "",
-    ]
-    if best is None:
-        text += ["No trial is done.", ""]
-    else:
-        text += [
-            f"**Best:** {in_words(best.settings)}, {metric} {show(metric, best.value)} on validation data "
-            f"and {show(metric, outcome.best_test)} on test data: `fedpews run {search.name}.best.toml`.",
-            "",
-        ]
-    for figure in figures:
-        text += [f"![{' × '.join(search.grid)}]({figure})", ""]
-    if outcome.importance:
-        rows = [["key", "importance"], *([key, f"{share:.2f}"] for key, share in outcome.importance.items())]
-        text += ["## What matters", "", "By PED-ANOVA, of reaching the best tenth of the trials.", ""]
-        text += [markdown(rows), ""]
-    head = ["trial", *search.grid, f"{metric} (validation)", "status"]
-    rows = [
-        [
-            str(trial.number),
-            *(in_words({key: trial.settings.get(key)}).partition(" = ")[2] for key in search.grid),
-            "" if trial.value is None else show(metric, trial.value),
-            f"{trial.state}: {trial.note}" if trial.note else trial.state,
-        ]
-        for trial in outcome.ranked[:SHOWN]
-    ]
-    text += ["## Trials", "", markdown([head, *rows]), ""]
-    if len(outcome.tried) > SHOWN:
-        text += [f"The {SHOWN} best of {len(outcome.tried)}.", ""]
-    return "\n".join(text)
+        axes: dict[str, Any] = {"history": plots.plot_optimization_history(study, target_name=name)}
+        if shares:
+            axes["importance"] = plots.plot_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+        plot = plots.plot_contour if len(keys) == 2 else plots.plot_slice
+        axes["map"] = plot(study, keys, target_name=name)
+        for kind, drawn in axes.items():
+            drawn.figure.savefig(folder / f"{search.name}-{kind}.png", dpi=110, bbox_inches="tight")
+            pyplot.close(drawn.figure)
+    return [f"{search.name}-{kind}.png" for kind in axes]

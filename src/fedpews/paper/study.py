@@ -91,7 +91,7 @@ class Study(Table):
     paper: dict[str, dict[str, list[str]]] = Field({})
     claims: list[Claim] = Field([])
     figures: list[Figure] = Field([Figure()])
-    probe: str | None = Field(None, description="what to record besides the rounds: activations")
+    probe: Literal["activations"] | None = Field(None, description="what to record besides the rounds")
     notes: str = ""
     command: str = Field("", description="what makes it again, for a study that is in no file")
     small: Small | None = Field(
