@@ -86,7 +86,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         (
             "report/figures.py",
             END,
-            '\n\n@figure_of(OF_RUNS)\ndef empty(given: Any) -> Figure:\n    """A page without a curve."""\n'
+            '\n\n@figure_of(KINDS)\ndef empty(given: Any) -> Figure:\n    """A page without a curve."""\n'
             "    return new_figure(3.0, 2.0)\n",
         )
     ],

@@ -160,12 +160,12 @@ def test_the_paper_says_in_words_when_one_side_never_arrives() -> None:
     assert all(verdict.finding == "not run" for verdict in verdicts)
 
 
-def test_several_places_are_summed_up_without_hiding_the_undecided() -> None:
+def test_several_cells_are_summed_up_without_hiding_the_undecided() -> None:
     places = [
         Verdict(claim="", where="", paper="", ours="", seeds=seeds, finding="", agrees=agrees)
         for agrees, seeds in ((True, 6), (None, 6), (False, 6), (None, 0))
     ]
-    assert summarise(places) == "agrees in 1 of 4 places, contradicts in 1, undecided in 1, 1 not run"
+    assert summarise(places) == "agrees in 1 of 4 cells, contradicts in 1, undecided in 1, 1 not run"
 
 
 def test_our_number_is_compared_with_the_papers_where_both_have_a_spread() -> None:

@@ -23,7 +23,6 @@ def records(accuracies: list[float], warm: int = 1) -> list[dict[str, Any]]:
             "seconds": 3.0 if t <= warm else 2.0,
             "phase": "warmup" if t <= warm else "train",
             "density": 0.4,
-            **({"client_density": [0.3, 0.5]} if t <= warm else {}),
             "bytes_up": 50 if t <= warm else 100,
             "bytes_down": 200,
         }
@@ -43,7 +42,6 @@ def test_measures_of_a_run() -> None:
     assert read["final"] == pytest.approx(70)
     assert read["late"] == pytest.approx(70)  # a tenth of five rounds is the last one
     assert MEASURES["late"].read(records([0.0] * 18 + [0.4, 0.6]), Goal(value=0.75)) == pytest.approx(50)
-    assert read["first_share"] == pytest.approx(37.5)  # 0.3 / (0.3 + 0.5)
     assert read["rounds"] == 3
     assert read["seconds"] == 8  # 3 + 3 + 2
     assert read["omega"] == 1.5  # 3 / 2
@@ -102,18 +100,17 @@ def test_a_run_that_never_arrives_counts_with_all_its_rounds_and_seconds() -> No
     assert MEASURES["rounds"].restricted(run, Goal(value=0.5)) == 2
 
 
-def test_a_measure_of_any_metric_is_made_of_its_name_and_chooses_on_validation_data() -> None:
+def test_a_measure_of_any_metric_is_made_of_its_name() -> None:
     run = [
         {"metrics": {"mae": 3.0}, "validation": {"mae": 1.0}},
-        {"metrics": {"mae": 2.0}, "validation": {"mae": 2.0}},
+        {"metrics": {"mae": 2.0}, "validation": {"mae": 1.5}},
     ]
 
     assert MEASURES["final:mae"].read(run, Goal()) == 2.0
-    assert MEASURES["validation:mae"].read(run, Goal()) == 2.0
-    assert MEASURES["best:mae"].read(run, Goal()) == 3.0  # the first round is better on validation data
-    assert not MEASURES["best:mae"].higher_is_better
+    assert MEASURES["validation:mae"].read(run, Goal()) == 1.5
+    assert not MEASURES["final:mae"].higher_is_better
     assert MEASURES["final:auroc"].higher_is_better
-    assert math.isnan(MEASURES["best:mae"].read([{"metrics": {"mae": 3.0}}], Goal()))
+    assert math.isnan(MEASURES["validation:mae"].read([{"metrics": {"mae": 3.0}}], Goal()))
 
 
 def test_late_validation_is_the_mean_over_the_last_tenth_of_the_rounds_that_were_evaluated() -> None:

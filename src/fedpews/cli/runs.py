@@ -32,7 +32,7 @@ from fedpews.cli.options import (
 )
 from fedpews.errors import ConfigError
 from fedpews.ranks.rank import Rank
-from fedpews.report.figures import FORMATS, KINDS, OF_RUNS, draw
+from fedpews.report.figures import FORMATS, KINDS, draw
 from fedpews.report.runs import find_runs
 from fedpews.results.layout import REPORT, legal_name
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SHORT_NAME = 12
 """Characters of a method's name that stay on one line, however narrow the window."""
 
-_kinds = list(KINDS[OF_RUNS])
+_kinds = list(KINDS)
 
 RUN_FOLDERS = "Run folders, or folders of run folders."
 

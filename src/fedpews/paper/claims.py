@@ -59,6 +59,10 @@ class _Draft(NamedTuple):
     agrees: bool | None
     """By the interval alone."""
 
+    @property
+    def is_tested(self) -> bool:
+        return self.claim.kind != "between" and self.difference.seeds >= ENOUGH_SEEDS
+
 
 def evaluate_claims(study: Study, readings: Readings) -> list[Verdict]:
     """A verdict for every claim, row and column."""
@@ -68,58 +72,54 @@ def evaluate_claims(study: Study, readings: Readings) -> list[Verdict]:
         for row in claim.rows
         for draft in _drafts(study, claim, row, readings)
     ]
-    tested = [
-        draft for draft in drafts if isinstance(draft, _Draft) and draft.difference.seeds >= ENOUGH_SEEDS
-    ]
     # all claims of a page at once: among many, some would look significant by chance
-    known = dict(zip(map(id, tested), corrected([draft.difference for draft in tested]), strict=True))
+    tested = iter(corrected([draft.difference for draft in drafts if draft.is_tested]))
     return [
-        draft
-        if isinstance(draft, Verdict)
-        else _finish(draft._replace(difference=known.get(id(draft), draft.difference)))
-        for draft in drafts
+        _finish(draft._replace(difference=next(tested)) if draft.is_tested else draft) for draft in drafts
     ]
 
 
-def _drafts(study: Study, claim: Claim, row: str, readings: Readings) -> Iterator[Verdict | _Draft]:
+def _drafts(study: Study, claim: Claim, row: str, readings: Readings) -> Iterator[_Draft]:
     columns = [c for c in study.columns_of(row) if claim.columns is None or c in claim.columns]
+    label, higher_is_better = study.row_label(row), MEASURES[claim.measure].higher_is_better
+
+    def read(row: str, column: str) -> Mapping[int, float]:
+        return readings.get((claim.measure, row, study.column_for(row, column)), {})
+
     if claim.kind == "between":
-        yield from (_between(study, claim, row, column, readings) for column in columns)
+        for column in columns:
+            values = list(read(row, column).values())
+            low, high = interval(values)
+            difference = Difference(fmean(values) if values else math.nan, low, high, len(values), p=0.0)
+            agrees = _agrees(claim.low <= low and high <= claim.high, low > claim.high or high < claim.low)
+            paper = study.paper_number(claim.measure, row, column) or claim.paper
+            yield _Draft(claim, f"{label}, {study.column_label(column)}", paper, difference, agrees)
         return
     assert claim.than is not None
-    label, higher_is_better = study.row_label(row), MEASURES[claim.measure].higher_is_better
-    sides = {
-        column: (
-            readings.get((claim.measure, row, column), {}),
-            readings.get((claim.measure, claim.than, study.column_for(claim.than, column)), {}),
-        )
-        for column in columns
-    }
     if claim.kind == "shrinks":
         sign = 1 if higher_is_better else -1
         # paired within a seed first, then across the columns
         first, last = (
             {seed: sign * (ours[seed] - other[seed]) for seed in ours.keys() & other.keys()}
-            for ours, other in (sides[columns[0]], sides[columns[-1]])
+            for ours, other in ((read(row, c), read(claim.than, c)) for c in (columns[0], columns[-1]))
         )
         difference = paired_difference(first, last)
         where = f"{label}: {study.column_label(columns[0])} → {study.column_label(columns[-1])}"
         yield _Draft(claim, where, claim.paper, difference, _agrees(difference.low > 0, difference.high < 0))
         return
-    for column, (ours, other) in sides.items():
+    for column in columns:
+        ours, other = read(row, column), read(claim.than, column)
         difference = paired_difference(ours, other, higher_is_better)
-        low, high = difference.low, difference.high
+        low, high, within = difference.low, difference.high, claim.within
         if claim.kind == "better":
             agrees = _agrees(low > claim.by, high < claim.by)
         else:
             # a difference that is not significant may still be large: the whole interval must be inside the margin
-            agrees = _agrees(
-                -claim.within <= low and high <= claim.within, low > claim.within or high < -claim.within
-            )
+            agrees = _agrees(-within <= low and high <= within, low > within or high < -within)
             if agrees is not False:
                 # a test for any difference at all does not answer whether a difference is large
                 gains = paired_gains(ours, other, higher_is_better)
-                difference = replace(difference, p=equivalence_test(gains, claim.within))
+                difference = replace(difference, p=equivalence_test(gains, within))
         where = f"{label} against {study.row_label(claim.than)}"
         where += f", {study.column_label(column)}" if len(study.columns) > 1 else ""
         yield _Draft(claim, where, _papers_gain(study, claim, row, column) or claim.paper, difference, agrees)
@@ -130,41 +130,24 @@ def _agrees(inside: bool, outside: bool) -> bool | None:
     return True if inside else False if outside else None
 
 
-def _between(study: Study, claim: Claim, row: str, column: str, readings: Readings) -> Verdict:
-    values = list(readings.get((claim.measure, row, column), {}).values())
-    low, high = interval(values) if values else (-math.inf, math.inf)
-    number = f"{{:.{MEASURES[claim.measure].digits}f}}".format
-    ours = "".join(map(number, values))
-    if len(values) > 1:
-        ours = f"{number(fmean(values))} [{number(low)}, {number(high)}]"
-    enough = len(values) >= ENOUGH_SEEDS
-    inside, outside = claim.low <= low and high <= claim.high, low > claim.high or high < claim.low
-    return Verdict(
-        claim=claim.text,
-        where=f"{study.row_label(row)}, {study.column_label(column)}",
-        paper=study.paper_number(claim.measure, row, column) or claim.paper,
-        ours=ours,
-        seeds=len(values),
-        finding=f"{number(low)} to {number(high)}" if enough else _too_few(len(values)),
-        agrees=_agrees(inside, outside) if enough else None,
-    )
-
-
 def _finish(draft: _Draft) -> Verdict:
     claim, difference, agrees = draft.claim, draft.difference, draft.agrees
-    measure, seeds = MEASURES[claim.measure], difference.seeds
-    digits, unit = measure.digits, f" {measure.unit}" if measure.unit else ""
-    ours = f"{difference.mean:+.{digits}f}{unit}" if seeds else ""
+    is_gain, seeds = claim.kind != "between", difference.seeds
+    digits, sign = MEASURES[claim.measure].digits, "+" if is_gain else ""
+    unit = f" {MEASURES[claim.measure].unit}" if is_gain and MEASURES[claim.measure].unit else ""
+    ours = f"{difference.mean:{sign}.{digits}f}{unit}" if seeds else ""
     if seeds > 1:
-        ours = f"{ours} [{difference.low:+.{digits}f}, {difference.high:+.{digits}f}]"
+        ours += f" [{difference.low:{sign}.{digits}f}, {difference.high:{sign}.{digits}f}]"
     # numbers are shown with any number of seeds, but nothing is concluded from too few
     enough = seeds >= ENOUGH_SEEDS
     if not enough or difference.p >= SIGNIFICANT:
         agrees = None
-    if not enough:
-        finding = _too_few(seeds)
-    elif claim.kind != "near" or agrees is False:
+    if not seeds:
+        finding = "not run"
+    elif not enough or (is_gain and (claim.kind != "near" or agrees is False)):
         finding = difference.describe(digits, unit)
+    elif not is_gain:
+        finding = f"{difference.low:.{digits}f} to {difference.high:.{digits}f}"
     else:
         # its p says how sure it is that the difference is small, not that there is one
         finding = difference.describe_bound(digits, unit) if agrees else "undecided"
@@ -176,12 +159,8 @@ def _finish(draft: _Draft) -> Verdict:
         seeds=seeds,
         finding=finding,
         agrees=agrees,
-        p=difference.p if enough else None,
+        p=difference.p if draft.is_tested else None,
     )
-
-
-def _too_few(seeds: int) -> str:
-    return "not run" if not seeds else f"not enough runs ({seeds} seed{'s' * (seeds > 1)})"
 
 
 def _papers_gain(study: Study, claim: Claim, row: str, column: str) -> str:
@@ -206,7 +185,7 @@ def summarise(verdicts: Sequence[Verdict]) -> str:
         return verdicts[0].finding
     count = {answer: sum(verdict.agrees is answer for verdict in ran) for answer in (True, False, None)}
     counts = [
-        f"agrees in {count[True]} of {len(verdicts)} places",
+        f"agrees in {count[True]} of {len(verdicts)} cells",
         f"contradicts in {count[False]}" if count[False] else "",
         f"undecided in {count[None]}" if count[None] else "",
         f"{len(verdicts) - len(ran)} not run" if len(ran) < len(verdicts) else "",

@@ -18,22 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.config import STUDIES
 from fedpews.paper.cells import CellResult
-from fedpews.paper.measures import MEASURES, printed
+from fedpews.paper.measures import MEASURES, Measure, printed
 from fedpews.paper.study import Study
-from fedpews.report.figures import OF_STUDY, figure_of, find_kind
+from fedpews.report.figures import Kinds, figure_of
 from fedpews.report.plots import (
     OUTCOMES,
     curve,
     plot_curves,
     plot_differences,
     plot_heatmap,
-    plot_over,
     plot_split,
 )
 from fedpews.report.style import USUAL, Color, colors, new_figure
 from fedpews.results.records import Record
 from fedpews.results.statistics import Difference, corrected, paired_difference
-from fedpews.tasks.names import Goal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +41,9 @@ Results = Mapping[tuple[str, str], CellResult]
 
 Curve = tuple[list[int], list[float]]
 """Rounds and accuracies in percent."""
+
+KINDS: Kinds = {}
+"""Every kind of figure that a study can name."""
 
 NAMES = {"fedavg": "FedAvg", "fedavg+pews": "FedPeWS", "fedavg+pews-fixed": "FedPeWS-Fixed"}
 """The paper's names of the methods that it drew."""
@@ -97,20 +98,27 @@ class _View:
     tints: Mapping[str, Color]
     data_dir: Path | None
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that have runs of the rows."""
+        return [column for column in self.study.columns if self.lines(column)]
+
     def lines(self, column: str, rows: Sequence[str] | None = None) -> dict[str, list[Record]]:
         """Label → records of the rows that have runs in a column, and of baselines."""
         lines = {}
-        for row in rows or self.study.rows:
+        for row in rows or self.rows:
             result = self.results.get((row, self.study.column_for(row, column)))
             if result is not None and result.runs:
                 lines[self.study.row_label(row)] = result.records
         return lines
 
-    def columns(self, rows: Sequence[str] | None = None) -> list[str]:
-        return [column for column in self.study.columns if self.lines(column, rows)]
-
-    def title(self, axes: Any, column: str) -> None:
-        axes.set_title(self.study.column_label(column), fontsize=10)
+    def values(self, row: str, column: str, measure: Measure) -> dict[int, float]:
+        """A measure of each seed of a cell."""
+        result = self.results.get((row, self.study.column_for(row, column)))
+        if result is None:
+            return {}
+        goal = result.cell.experiment.goal
+        return {seed: measure.restricted(run, goal) for seed, run in result.runs.items()}
 
 
 def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[Figure]:
@@ -121,7 +129,7 @@ def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[F
         rows = [row for row in figure.options.get("rows", study.rows) if row in study.rows]
         if any(result.runs for (row, _), result in results.items() if row in rows):
             view = _View(study, results, figure.options, rows, tints, data_dir)
-            figures.append(find_kind(OF_STUDY, figure.kind)(view))
+            figures.append(KINDS[figure.kind](view))
     return figures
 
 
@@ -139,14 +147,18 @@ def _tints(study: Study, results: Results) -> dict[str, Color]:
     return {label: chosen[key] for label, key in known.items()}
 
 
-def _panels(count: int, height: float = 3.4, most: int = 4, rows: int = 1) -> tuple[Figure, list[Any]]:
+def _panels(count: int, height: float = 3.4, most: int = 4) -> tuple[Figure, list[Any]]:
     across = min(count, most)
-    down = math.ceil(count / across) * rows
+    down = math.ceil(count / across)
     figure = new_figure(max(5.0, 3.7 * across), height * down)
     panels = list(figure.subplots(down, across, squeeze=False).flat)
-    for axes in panels[count * rows :]:
+    for axes in panels[count:]:
         axes.set_visible(False)
     return figure, panels
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
 
 
 def _shared_legend(figure: Figure) -> None:
@@ -159,63 +171,53 @@ def _shared_legend(figure: Figure) -> None:
     figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
 
 
-@figure_of(OF_STUDY)
+@figure_of(KINDS)
 def curves(view: _View) -> Figure:
-    """A panel for each column and key: each row's mean over seeds."""
-    keys = view.options.get("keys", ["accuracy"])
-    panels = [(column, key) for column in view.columns(view.rows) for key in keys]
-    figure, places = _panels(len(panels))
-    for axes, (column, key) in zip(places, panels, strict=False):
+    """A panel for each column and key: each row's mean over seeds.
+
+    Options: ``keys``; ``titles`` of the panels; ``over`` seconds or bytes instead of rounds; ``smooth``; ``target``.
+    """
+    options, keys = view.options, view.options.get("keys", ["accuracy"])
+    panels = [(column, key) for column in view.columns for key in keys]
+    titles = options.get("titles", [view.study.column_label(column) for column, _ in panels])
+    figure, every = _panels(len(panels))
+    for axes, (column, key), title in zip(every, panels, titles, strict=False):
         goals = [result.cell.experiment.goal for (_, c), result in view.results.items() if c == column]
-        target = goals[0].value if view.options.get("target") and key == "accuracy" else None
-        smooth = view.options.get("smooth", 1)
-        plot_curves(axes, view.lines(column, view.rows), key, target=target, smooth=smooth, tints=view.tints)
-        if key == "accuracy":
+        target = goals[0].value if options.get("target") and key == "accuracy" else None
+        over, smooth = options.get("over"), options.get("smooth", 1)
+        lines = view.lines(column)
+        plot_curves(axes, lines, key, over=over, target=target, smooth=smooth, tints=view.tints)
+        if key == "accuracy" and over is None:
             plot_paper(axes, view.study, column, view.rows)
-        view.title(axes, column)
+        if key == "seconds":
+            axes.set_yscale("log")
+        axes.set_title(title, fontsize=10)
     _shared_legend(figure)
     return figure
 
 
-@figure_of(OF_STUDY)
-def time(view: _View) -> Figure:
-    """Accuracy against seconds, one seed of each run."""
-    columns = view.columns()
-    figure, panels = _panels(len(columns))
-    for axes, column in zip(panels, columns, strict=False):
-        plot_over(axes, view.lines(column), "seconds", tints=view.tints)
-        view.title(axes, column)
-    _shared_legend(figure)
-    return figure
-
-
-@figure_of(OF_STUDY)
+@figure_of(KINDS)
 def heatmap(view: _View) -> Figure:
     """Left: the curves of some rows in one column. Right: every cell's mean."""
     study, measure = view.study, MEASURES[view.options.get("measure", "final")]
-
-    def mean(row: str, column: str) -> float:
-        result = view.results.get((row, column))
-        values = [measure.read(run, Goal()) for run in result.runs.values()] if result else []
-        return fmean(values) if values else math.nan
-
-    means = [[mean(row, column) for column in study.columns] for row in study.rows]
-    figure = new_figure(12, max(3.5, 1.4 + 0.34 * len(study.rows)))
+    rows, columns = list(study.rows), list(study.columns)
+    figure = new_figure(12, max(3.5, 1.4 + 0.34 * len(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    column = view.options.get("curves_column", next(iter(study.columns)))
-    if column in study.columns:
-        rows = view.options.get("curves_rows")
-        plot_curves(left, view.lines(column, rows), tints=view.tints)
-        plot_paper(left, study, column, rows or [*study.rows])
-        view.title(left, column)
+    column = view.options.get("curves_column", columns[0])
+    if column in columns:
+        drawn = view.options.get("curves_rows", rows)
+        plot_curves(left, view.lines(column, drawn), tints=view.tints)
+        plot_paper(left, study, column, drawn)
+        left.set_title(study.column_label(column), fontsize=10)
         left.legend(fontsize=8)
-    labels = [study.row_label(row) for row in study.rows]
-    plot_heatmap(right, means, labels, [study.column_label(c) for c in study.columns])
+    known = [[list(view.values(row, column, measure).values()) for column in columns] for row in rows]
+    means = [[_mean(values) for values in line] for line in known]
+    plot_heatmap(right, means, [*map(study.row_label, rows)], [*map(study.column_label, columns)])
     right.set_title(measure.label, fontsize=10)
     return figure
 
 
-@figure_of(OF_STUDY)
+@figure_of(KINDS)
 def gains(view: _View) -> Figure:
     """What each row gains over another one (``options.than``: row → the other), a cell for each column.
 
@@ -226,30 +228,19 @@ def gains(view: _View) -> Figure:
     study, than = view.study, view.options["than"]
     measure = MEASURES[view.options.get("measure", "final")]
     rows = [row for row in than if row in study.rows and than[row] in study.rows]
-
-    def read(row: str, column: str) -> dict[int, float]:
-        result = view.results.get((row, study.column_for(row, column)))
-        if result is None:
-            return {}
-        goal = result.cell.experiment.goal
-        return {seed: measure.restricted(run, goal) for seed, run in result.runs.items()}
-
+    sign = 1 if measure.higher_is_better else -1
     cells: dict[tuple[int, int], Difference] = {}
     framed = []
-    sign = 1 if measure.higher_is_better else -1
     for j, column in enumerate(study.columns):
-        others = {row: read(row, column) for row in dict.fromkeys(than[row] for row in rows)}
-        found = [
-            paired_difference(read(row, column), others[than[row]], measure.higher_is_better) for row in rows
-        ]
-        tested = [i for i, difference in enumerate(found) if difference.seeds]
-        cells |= {
-            (i, j): difference
-            for i, difference in zip(tested, corrected([found[i] for i in tested]), strict=True)
-        }
+        others = {row: view.values(row, column, measure) for row in dict.fromkeys(than[row] for row in rows)}
+        pairs = [(view.values(row, column, measure), others[than[row]]) for row in rows]
+        differences = [paired_difference(*pair, measure.higher_is_better) for pair in pairs]
+        tested = [i for i, difference in enumerate(differences) if difference.seeds]
+        adjusted = corrected([differences[i] for i in tested])
+        cells |= {(i, j): difference for i, difference in zip(tested, adjusted, strict=True)}
         means = {row: sign * fmean(values.values()) for row, values in others.items() if values}
         best = max(means, key=lambda row: means[row], default=None)
-        # with a part of the others the best of all is not known
+        # unless all of the others have run, the best of them is not known
         framed += [(i, j) for i in tested if than[rows[i]] == best and len(means) == len(others)]
     columns = [study.column_label(column).replace(", ", "\n") for column in study.columns]
     figure = new_figure(2.4 + 0.95 * len(columns), 1.5 + 0.36 * len(rows))
@@ -266,35 +257,25 @@ def gains(view: _View) -> Figure:
     return figure
 
 
-@figure_of(OF_STUDY)
+@figure_of(KINDS)
 def dots(view: _View) -> Figure:
     """A row's mean and deviation beside the paper's, a panel per column: as bars, such means would look equal."""
     study, name = view.study, view.options.get("measure", "final")
-    measure, columns = MEASURES[name], view.columns()
-    figure, panels = _panels(len(columns), most=2, height=1.3 + 0.34 * len(study.rows))
-    for axes, column in zip(panels, columns, strict=False):
+    measure = MEASURES[name]
+    figure, panels = _panels(len(view.columns), most=2, height=1.3 + 0.34 * len(study.rows))
+    for axes, column in zip(panels, view.columns, strict=False):
         rows = [row for row in study.rows if column in study.columns_of(row)]
-        ours, paper = {}, {}
-        for i, row in enumerate(rows):
-            values = [measure.read(run, Goal()) for run in view.results[row, column].runs.values()]
-            if values:
-                ours[i] = fmean(values), stdev(values) if len(values) > 1 else 0.0
-            mean, deviation = printed(study.paper_number(name, row, column))
-            if math.isfinite(mean):
-                paper[i] = mean, deviation if math.isfinite(deviation) else 0.0
+        ours = [list(view.values(row, column, measure).values()) for row in rows]
+        here = [(_mean(values), stdev(values) if len(values) > 1 else 0.0) for values in ours]
+        paper = [printed(study.paper_number(name, row, column)) for row in rows]
         for label, side, shift, look, color in (
-            ("here", ours, -0.13, "o", "C0"),
+            ("here", here, -0.13, "o", "C0"),
             ("the paper", paper, 0.13, "s", "0.6"),
         ):
-            axes.errorbar(
-                [mean for mean, _ in side.values()],
-                [i + shift for i in side],
-                xerr=[deviation for _, deviation in side.values()],
-                fmt=look,
-                color=color,
-                capsize=3,
-                label=label,
-            )
+            means, deviations = zip(*side, strict=True)
+            places = [i + shift for i in range(len(rows))]
+            # a number that is not known is NaN, and not drawn
+            axes.errorbar(means, places, xerr=deviations, fmt=look, color=color, capsize=3, label=label)
         axes.set_yticks(range(len(rows)), [study.row_label(row) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(axis="y", color="0.92")
@@ -304,47 +285,27 @@ def dots(view: _View) -> Figure:
     return figure
 
 
-@figure_of(OF_STUDY)
-def clients(view: _View) -> Figure:
-    """The global model on all test data, then on each client's own mix of classes."""
-    lines, names = view.lines(next(iter(view.study.columns))), view.options["clients"]
-    figure, panels = _panels(1 + len(names))
-    for client, (axes, name) in enumerate(zip(panels, ["all", *names], strict=False), -1):
-        if client < 0:
-            plot_curves(axes, lines, tints=view.tints)
-        else:
-            plot_curves(axes, lines, "client_accuracy", client, tints=view.tints)
-        axes.set_title(name, fontsize=10)
-        axes.legend(fontsize=8)
-    return figure
-
-
-@figure_of(OF_STUDY)
+@figure_of(KINDS)
 def splits(view: _View) -> Figure:
-    """Above, how many samples of each class a client has in each column; below, the curves."""
+    """How many samples of each class a client has in each column."""
     from fedpews.build import load_data
 
-    columns = view.columns()
-    figure = new_figure(3.4 * len(columns), 7)
-    panels = figure.subplots(2, len(columns), squeeze=False)
-    for k, column in enumerate(columns):
+    figure, panels = _panels(len(view.columns))
+    for axes, column in zip(panels, view.columns, strict=False):
         result = next(result for (_, c), result in view.results.items() if c == column and result.runs)
-        federation = load_data(result.cell.experiment, data_dir=view.data_dir)
-        plot_split(panels[0][k], federation.counts().tolist())
-        view.title(panels[0][k], column)
-        plot_curves(panels[1][k], view.lines(column), tints=view.tints)
-        panels[1][k].legend(fontsize=8)
+        plot_split(axes, load_data(result.cell.experiment, data_dir=view.data_dir).counts().tolist())
+        axes.set_title(view.study.column_label(column), fontsize=10)
     return figure
 
 
-@figure_of(OF_STUDY)
+@figure_of(KINDS)
 def activations(view: _View) -> Figure:
     """Per client and layer: each neuron's activation over the rounds, of one row and its first seed."""
-    row = view.options["row"]
-    result = view.results[row, next(iter(view.study.columns))]
-    if not result.runs:
+    (row,) = view.rows
+    runs = view.results[row, next(iter(view.study.columns))].runs
+    records = [record for record in next(iter(runs.values())) if "activations" in record]
+    if not records:  # published runs have none
         return new_figure(4, 1)
-    records = [record for record in next(iter(result.runs.values())) if "activations" in record]
     warm = [record["round"] for record in records if record["phase"] == "warmup"]
     count, layers = len(records[0]["activations"]), len(records[0]["activations"][0])
     figure = new_figure(3.1 * layers, 2.5 * count)
@@ -360,18 +321,4 @@ def activations(view: _View) -> Figure:
     figure.supxlabel("round")
     figure.supylabel("neuron")
     figure.suptitle(view.study.row_label(row))
-    return figure
-
-
-@figure_of(OF_STUDY)
-def cost(view: _View) -> Figure:
-    """Seconds of every round, and the part of the network that a client trains in it."""
-    columns = view.columns()
-    figure, panels = _panels(len(columns), rows=2)
-    for k, column in enumerate(columns):
-        plot_curves(panels[k], view.lines(column), "seconds", tints=view.tints)
-        panels[k].set_yscale("log")
-        plot_curves(panels[len(columns) + k], view.lines(column), "density", tints=view.tints)
-        view.title(panels[k], column)
-        panels[k].legend(fontsize=8)
     return figure

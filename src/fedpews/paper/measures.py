@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any
 
 from fedpews.results.records import Record, evaluated, rounds_to_target, value_of
 from fedpews.tasks.names import Goal, higher_is_better, is_share
 
-Read = Callable[[Sequence[Record], Goal], float]
-"""From the records of a seed and the goal; infinite for a target that was never reached."""
+Run = Sequence[Record]
 
 
 @dataclass(frozen=True)
@@ -20,176 +18,134 @@ class Measure:
     """How to read a number from the records of one seed, and which direction is better."""
 
     label: str
-    read: Read
+    read: Callable[[Run, Goal], float]
+    """Infinite for a target that was never reached, NaN for what was not measured."""
     higher_is_better: bool = True
     digits: int = 2
     unit: str = ""
     """Of a difference."""
-    never: Callable[[Sequence[Record]], float] | None = None
+    never: Callable[[Run], float] | None = None
     """What a target that was never reached counts as: all rounds of the run, so that slow seeds are not excluded."""
 
-    def restricted(self, records: Sequence[Record], goal: Goal) -> float:
+    def restricted(self, records: Run, goal: Goal) -> float:
         """The number for statistics: finite also where the target was never reached."""
         value = self.read(records, goal)
         return self.never(records) if math.isinf(value) and self.never is not None else value
 
 
 class _Measures(dict[str, Measure]):
-    """Measures by name; ``final:auroc``, ``validation:auroc`` and ``best:auroc`` exist for any metric."""
+    """Measures by name; ``final:auroc`` and ``validation:auroc`` exist for any metric."""
 
     def __missing__(self, name: str) -> Measure:
         kind, _, metric = name.partition(":")
         labels = {
             "final": f"final {metric}",
             "validation": f"{metric} on validation data after the last round",
-            "best": f"test {metric} of the round that is best on validation data",
         }
         if not metric or kind not in labels:
             raise KeyError(name)
         percent = is_share(metric)
+
+        def read(records: Run, goal: Goal) -> float:
+            last = records[-1]
+            value = value_of(last, metric) if kind == "final" else last.get("validation", {}).get(metric)
+            return math.nan if value is None else float(value) * (100 if percent else 1)
+
         return Measure(
             labels[kind] + " %" * percent,
-            _reader(kind, metric),
+            read,
             higher_is_better(metric),
             digits=2 if percent else 4,
             unit="points" if percent else "",
         )
 
 
-def _reader(kind: str, metric: str) -> Read:
-    """How to read a metric in the last round, or in the one that is best on validation data."""
-
-    def on_validation(record: Record) -> float | None:
-        value: float | None = record.get("validation", {}).get(metric)
-        return value
-
-    def read(records: Sequence[Record], goal: Goal) -> float:
-        record = records[-1]
-        if kind == "best":
-            pick = max if higher_is_better(metric) else min
-            known = [record for record in records if on_validation(record) is not None]
-            if not known:
-                return math.nan
-            record = pick(known, key=lambda record: on_validation(record) or 0.0)
-        value = on_validation(record) if kind == "validation" else value_of(record, metric)
-        return math.nan if value is None else float(value) * (100 if is_share(metric) else 1)
-
-    return read
-
-
-MEASURES: dict[str, Measure] = _Measures()
-
-
-def _measure(label: str, **properties: Any) -> Callable[[Read], Read]:
-    """Add a function to the measures, under its name."""
-
-    def add(read: Read) -> Read:
-        MEASURES[read.__name__] = Measure(label, read, **properties)
-        return read
-
-    return add
-
-
-@_measure("final accuracy %", unit="points")
-def final(records: Sequence[Record], goal: Goal) -> float:
-    return 100 * float(evaluated(records)[-1]["accuracy"])
-
-
-@_measure("mean accuracy of the last tenth of the rounds %", unit="points")
-def late(records: Sequence[Record], goal: Goal) -> float:
+def late(records: Run, goal: Goal) -> float:
     """The accuracy of a single round varies more than methods differ."""
-    seen = evaluated(records)
-    return 100 * fmean(float(record["accuracy"]) for record in seen[-max(1, len(seen) // 10) :])
+    return _late([record["accuracy"] for record in evaluated(records)])
 
 
-@_measure("mean accuracy on validation data over the last tenth of the rounds %", unit="points")
-def late_validation(records: Sequence[Record], goal: Goal) -> float:
-    seen = [record["validation"]["accuracy"] for record in records if record.get("validation")]
-    return 100 * fmean(seen[-max(1, len(seen) // 10) :]) if seen else math.nan
+def late_validation(records: Run, goal: Goal) -> float:
+    return _late([record["validation"]["accuracy"] for record in records if record.get("validation")])
 
 
-@_measure("the first client's part of the neurons owned %", unit="points")
-def first_share(records: Sequence[Record], goal: Goal) -> float:
-    """At the end of the warmup."""
-    owned = [record["client_density"] for record in records if "client_density" in record]
-    return 100 * owned[-1][0] / sum(owned[-1]) if owned else math.nan
+def _late(accuracies: Sequence[float]) -> float:
+    return 100 * _mean(accuracies[-max(1, len(accuracies) // 10) :])
 
 
-@_measure(
-    "rounds to the target",
-    higher_is_better=False,
-    digits=1,
-    unit="rounds",
-    never=lambda records: float(len(records)),
-)
-def rounds(records: Sequence[Record], goal: Goal) -> float:
+def rounds(records: Run, goal: Goal) -> float:
     reached = rounds_to_target(records, goal)
     return math.inf if reached is None else float(reached)
 
 
-@_measure(
-    "seconds to the target",
-    higher_is_better=False,
-    digits=1,
-    unit="s",
-    never=lambda records: float(sum(record["seconds"] for record in records)),
-)
-def seconds(records: Sequence[Record], goal: Goal) -> float:
-    reached = rounds_to_target(records, goal)
-    if reached is None:
-        return math.inf
-    return float(sum(record["seconds"] for record in records if record["round"] <= reached))
+def seconds(records: Run, goal: Goal) -> float:
+    last = rounds(records, goal)
+    return math.inf if math.isinf(last) else _seconds([r for r in records if r["round"] <= last])
 
 
-@_measure("ω, a warmup round's time over a plain one's", higher_is_better=False)
-def omega(records: Sequence[Record], goal: Goal) -> float:
+def _seconds(records: Run) -> float:
+    return float(sum(record["seconds"] for record in records))
+
+
+def omega(records: Run, goal: Goal) -> float:
     # the first round of each phase also prepares it
-    warm, plain = _by_phase(records, "seconds")
-    return median(warm[1:]) / median(plain[1:]) if warm[1:] and plain[1:] else math.nan
+    warm, plain = (_values(records, "seconds", is_warmup)[1:] for is_warmup in (True, False))
+    return median(warm) / median(plain) if warm and plain else math.nan
 
 
-@_measure("rounds of the warmup", higher_is_better=False, digits=0)
-def warmup_rounds(records: Sequence[Record], goal: Goal) -> float:
-    return float(len(_by_phase(records, "round")[0]))
+def upload(records: Run, goal: Goal) -> float:
+    warm, plain = (_values(records, "bytes_up", is_warmup) for is_warmup in (True, False))
+    return fmean(warm) / fmean(plain) if warm and plain else math.nan
 
 
-@_measure("part of the neurons a client trains", higher_is_better=False)
-def density(records: Sequence[Record], goal: Goal) -> float:
-    warm, _ = _by_phase(records, "density")
-    return fmean(warm) if warm else math.nan
-
-
-@_measure("part of the neurons that somebody trains")
-def coverage(records: Sequence[Record], goal: Goal) -> float:
-    warm, _ = _by_phase(records, "coverage")
-    return fmean(warm) if warm else math.nan
-
-
-@_measure("bytes up in a warmup round over a plain one's", higher_is_better=False)
-def upload(records: Sequence[Record], goal: Goal) -> float:
-    warm, plain = _by_phase(records, "bytes_up")
-    return fmean(warm) / fmean(plain) if plain and warm else math.nan
-
-
-@_measure("kB up and down in a round, all clients", higher_is_better=False, digits=1, unit="kB")
-def kilobytes(records: Sequence[Record], goal: Goal) -> float:
-    return fmean(record["bytes_up"] + record["bytes_down"] for record in records) / 1000
-
-
-@_measure("activation that two clients have in common %", higher_is_better=False, unit="points")
-def activation_overlap(records: Sequence[Record], goal: Goal) -> float:
+def activation_overlap(records: Run, goal: Goal) -> float:
     """In the last ten rounds."""
-    values = [record["activation_overlap"] for record in records if "activation_overlap" in record]
-    return 100 * fmean(values[-10:]) if values else math.nan
+    return 100 * _mean([r["activation_overlap"] for r in records if "activation_overlap" in r][-10:])
 
 
-def _by_phase(records: Sequence[Record], key: str) -> tuple[list[float], list[float]]:
-    """The values of a column in the warmup rounds, and in the others."""
-    phases: tuple[list[float], list[float]] = [], []
-    for record in records:
-        if key in record:
-            phases[record["phase"] != "warmup"].append(record[key])
-    return phases
+def _values(records: Run, key: str, is_warmup: bool = True) -> list[float]:
+    """The values of a column in the warmup rounds, or in the others."""
+    return [r[key] for r in records if key in r and (r["phase"] == "warmup") == is_warmup]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
+
+
+MEASURES: dict[str, Measure] = _Measures(
+    final=Measure(
+        "final accuracy %", lambda run, goal: 100 * float(evaluated(run)[-1]["accuracy"]), unit="points"
+    ),
+    late=Measure("mean accuracy of the last tenth of the rounds %", late, unit="points"),
+    late_validation=Measure(
+        "mean accuracy on validation data over the last tenth of the rounds %", late_validation, unit="points"
+    ),
+    rounds=Measure("rounds to the target", rounds, False, 1, "rounds", never=lambda run: float(len(run))),
+    seconds=Measure("seconds to the target", seconds, False, 1, "s", never=_seconds),
+    omega=Measure("ω, a warmup round's time over a plain one's", omega, False),
+    warmup_rounds=Measure(
+        "rounds of the warmup", lambda run, goal: float(len(_values(run, "round"))), False, digits=0
+    ),
+    density=Measure(
+        "fraction of the neurons that a client trains",
+        lambda run, goal: _mean(_values(run, "density")),
+        False,
+    ),
+    coverage=Measure(
+        "fraction of the neurons that any client trains", lambda run, goal: _mean(_values(run, "coverage"))
+    ),
+    upload=Measure("bytes up in a warmup round over a plain one's", upload, False),
+    kilobytes=Measure(
+        "kB up and down in a round, all clients",
+        lambda run, goal: fmean(record["bytes_up"] + record["bytes_down"] for record in run) / 1000,
+        False,
+        1,
+        "kB",
+    ),
+    activation_overlap=Measure(
+        "activation that two clients have in common %", activation_overlap, False, unit="points"
+    ),
+)
 
 
 def spread(values: Sequence[float], digits: int) -> str:

@@ -13,10 +13,10 @@ from fedpews.errors import ConfigError
 from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.paper.cells import NOT_RUN, CellResult, Runner
 from fedpews.paper.cluster import Cluster
+from fedpews.paper.figures import KINDS
 from fedpews.paper.page import RUNS, Outcome, conclude, write_page
 from fedpews.paper.published import publish
 from fedpews.paper.study import Cell, Scale, Study, cells, scaled, studies, used
-from fedpews.report.figures import KINDS, OF_STUDY
 
 
 def load_study(name: str) -> Study:
@@ -58,8 +58,8 @@ def _problems(study: Study) -> Iterator[str]:
         if claim.kind != "between" and claim.than is None:
             yield f"the claim {claim.text!r} needs a row to compare with (than)"
     for figure in study.figures:
-        if figure.kind not in KINDS[OF_STUDY]:
-            yield f"there is no figure of kind {figure.kind!r}; choose from {', '.join(KINDS[OF_STUDY])}"
+        if figure.kind not in KINDS:
+            yield f"there is no figure of kind {figure.kind!r}; choose from {', '.join(KINDS)}"
         for row in itertools.chain.from_iterable(figure.options.get("than", {}).items()):
             if row not in study.rows:
                 yield f"a figure of kind {figure.kind!r} names {row!r}, which is no row"

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
-from fedpews.report.plots import Masks, plain, plot_curves, plot_heatmap, plot_masks, plot_over
+from fedpews.report.plots import Masks, plain, plot_curves, plot_heatmap, plot_masks
 from fedpews.report.runs import Run, scale, settings
 from fedpews.report.style import PAGE, colors, new_figure, save, styled
 from fedpews.results.records import client_values, evaluated, value_of
@@ -20,27 +20,20 @@ if TYPE_CHECKING:
 
 FORMATS = ("pdf", "svg", "png")
 
-OF_RUNS, OF_STUDY = "runs", "study"
+Kinds = dict[str, Callable[[Any], "Figure"]]
 
-KINDS: dict[str, dict[str, Callable[[Any], Figure]]] = {OF_RUNS: {}, OF_STUDY: {}}
-"""Every kind of figure by name: those of runs, and those that a study of the paper can name."""
+KINDS: Kinds = {}
+"""Every kind of figure of runs, by name."""
 
 
-def figure_of(source: str) -> Callable[[Callable[[Any], Figure]], Callable[[Any], Figure]]:
-    """Add a function to the kinds of figures under its name."""
+def figure_of(kinds: Kinds) -> Callable[[Callable[[Any], Figure]], Callable[[Any], Figure]]:
+    """Add a function to kinds of figures, under its name."""
 
     def add(function: Callable[[Any], Figure]) -> Callable[[Any], Figure]:
-        KINDS[source][function.__name__] = function
+        kinds[function.__name__] = function
         return function
 
     return add
-
-
-def find_kind(source: str, name: str) -> Callable[[Any], Figure]:
-    """The function that draws a kind of figure."""
-    if name not in KINDS[source]:
-        raise ConfigError(f"there is no figure of kind {name!r}; choose from {', '.join(KINDS[source])}")
-    return KINDS[source][name]
 
 
 def draw(
@@ -53,13 +46,14 @@ def draw(
     """A figure of one run or several; also written to ``path`` when one is given.
 
     Args:
-        kind: one of ``KINDS["runs"]``.
+        kind: one of ``KINDS``.
         format: pdf, svg or png; by default that of the path.
         masks: what the figure of masks shows, of runs that have no folder.
     """
-    drawn = find_kind(OF_RUNS, kind)
+    if kind not in KINDS:
+        raise ConfigError(f"there is no figure of kind {kind!r}; choose from {', '.join(KINDS)}")
     with styled():
-        figure = drawn(runs) if masks is None else draw_masks(masks)
+        figure = KINDS[kind](runs) if masks is None else draw_masks(masks)
         if path is not None:
             save(figure, path, format)
     return figure
@@ -80,28 +74,27 @@ def masks_of(run: Run) -> Masks | None:
     )
 
 
-@figure_of(OF_RUNS)
+@figure_of(KINDS)
 def curves(runs: Sequence[Run]) -> Figure:
     """The metric over rounds."""
-    goal = runs[0].goal
-    figure = new_figure(PAGE, 3.6)
-    axes = figure.subplots()
-    plot_curves(axes, {run.label: run.records for run in runs}, goal.metric, target=goal.value)
-    axes.legend(loc="best")
-    return figure
+    return _curves(runs, target=runs[0].goal.value)
 
 
-@figure_of(OF_RUNS)
+@figure_of(KINDS)
 def bytes(runs: Sequence[Run]) -> Figure:
     """The metric over what was sent and received."""
+    return _curves(runs, over="bytes")
+
+
+def _curves(runs: Sequence[Run], **options: Any) -> Figure:
     figure = new_figure(PAGE, 3.6)
     axes = figure.subplots()
-    plot_over(axes, {run.label: run.records for run in runs}, "bytes", runs[0].goal.metric)
+    plot_curves(axes, {run.label: run.records for run in runs}, runs[0].goal.metric, **options)
     axes.legend(loc="best")
     return figure
 
 
-@figure_of(OF_RUNS)
+@figure_of(KINDS)
 def masks(runs: Sequence[Run]) -> Figure:
     """Who owned which neurons in the last warmup round."""
     return draw_masks([masks for run in runs if (masks := masks_of(run)) is not None])
@@ -119,7 +112,7 @@ def draw_masks(masks: Sequence[Masks]) -> Figure:
     return figure
 
 
-@figure_of(OF_RUNS)
+@figure_of(KINDS)
 def clients(runs: Sequence[Run]) -> Figure:
     """Each client's metric at the end."""
     metric = runs[0].goal.metric
@@ -148,7 +141,7 @@ def clients(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-@figure_of(OF_RUNS)
+@figure_of(KINDS)
 def heatmap(runs: Sequence[Run]) -> Figure:
     """The final metric of runs that differ in one or two keys."""
     varied = [(key, values) for key, values in settings(runs) if len(set(values)) > 1]

@@ -31,41 +31,6 @@ OUTCOMES = {"better": PALETTE[1].light, "worse": PALETTE[2].light, "undecided": 
 """The colour of an outcome; blue and orange differ also with red-green colour blindness."""
 
 
-def plot_curves(
-    axes: Any,
-    runs: Mapping[str, Sequence[Record]],
-    key: str = "accuracy",
-    client: int | None = None,
-    target: float | None = None,
-    smooth: int = 1,
-    tints: Mapping[str, Color] | None = None,
-) -> None:
-    """One line per run on given axes, the mean over seeds with its standard deviation.
-
-    A dotted line ends each warmup, the dashed one is the target; ``smooth`` is the window of a running mean. ``tints``
-    are the labels' colours where other axes show some of the same runs.
-    """
-    tints = tints or colors(list(runs))
-    for label, records in runs.items():
-        rounds, mean, spread = curve(records, key, client)
-        mean, spread = _smooth(mean, smooth), _smooth(spread, smooth)
-        color = tints[label].light
-        axes.plot(rounds, mean, color=color, label=plain(label), linewidth=1.4)
-        # no accuracy is below 0 or above 100 %, and no loss below 0, whatever a standard deviation says
-        floor, ceiling = (0.0, 100.0) if _factor(key) == 100 else (-math.inf, math.inf)
-        if key.endswith("loss") and min(mean, default=0.0) >= 0:
-            floor = 0.0
-        low = [max(floor, m - s) for m, s in zip(mean, spread, strict=True)]
-        high = [min(ceiling, m + s) for m, s in zip(mean, spread, strict=True)]
-        axes.fill_between(rounds, low, high, color=color, alpha=0.2, linewidth=0)
-        warmup = [record["round"] for record in records if record["phase"] == "warmup"]
-        if warmup:
-            axes.axvline(max(warmup), color=color, linestyle=":", linewidth=1)
-    if target is not None:
-        axes.axhline(_factor(key) * target, color="grey", linestyle="--", linewidth=1)
-    axes.set(xlabel="round", ylabel=_axis(key) + " (%)" * (key not in LABELS and _factor(key) == 100))
-
-
 COSTS: dict[str, tuple[str, Callable[[Record], float]]] = {
     "seconds": ("seconds", lambda record: float(record["seconds"])),
     "bytes": ("MB sent and received", lambda record: (record["bytes_up"] + record["bytes_down"]) / 1e6),
@@ -73,41 +38,73 @@ COSTS: dict[str, tuple[str, Callable[[Record], float]]] = {
 """What a metric is drawn against: the name of the axis, and the cost of a round."""
 
 
-def plot_over(
+def plot_curves(
     axes: Any,
     runs: Mapping[str, Sequence[Record]],
-    cost: str,
     key: str = "accuracy",
+    *,
+    over: str | None = None,
+    target: float | None = None,
+    smooth: int = 1,
     tints: Mapping[str, Color] | None = None,
 ) -> None:
-    """A metric against the seconds or bytes so far, both means over seeds."""
+    """One line per run on given axes, the mean over seeds with its standard deviation.
+
+    A dotted line ends each warmup, the dashed one is the target.
+
+    Args:
+        over: a key of ``COSTS``: the mean against the cost so far, without the rest.
+        smooth: the window of a running mean.
+        tints: the labels' colours where other axes show some of the same runs.
+    """
     tints = tints or colors(list(runs))
-    axis, of_round = COSTS[cost]
+    name = key.partition(".")[0]
+    percent = _factor(name) == 100
     for label, records in runs.items():
-        seeds = [Rounds(records).of_seed(seed) for seed in Rounds(records).seeds]
-        so_far = zip(*(accumulate(map(of_round, run)) for run in seeds), strict=False)
-        costs = [fmean(column) for column in so_far]
-        # rounds count from 1; those that were not evaluated cost something and show nothing
-        rounds, values, _ = curve(records, key)
-        x = [costs[round - 1] for round in rounds]
-        axes.plot(x, values, color=tints[label].light, label=plain(label), linewidth=1.4)
-    axes.set(xlabel=axis, ylabel=_axis(key))
+        x, mean, spread = curve(records, key)
+        look = {"color": tints[label].light, "linewidth": 1.4, "label": plain(label)}
+        if over is not None:
+            costs = _so_far(records, COSTS[over][1])
+            axes.plot([costs[round - 1] for round in x], mean, **look)
+            continue
+        mean, spread = _smooth(mean, smooth), _smooth(spread, smooth)
+        axes.plot(x, mean, **look)
+        # no accuracy is below 0 or above 100 %, and no loss below 0, whatever a standard deviation says
+        floor, ceiling = (0.0, 100.0) if percent else (-math.inf, math.inf)
+        if key.endswith("loss") and min(mean, default=0.0) >= 0:
+            floor = 0.0
+        low = [max(floor, m - s) for m, s in zip(mean, spread, strict=True)]
+        high = [min(ceiling, m + s) for m, s in zip(mean, spread, strict=True)]
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+        warmup = [record["round"] for record in records if record["phase"] == "warmup"]
+        if warmup:
+            axes.axvline(max(warmup), color=look["color"], linestyle=":", linewidth=1)
+    if target is not None:
+        axes.axhline(_factor(name) * target, color="grey", linestyle="--", linewidth=1)
+    label = LABELS.get(name) or plain(name.replace("_", " ")) + " (%)" * percent
+    axes.set(xlabel="round" if over is None else COSTS[over][0], ylabel=label)
 
 
-def curve(
-    records: Sequence[Record], key: str = "accuracy", client: int | None = None
-) -> tuple[list[int], list[float], list[float]]:
+def _so_far(records: Sequence[Record], cost: Callable[[Record], float]) -> list[float]:
+    """The cost up to each round, mean over seeds; rounds that were not evaluated cost something, too."""
+    rounds = Rounds(records)
+    seeds = [accumulate(map(cost, rounds.of_seed(seed))) for seed in rounds.seeds]
+    return [fmean(column) for column in zip(*seeds, strict=False)]
+
+
+def curve(records: Sequence[Record], key: str = "accuracy") -> tuple[list[int], list[float], list[float]]:
     """Rounds, mean over seeds and standard deviation; shares in percent.
 
-    Only rounds that every seed has, and in which the key was measured.
+    Only rounds that every seed has, and in which the key was measured. ``client_accuracy.1`` is of the second client.
     """
-    factor = _factor(key)
+    name, _, client = key.partition(".")
+    factor = _factor(name)
 
     def value(record: Record) -> float:
-        number = value_of(record, key) if client is None else record[key][client]
+        number = record[name][int(client)] if client else value_of(record, name)
         return math.nan if number is None else factor * float(number)
 
-    measured = Rounds([record for record in records if key in record])
+    measured = Rounds([record for record in records if name in record])
     runs = [measured.of_seed(seed) for seed in measured.seeds]
     columns = list(zip(*[[value(record) for record in run] for run in runs], strict=False))
     rounds = [record["round"] for record in runs[0]][: len(columns)] if runs else []
@@ -121,10 +118,6 @@ def plain(text: str) -> str:
     '\\\\$5 or \\\\$6'
     """
     return text.replace("$", r"\$")
-
-
-def _axis(key: str) -> str:
-    return LABELS.get(key) or plain(key.replace("_", " "))
 
 
 def _factor(key: str) -> int:
