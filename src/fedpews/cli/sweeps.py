@@ -26,7 +26,6 @@ from fedpews.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedpews.paper.cells import Runner
-    from fedpews.paper.page import Outcome
     from fedpews.paper.search import Search
     from fedpews.paper.study import Study
     from fedpews.paper.sweep import Grid
@@ -105,13 +104,15 @@ def sweep(
 
 
 def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
-    from fedpews.paper.page import write_page
+    from fedpews.paper.page import best_cells, write_page
     from fedpews.paper.reproduce import run_study
 
     with resumable(), on_cluster(on) as cluster:
         outcome = run_study(study, runner, cluster=cluster)
     show_outcome(outcome, write_page(outcome, runner.root, runner.data_dir))
-    _name_best(outcome)
+    say(best_cells(outcome))
+    if not study.measures[0].startswith("validation:"):
+        say("this is on the test data; to choose by it, use validation data: --set data.validation=0.2")
     end(count_failed(outcome))
 
 
@@ -149,25 +150,3 @@ def _settings(
     elif methods:
         values = {"method.name": methods, **values}
     return values, fixed
-
-
-def _name_best(outcome: Outcome) -> None:
-    """One line: which cell did best, and by which data."""
-    from fedpews.paper.measures import MEASURES
-
-    name = outcome.study.measures[0]
-    measure = MEASURES[name]
-    means = {
-        cell: sum(values.values()) / len(values)
-        for cell in outcome.table
-        if (values := outcome.readings[name, *cell])
-    }
-    if not means:
-        return
-    best = (max if measure.higher_is_better else min)(means, key=means.__getitem__)
-    settings = ", ".join(label for label in best if label != "all")
-    word = "highest" if measure.higher_is_better else "lowest"
-    seeds = len(outcome.table[best].runs)
-    say(f"{word}: {settings}, {measure.label} {means[best]:.{measure.digits}f} over {seeds} seeds")
-    if not name.startswith("validation:"):
-        say("this is on the test data; to choose by it, use validation data: --set data.validation=0.2")

@@ -54,10 +54,6 @@ class CellResult:
     def records(self) -> list[Record]:
         return [record for run in self.runs.values() for record in run]
 
-    @property
-    def seconds(self) -> float:
-        return float(sum(record["seconds"] for record in self.records))
-
 
 @dataclass(frozen=True)
 class Runner:

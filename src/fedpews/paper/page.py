@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import Field
 
@@ -17,8 +18,10 @@ from fedpews.paper.claims import Readings, Verdict, evaluate_claims, summarise
 from fedpews.paper.figures import Results, curve_of, distance, draw
 from fedpews.paper.measures import MEASURES, printed, spread
 from fedpews.paper.study import SMALL, Scale, Study, studies
+from fedpews.results.records import Record
 from fedpews.results.schema import read_object
-from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, unpaired_interval
+from fedpews.results.statistics import unpaired_interval
+from fedpews.tasks.names import Goal
 
 PAPER_SEEDS = 3
 """Behind each of the paper's means and deviations."""
@@ -27,18 +30,8 @@ RUNS = "runs"
 """Beside the pages: every cell's runs in compact form."""
 
 
-_CLAIMS = (
-    "Methods are compared seed by seed, because seeds differ far more than methods. A number is the mean of the "
-    "paired differences with its 95 % interval (BCa bootstrap from ten seeds on, Student's t below), positive "
-    "where the first is better; a seed that never reaches the target counts with all rounds. *Agrees* "
-    "is said where all of the interval is on the paper's side, *contradicts* where all of it is on the other; with "
-    f"fewer than {ENOUGH_SEEDS} seeds, or a p of {SIGNIFICANT} or more, nothing is. p is that of the exact "
-    "sign-flip test (where two are said to be near, of two one-sided ones against the margin), corrected (Holm) "
-    "for all claims of a page. *Scaled down* means fewer rounds, fewer images or a narrower network than the "
-    f"paper's; the page of the item says which. Every seed's curve is in `{RUNS}/` beside this page: `fedpews "
-    "reproduce NAME --no-run --pages docs/results` rebuilds a page from them."
-)
-"""How to read an index with claims."""
+EXPLAINED = "how-to/results.md"
+"""In the documentation: how results are compared."""
 
 
 class Facts(Table):
@@ -86,16 +79,54 @@ class Outcome:
 def conclude(study: Study, scale: Scale, results: Sequence[CellResult]) -> Outcome:
     """Read every measure from the finished cells, and evaluate the claims."""
     table = {(result.cell.row, result.cell.column): result for result in results}
-    readings: dict[tuple[str, str, str], dict[int, float]] = {}
-    finite: dict[tuple[str, str, str], dict[int, float]] = {}
-    for name in dict.fromkeys([*study.measures, *(claim.measure for claim in study.claims)]):
-        measure = MEASURES[name]
-        for (row, column), result in table.items():
-            goal = result.cell.experiment.goal
-            for target, read in ((readings, measure.read), (finite, measure.restricted)):
-                values = {seed: read(run, goal) for seed, run in result.runs.items()}
-                target[name, row, column] = {seed: v for seed, v in values.items() if not math.isnan(v)}
+    names = dict.fromkeys([*study.measures, *(claim.measure for claim in study.claims)])
+    readings = {
+        (name, *cell): _values(result, MEASURES[name].read)
+        for name in names
+        for cell, result in table.items()
+    }
+    finite = {
+        (name, *cell): _values(result, MEASURES[name].restricted)
+        for name in names
+        for cell, result in table.items()
+    }
     return Outcome(study, scale, table, readings, evaluate_claims(study, finite))
+
+
+def _values(result: CellResult, read: Callable[[Sequence[Record], Goal], float]) -> dict[int, float]:
+    values = {seed: read(run, result.cell.experiment.goal) for seed, run in result.runs.items()}
+    return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+
+def finding(outcome: Outcome) -> str:
+    """What the runs say, in one sentence: the first claim that ran, then all of them; or else the best cells."""
+    ran = [verdict for verdict in outcome.verdicts if verdict.seeds]
+    if not ran:
+        return best_cells(outcome)
+    first = [verdict for verdict in outcome.verdicts if verdict.claim == ran[0].claim]
+    text = f"{ran[0].claim}: {summarise(first)}{_reserve(outcome.scale.describe(outcome.study))}"
+    if len(first) < len(outcome.verdicts):
+        text += f"; all claims together: {summarise(outcome.verdicts)}"
+    return f"{text}."
+
+
+def best_cells(outcome: Outcome) -> str:
+    """The best row of each column by the first measure; of a sweep, the best of all cells."""
+    study, name = outcome.study, outcome.study.measures[0]
+    measure = MEASURES[name]
+    pick, word = (max, "highest") if measure.higher_is_better else (min, "lowest")
+    known = {
+        cell: list(values.values()) for cell in outcome.table if (values := outcome.readings[name, *cell])
+    }
+    columns = [list(study.columns)] if study.command else [[column] for column in study.columns]
+    best = []
+    for group in ([cell for cell in known if cell[1] in column] for column in columns):
+        if group:
+            row, column = cell = pick(group, key=lambda cell: fmean(known[cell]))
+            labels = [study.row_label(row), study.column_label(column)]
+            where = ", ".join(label for label in labels if label != "all")
+            best.append(f"{where}: {spread(known[cell], measure.digits)}")
+    return f"{word} {measure.label}: {'; '.join(best) or 'no cell has run'}."
 
 
 def _rows(
@@ -162,11 +193,12 @@ def write_page(outcome: Outcome, folder: Path, data_dir: Path | None = None) -> 
     """Write NAME.md, its figures, and NAME.json for the index; a NAME.notes.md beside them becomes part of the page."""
     study = outcome.study
     folder.mkdir(parents=True, exist_ok=True)
-    figures = draw(study, outcome.table, data_dir)
-    for number, figure in enumerate(figures):
-        figure.savefig(folder / _figure(study, number), dpi=110)
+    names = []
+    for number, figure in enumerate(draw(study, outcome.table, data_dir), 1):
+        names.append(f"{study.name}.png" if number == 1 else f"{study.name}-{number}.png")
+        figure.savefig(folder / names[-1], dpi=110)
     path, notes = folder / f"{study.name}.md", folder / f"{study.name}.notes.md"
-    path.write_text(_page(outcome, len(figures), notes.read_text() if notes.exists() else ""))
+    path.write_text(_page(outcome, names, notes.read_text() if notes.exists() else ""))
     done = sum(result.status in ("done", "diverged") for result in outcome.table.values())
     Facts(
         name=study.name,
@@ -190,7 +222,7 @@ def write_index(folder: Path) -> Path:
     is_paper = any(name in order for name in of.values())
     items = [["figure", "item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
         [
-            _small(folder / f"{fact.name}.md", fact.title),
+            _thumbnail(folder / f"{fact.name}.md", fact.title),
             fact.item,
             f"[{fact.title}]({fact.name}.md)",
             fact.cells,
@@ -199,30 +231,29 @@ def write_index(folder: Path) -> Path:
         ]
         for fact in facts
     ]
-    claims = [row for fact in facts for row in _claim_rows(fact)]
-    missing = [f"`fedpews reproduce {name}`" for name in order if name not in of.values()]
-    head = ["claim of the paper", "item", "the paper", "here", "seeds", "finding", "command"]
+    text = ["# The paper's results, as measured here" if is_paper else "# Results"]
     # a claim that ran only in the small version appears with that version's numbers
-    measured = [head] + [row for row in claims if row[3]]
-    text = [
-        "# The paper's results, as measured here" if is_paper else "# Results",
-        "",
-        f"Written by `fedpews {'reproduce' if is_paper else 'sweep'}`; every number comes from run folders that the "
-        f"command made. {_CLAIMS if claims else 'The page of an item has its command.'}",
-        "",
-        *(["## Claims", "", markdown(measured), ""] if claims else []),
-        "## Items",
-        "",
-        markdown(items),
-        "",
-        *([f"Not measured yet: {', '.join(missing)}.", ""] if is_paper and missing else []),
-    ]
+    claims = [row for fact in facts for row in _claim_rows(fact) if row[3]]
+    if claims:
+        is_here = (folder.parent / EXPLAINED).exists()
+        how = f"[how results are compared](../{EXPLAINED})" if is_here else f"docs/{EXPLAINED}"
+        all_claims = summarise([verdict for fact in facts for verdict in fact.verdicts if verdict.seeds])
+        head = ["claim of the paper", "item", "the paper", "here", "seeds", "finding", "command"]
+        text += [
+            f"{len(claims)} claims were measured: {all_claims} ({how}).",
+            "## Claims",
+            markdown([head, *claims]),
+        ]
+    text += ["## Items", markdown(items)]
+    missing = [f"`fedpews reproduce {name}`" for name in order if name not in of.values()]
+    if is_paper and missing:
+        text.append(f"Not measured yet: {', '.join(missing)}.")
     path = folder / "README.md"
-    path.write_text("\n".join(text))
+    path.write_text("\n\n".join(text) + "\n")
     return path
 
 
-def _small(page: Path, title: str) -> str:
+def _thumbnail(page: Path, title: str) -> str:
     """The first figure of a page, small, as a link to the page; Markdown itself has no width."""
     figure = f"{page.stem}.png"
     shown = page.exists() and f"({figure})" in page.read_text()
@@ -235,7 +266,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
 
-def _page(outcome: Outcome, figures: int, notes: str) -> str:
+def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:
+    """The finding, the figures, how it was made, then the tables."""
     study, departures = outcome.study, outcome.scale.describe(outcome.study)
     # a sweep has no scale of the paper's to keep to
     scale = "" if study.command else " Not scaled down."
@@ -244,36 +276,35 @@ def _page(outcome: Outcome, figures: int, notes: str) -> str:
     draws = f", seed s on data draw s mod {study.draws}" if study.draws > 1 else ""
     known = dict.fromkeys(machine for result in outcome.table.values() for machine in result.machines)
     machines = f"; measured on {' and '.join(known)}" if known else ""
+    sentence = finding(outcome)
+    first, _, rest = notes.partition("\n\n")
+    if not study.claims and rest:
+        sentence, notes = first, rest
     text = [
         f"# {study.item}: {study.title}",
-        "",
+        sentence[0].upper() + sentence[1:],
+        *(f"![{study.title}]({figure})" for figure in figures),
         f"    {outcome.command}",
-        "",
         f"Seeds {', '.join(map(str, study.seeds))}{draws}{machines}.{scale}",
-        "",
+        study.notes.strip(),
     ]
-    if study.notes:
-        text += [study.notes.strip(), ""]
-    for number in range(figures):
-        text += [f"![{study.title}]({_figure(study, number)})", ""]
     for measure in study.measures:
         label = MEASURES[measure].label
-        text += [f"## {label[0].upper()}{label[1:]}", ""]
-        if study.paper.get(measure):
-            text += ["Here, and in brackets the paper's.", ""]
-        text += [markdown(number_rows(outcome, measure)), ""]
+        text.append(f"## {label[0].upper()}{label[1:]}")
+        text.append("Here, and in brackets the paper's." if study.paper.get(measure) else "")
+        text.append(markdown(number_rows(outcome, measure)))
         if len(apart := apart_rows(outcome, measure)) > 1:
             text += [
                 f"Ours less the paper's, with the 95 % interval of that difference (Welch; the paper has {PAPER_SEEDS} "
                 "seeds). An interval without 0 is a number that we do not reproduce.",
-                "",
                 markdown(apart),
-                "",
             ]
     if len(distances := distance_rows(outcome)) > 1:
-        text += ["## Distance to the paper's curve (points)", ""]
-        text += ["Root mean square over the rounds of the paper's figure, of the mean over seeds.", ""]
-        text += [markdown(distances), ""]
+        text += [
+            "## Distance to the paper's curve (points)",
+            "Root mean square over the rounds of the paper's figure, of the mean over seeds.",
+            markdown(distances),
+        ]
     if any(verdict.seeds for verdict in outcome.verdicts):
         head = ["claim", "where", "the paper", "here: mean [95 % interval]", "seeds", "p (Holm)", "finding"]
         rows = [
@@ -281,35 +312,37 @@ def _page(outcome: Outcome, figures: int, notes: str) -> str:
             for v in outcome.verdicts
             if v.seeds
         ]
-        text += ["## Claims", "", markdown([head, *rows]), ""]
+        text += ["## Claims", markdown([head, *rows])]
     if notes:
-        text += ["## What we found", "", notes.strip(), ""]
+        text += ["## What we found", notes.strip()]
     ran = [["cell", "rounds", "seeds finished", "minutes", "status"]] + [
         [
             study.label(result.cell),
             str(result.cell.experiment.rounds),
             ", ".join(map(str, result.runs)) or "none",
-            f"{result.seconds / 60:.1f}",
+            f"{sum(record['seconds'] for record in result.records) / 60:.1f}",
             f"{result.status}: {result.message}" if result.message else result.status,
         ]
         for result in outcome.table.values()
         if result.status != NOT_RUN
     ]
-    rest = len(outcome.table) - len(ran) + 1
+    count = len(ran) - 1
     text += [
         "## What ran",
-        "",
-        f"{len(ran) - 1} of {len(outcome.table)} cells." if rest else "All cells.",
-        "",
+        f"{count} of {len(outcome.table)} cells." if count < len(outcome.table) else "All cells.",
     ]
-    return "\n".join([*text, markdown(ran), ""])
+    return "\n\n".join(filter(None, [*text, markdown(ran)])) + "\n"
+
+
+def _reserve(scale: Sequence[str]) -> str:
+    """In brackets: whether a scale differs from the paper's."""
+    stand_ins = ["stands in" in sentence for sentence in scale]
+    reserves = ["scaled down"] * (False in stand_ins) + ["other data"] * (True in stand_ins)
+    return f" ({', '.join(reserves)})" if reserves else ""
 
 
 def _claim_rows(fact: Facts) -> list[list[str]]:
     """A line for each claim of a study, over all its cells."""
-    stand_ins = ["stands in" in sentence for sentence in fact.scale]
-    reserves = ["scaled down"] * (False in stand_ins) + ["other data"] * (True in stand_ins)
-    reserve = f" ({', '.join(reserves)})" if reserves else ""
     rows = []
     for text in dict.fromkeys(verdict.claim for verdict in fact.verdicts):
         verdicts = [verdict for verdict in fact.verdicts if verdict.claim == text]
@@ -322,7 +355,7 @@ def _claim_rows(fact: Facts) -> list[list[str]]:
                 _joined([verdict.paper for verdict in verdicts]),
                 _joined([verdict.ours for verdict in ran]),
                 " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) if counts else "",
-                summarise(verdicts) + reserve * bool(ran),
+                summarise(verdicts) + _reserve(fact.scale) * bool(ran),
                 f"`{fact.command}`",
             ]
         )
@@ -334,7 +367,3 @@ def _joined(texts: Sequence[str]) -> str:
     if len(set(texts)) == 1:
         return texts[0]
     return " / ".join(texts) if len(texts) <= 4 else f"{texts[0]} / … / {texts[-1]} (see its page)"
-
-
-def _figure(study: Study, number: int) -> str:
-    return f"{study.name}.png" if number == 0 else f"{study.name}-{number + 1}.png"

@@ -276,7 +276,7 @@ def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment
 
 
 def canonical(experiment: Experiment) -> Experiment:
-    """The experiment without the warmup settings that its kind of warmup ignores: equal runs become equal."""
+    """The experiment without settings that change nothing in its run: equal runs become equal."""
     from fedpews.options import option_types
 
     values, kind = experiment.to_dict(), experiment.warmup_kind
