@@ -29,7 +29,7 @@ def assert_alike(ours: str, committed: str) -> None:
 def test_a_page_says_what_the_runs_beside_it_say(name: str, tmp_path: Path) -> None:
     facts = json.loads((RESULTS / f"{name}.json").read_text())
     stand_in = re.search(r"--stand-in (\S+)=(\S+)", facts["command"])
-    scale = Scale(small=name.endswith(SMALL), stand_in=dict([stand_in.groups()]) if stand_in else None)
+    scale = Scale(small=name.endswith(SMALL), stand_in=dict([stand_in.groups()]) if stand_in else {})
     study = scaled(load_study(name.removesuffix(SMALL)), scale)
     outcome = run_study(study, Runner(tmp_path / "nothing", RESULTS / "runs"), scale, run=False)
 

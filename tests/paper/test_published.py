@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fedpews.cli.studies import count_failed
 from fedpews.errors import ConfigError
 from fedpews.paper.cells import Runner
 from fedpews.paper.page import number_rows, write_index, write_page
@@ -42,7 +41,7 @@ def test_a_cell_that_diverges_says_so_also_on_a_page_that_is_rebuilt(tmp_path: P
     assert (found.status, found.message) == ("diverged", first.message)
     assert "diverges in round 1 of seed 0" in found.message
     assert str(tmp_path) not in found.message  # it is published
-    assert [count_failed(outcome) for outcome in (ran, again)] == [2, 0]
+    assert [outcome.failed for outcome in (ran, again)] == [2, 0]
     assert ["FedAvg", "diverged"] in number_rows(again, "final")
     page = write_page(again, tmp_path / "pages").read_text()
     assert "diverged: client" in page

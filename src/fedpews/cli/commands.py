@@ -14,8 +14,7 @@ from fedpews.cli.flower import flower, run_site
 from fedpews.cli.lists import list_, new, show
 from fedpews.cli.runs import compare, export, plot, report, run, watch
 from fedpews.cli.statistics import stats
-from fedpews.cli.studies import plan, reproduce
-from fedpews.cli.sweeps import sweep
+from fedpews.cli.studies import plan, reproduce, sweep
 from fedpews.errors import ConfigError
 from fedpews.ranks.rank import Rank
 

@@ -1,12 +1,13 @@
-"""The commands about studies: reproduce and plan; what they share with sweep. Heavy modules are imported when used."""
+"""The commands about many runs: reproduce, plan and sweep. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -15,10 +16,14 @@ from rich.table import Table
 from fedpews.cli.console import err, out
 from fedpews.cli.options import (
     DataDir,
+    Methods,
     On,
     Quiet,
     Results,
+    Rounds,
     Seeds,
+    Set,
+    configs,
     parse_seeds,
     parse_settings,
     say,
@@ -28,19 +33,22 @@ from fedpews.cli.runs import progress
 from fedpews.errors import ConfigError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
-    from fedpews.callbacks import Callback
-    from fedpews.experiment import Experiment
     from fedpews.paper.cells import Runner
     from fedpews.paper.claims import Verdict
-    from fedpews.paper.cluster import Cluster
     from fedpews.paper.page import Outcome
     from fedpews.paper.plan import Planned
+    from fedpews.paper.search import Search
     from fedpews.paper.study import Scale, Study
+    from fedpews.paper.sweep import Grid
 
+Name = Annotated[
+    str,
+    typer.Argument(help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names),
+]
 Small = Annotated[
     bool, typer.Option("--small", help="The scaled-down version of studies that take days; its page says so.")
 ]
-Set = Annotated[
+Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key in every cell; the page says so."),
 ]
@@ -48,15 +56,34 @@ StandIn = Annotated[
     list[str] | None,
     typer.Option(metavar="DATA=OTHER", help="Use another data set where one is asked for; the page says so."),
 ]
+Grids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="KEY=V,V,...",
+        help="A key and its values; several: all pairs. With --search also a range: train.lr=0.001..0.1:log, "
+        "warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
+    ),
+]
+SearchBy = Annotated[
+    str | None,
+    typer.Option(
+        click_type=click.Choice(["optuna"]),
+        help="Search instead of trying everything: TPE, bad trials are pruned. Chooses on validation data only.",
+    ),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Where a search keeps its trials: any database URL that Optuna takes, for several machines.",
+        show_default="an SQLite file in the --out folder",
+    ),
+]
 
 
 def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names
-        ),
-    ],
+    name: Name,
     small: Small = False,
     folder: Results = Path("results"),
     pages: Annotated[
@@ -64,7 +91,7 @@ def reproduce(
     ] = None,
     seeds: Seeds = None,
     data_dir: DataDir = None,
-    set_: Set = None,
+    set_: Changes = None,
     stand_in: StandIn = None,
     cells: Annotated[
         str | None,
@@ -82,26 +109,27 @@ def reproduce(
     Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run again,
     and studies share cells. Writes a Markdown page with the figures.
     """
+    from fedpews.paper.cluster import connect
     from fedpews.paper.reproduce import reproduce as reproduce_study
 
-    failed, scale = 0, read_scale(small, seeds, set_, stand_in)
-    runner = make_runner(folder, data_dir, quiet)
-    with resumable(), on_cluster(on if run else None) as cluster:
+    failed, scale = 0, _scale(small, seeds, set_, stand_in)
+    runner = _runner(folder, data_dir, quiet)
+    with _resumable(), connect(on if run else None) as cluster:
         for outcome in reproduce_study(
             name, runner, scale, pages=pages, only=cells, run=run, cluster=cluster
         ):
-            show_outcome(outcome, (pages or folder) / f"{outcome.study.name}.md")
-            failed += count_failed(outcome)
-    end(failed)
+            _show_outcome(outcome, (pages or folder) / f"{outcome.study.name}.md")
+            failed += outcome.failed
+    _end(failed, "cells")
 
 
 def plan(
-    name: Annotated[str, typer.Argument(help="A study, all, or a TOML file.", autocompletion=study_names)],
+    name: Name,
     small: Small = False,
     folder: Results = Path("results"),
     seeds: Seeds = None,
     data_dir: DataDir = None,
-    set_: Set = None,
+    set_: Changes = None,
     stand_in: StandIn = None,
 ) -> None:
     """Estimate how long `reproduce` takes on this machine, from a short probe of each kind of run.
@@ -112,9 +140,9 @@ def plan(
     from fedpews.paper.reproduce import load_study
     from fedpews.paper.study import scaled, studies
 
-    scale, runner = read_scale(small, seeds, set_, stand_in), make_runner(folder, data_dir, quiet=False)
+    scale, runner = _scale(small, seeds, set_, stand_in), _runner(folder, data_dir, quiet=False)
     total = 0.0
-    with resumable():
+    with _resumable():
         for each in list(studies()) if name == "all" else [name]:
             study = scaled(load_study(each), scale)
             planned: list[Planned] = []
@@ -127,6 +155,126 @@ def plan(
             total += sum(line.seconds or 0.0 for line in planned)
     if name == "all":
         out.print(f"all: about {_time(total)}, less where studies share cells")
+
+
+def sweep(
+    config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.", autocompletion=configs)],
+    grid: Grids = None,
+    method: Methods = None,
+    rounds: Rounds = None,
+    folder: Results = Path("results"),
+    seeds: Seeds = None,
+    data_dir: DataDir = None,
+    set_: Set = None,
+    search: SearchBy = None,
+    trials: Annotated[int, typer.Option(help="How many trials a search has, finished ones included.")] = 30,
+    storage: Storage = None,
+    on: On = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train with every combination of some settings, or search for the best ones.
+
+    For instance:  fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid warmup.fraction=0.1,0.2
+
+    Or:  fedpews sweep synthetic-32k --search optuna --trials 40 --grid warmup.diversity=0.1..10:log --grid
+    warmup.rounds=10..100
+    """
+    from fedpews.paper.search import plan_search
+    from fedpews.paper.sweep import make_sweep
+
+    keys, fixed = _settings(grid, method, {} if rounds is None else {"rounds": rounds}, set_)
+    chosen, runner = None if seeds is None else parse_seeds(seeds), _runner(folder, data_dir, quiet)
+    if search is not None:
+        _run_search(plan_search(config, keys, trials, chosen, fixed), runner, storage, on)
+    elif storage is not None:
+        raise ConfigError("--storage is where a search keeps its trials; add --search optuna")
+    else:
+        _run_grid(make_sweep(config, keys, chosen, fixed), runner, on)
+
+
+def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
+    from fedpews.paper.cluster import connect
+    from fedpews.paper.page import best_cells, write_page
+    from fedpews.paper.reproduce import run_study
+
+    with _resumable(), connect(on) as cluster:
+        outcome = run_study(study, runner, cluster=cluster)
+    _show_outcome(outcome, write_page(outcome, runner.root, runner.data_dir))
+    say(best_cells(outcome))
+    if not study.measures[0].startswith("validation:"):
+        say("this is on the test data; to choose by it, use validation data: --set data.validation=0.2")
+    _end(outcome.failed, "cells")
+
+
+def _run_search(search: Search, runner: Runner, storage: str | None, on: str | None) -> None:
+    from fedpews.paper.cluster import connect
+    from fedpews.paper.search import ended, has_failed, open_study, run_search
+    from fedpews.paper.search_page import best_trial, describe_best, importance, write_search
+
+    with _resumable(), open_study(search, runner.root, storage) as study:
+        with connect(on) as cluster:
+            run_search(search, study, runner, cluster)
+        page = write_search(search, study, runner.root)
+        best, shares, failed = best_trial(study), importance(study), sum(map(has_failed, ended(study)))
+    if best is not None:
+        say(describe_best(search, best))
+        text = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
+        say(f"importance: {text or 'too few trials to say'}")
+        say(f"run it with: fedpews run {page.with_suffix('.best.toml')}")
+    say(f"written to {page}")
+    _end(failed, "trials")
+
+
+def _settings(
+    grid: list[str] | None, methods: list[str] | None, fixed: dict[str, Any], set_: list[str] | None
+) -> tuple[Grid, dict[str, Any]]:
+    """The keys that vary, and those that are the same everywhere. Several methods are a key that varies."""
+    from fedpews.paper.sweep import parse_grid
+
+    fixed = fixed | parse_settings(set_)
+    values: Grid = dict(parse_grid(text) for text in grid or [])
+    if methods and "method.name" in values:
+        raise ConfigError("methods are given by --method and by --grid method.name; leave one out")
+    if methods and len(methods) == 1:
+        fixed = {"method.name": methods[0]} | fixed
+    elif methods:
+        values = {"method.name": methods, **values}
+    return values, fixed
+
+
+def _scale(small: bool, seeds: str | None, set_: list[str] | None, stand_in: list[str] | None) -> Scale:
+    from fedpews.paper.study import Scale
+
+    chosen = None if seeds is None else tuple(parse_seeds(seeds))
+    return Scale(small, chosen, parse_settings(set_), parse_settings(stand_in))
+
+
+def _runner(folder: Path, data_dir: Path | None, quiet: bool) -> Runner:
+    """Runs cells in this process, with a progress bar and a line for each cell."""
+    from fedpews.paper.cells import Runner
+
+    def log(text: str) -> None:
+        if not quiet:
+            err.print(escape(text), soft_wrap=True)
+
+    bar = lambda experiment: progress(experiment, quiet, names_engine=False)  # noqa: E731
+    return Runner(folder, data_dir=data_dir, progress=bar, log=log)
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say, when the command is stopped, that the same command resumes it."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        err.print("stopped; what is finished is kept, the same command goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def _end(failed: int, what: str) -> None:
+    """End the command with an error if anything failed: its page has gaps."""
+    if failed:
+        raise RunFailed(f"{failed} {what} failed" + "; the same command tries them again" * (what == "cells"))
 
 
 def _show_plan(study: Study, planned: list[Planned]) -> None:
@@ -142,28 +290,14 @@ def _show_plan(study: Study, planned: list[Planned]) -> None:
     _print_table(f"{study.item}: {study.title}", [("cell", "rounds", "seeds to run", "minutes"), *rows])
     left = sum(line.seconds or 0.0 for line in planned)
     rounds = sum(line.cell.experiment.rounds * len(line.missing) for line in planned)
-    out.print(escape(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine"))
+    say(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine")
 
 
 def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def make_runner(folder: Path, data_dir: Path | None, quiet: bool) -> Runner:
-    """Runs cells in this process, with a progress bar and a line for each cell."""
-    from fedpews.paper.cells import Runner
-
-    def log(text: str) -> None:
-        if not quiet:
-            err.print(escape(text), soft_wrap=True)
-
-    def bar(experiment: Experiment) -> AbstractContextManager[Callback]:
-        return progress(experiment, quiet, names_engine=False)
-
-    return Runner(folder, data_dir=data_dir, progress=bar, log=log)
-
-
-def show_outcome(outcome: Outcome, page: Path) -> None:
+def _show_outcome(outcome: Outcome, page: Path) -> None:
     from fedpews.paper.measures import MEASURES
     from fedpews.paper.page import number_rows
 
@@ -174,11 +308,12 @@ def show_outcome(outcome: Outcome, page: Path) -> None:
     for measure in study.measures:
         brackets = "; in brackets the paper's" if study.paper.get(measure) else ""
         _print_table(f"{MEASURES[measure].label}{brackets}", number_rows(outcome, measure))
-    for claim in dict.fromkeys(verdict.claim for verdict in outcome.verdicts):
-        out.print(f"[bold]Claim:[/] {escape(claim)}", soft_wrap=True)
-        for verdict in outcome.verdicts:
-            if verdict.claim == claim:
-                out.print(f"  {_sentence(verdict)}", soft_wrap=True)
+    claim = ""
+    for verdict in outcome.verdicts:
+        if verdict.claim != claim:
+            claim = verdict.claim
+            out.print(f"[bold]Claim:[/] {escape(claim)}", soft_wrap=True)
+        out.print(f"  {_sentence(verdict)}", soft_wrap=True)
     for result in outcome.table.values():
         if result.message:
             say(f"{study.label(result.cell)}: {result.status}: {result.message}")
@@ -202,57 +337,3 @@ def _print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
     for row in rows[1:]:
         grid.add_row(*map(escape, row))
     out.print(grid)
-
-
-@contextmanager
-def on_cluster(address: str | None) -> Iterator[Cluster | None]:
-    """The cluster at an address; None without one."""
-    if address is None:
-        yield None
-        return
-    from fedpews.paper.cluster import connect
-
-    with connect(address) as cluster:
-        yield cluster
-
-
-def count_failed(outcome: Outcome) -> int:
-    """Cells that failed now, without those that are known to diverge from earlier runs."""
-    return sum(
-        result.status in ("failed", "diverged") and result.error != "" for result in outcome.table.values()
-    )
-
-
-def end(failed: int, what: str = "cells") -> None:
-    """End the command with an error if anything failed: its page has gaps."""
-    if failed:
-        raise RunFailed(f"{failed} {what} failed" + "; the same command tries them again" * (what == "cells"))
-
-
-@contextmanager
-def resumable() -> Iterator[None]:
-    """Say, when the command is stopped, that the same command resumes it."""
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt):
-        err.print("stopped; what is finished is kept, the same command goes on from here", soft_wrap=True)
-        raise typer.Exit(130) from None
-
-
-def read_scale(
-    small: bool, seeds: str | None, settings: list[str] | None, stand_in: list[str] | None
-) -> Scale:
-    from fedpews.paper.study import Scale
-
-    others: dict[str, str] = {}
-    for text in stand_in or []:
-        name, equals, other = text.partition("=")
-        if not equals or not name or not other:
-            raise ConfigError(f"--stand-in {text!r}: give it as DATA=OTHER")
-        others[name] = other
-    return Scale(
-        small,
-        None if seeds is None else tuple(parse_seeds(seeds)),
-        parse_settings(settings) or None,
-        others or None,
-    )

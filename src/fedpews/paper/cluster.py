@@ -64,10 +64,13 @@ def local_processes(address: str) -> int:
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Cluster]:
-    """The cluster at an address, or a local one for as long as the block runs."""
+def connect(address: str | None) -> Iterator[Cluster | None]:
+    """The cluster at an address, or a local one for as long as the block runs; None without an address."""
     from fedpews.engines.hardware import available_cores
 
+    if address is None:
+        yield None
+        return
     processes = local_processes(address)
     distributed = need_extra("cluster", "distributed", "--on")
     if processes:

@@ -64,14 +64,21 @@ class Outcome:
     verdicts: list[Verdict]
 
     @property
+    def failed(self) -> int:
+        """Cells that failed now, without those that are known to diverge from earlier runs."""
+        return sum(
+            result.status in ("failed", "diverged") and result.error != "" for result in self.table.values()
+        )
+
+    @property
     def command(self) -> str:
-        """The command that makes it again."""
+        """The command that runs it again."""
         scale = self.scale
         flags = ["--small"] if scale.small and self.study.small is not None else []
         if scale.seeds is not None:
             flags.append("--seeds " + ",".join(map(str, scale.seeds)))
         flags += [f"--set {key}={value}" for key, value in scale.changed.items()]
-        flags += [f"--stand-in {name}={other}" for name, other in (scale.stand_in or {}).items()]
+        flags += [f"--stand-in {name}={other}" for name, other in scale.stand_in.items()]
         name = self.study.name.removesuffix(SMALL)
         return " ".join([self.study.command or f"fedpews reproduce {name}", *flags])
 

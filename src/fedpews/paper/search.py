@@ -69,6 +69,8 @@ class Search:
     seeds: Sequence[int] | None
     fixed: Mapping[str, Any]
     trials: int
+    adds_validation: bool = False
+    """Whether ``fixed`` splits off validation data, because the configuration has none."""
 
     @property
     def name(self) -> str:
@@ -117,8 +119,9 @@ def plan_search(
         raise ConfigError(
             "stop.on is 'test': a search chooses on validation data only; set stop.on=validation"
         )
-    validation = {"data.validation": VALIDATION} if base.data.validation is None else {}
-    search = Search(config, grid, seeds, {**fixed, **validation}, trials)
+    has_validation = base.data.validation is not None
+    changed = fixed if has_validation else {**fixed, "data.validation": VALIDATION}
+    search = Search(config, grid, seeds, changed, trials, adds_validation=not has_validation)
     # every key must exist and accept its values; a combination can still be impossible, which fails its trial
     ends = {
         key: [given.low, given.high] if isinstance(given, Range) else given for key, given in grid.items()
@@ -264,6 +267,9 @@ def run_search(search: Search, study: Study, runner: Runner, cluster: Cluster | 
         if len(trials) >= ALL_FAIL and all(map(has_failed, trials)):
             raise RunFailed(f"the first {len(trials)} trials all failed; the last: {note}")
 
+    if search.adds_validation:
+        share = f"{VALIDATION:.0%} of each client's training samples"
+        runner.log(f"{search.config} has no validation data: {share} become it (data.validation)")
     states = optuna.trial.TrialState
     counted = (states.COMPLETE, states.PRUNED, states.RUNNING)
     left = search.trials - len(study.get_trials(states=counted))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -127,13 +127,13 @@ class Scale:
 
     small: bool = False
     seeds: tuple[int, ...] | None = None
-    set: Mapping[str, Any] | None = None
-    stand_in: Mapping[str, str] | None = None  # data set → the one used instead
+    set: Mapping[str, Any] = field(default_factory=dict)
+    stand_in: Mapping[str, str] = field(default_factory=dict)  # data set → the one used instead
 
     @property
     def changed(self) -> dict[str, Any]:
         """The settings that can change a number."""
-        return {key: value for key, value in (self.set or {}).items() if not key.startswith("runtime.")}
+        return {key: value for key, value in self.set.items() if not key.startswith("runtime.")}
 
     def describe(self, study: Study) -> list[str]:
         """What differs from the study, for the page."""
@@ -144,7 +144,7 @@ class Scale:
                 sentences.append(f"{study.column_label(column)}: {_settings(flatten(changes))}")
         if self.changed:
             sentences.append(f"changed: {_settings(self.changed)}")
-        return sentences + [f"{other} stands in for {name}" for name, other in (self.stand_in or {}).items()]
+        return sentences + [f"{other} stands in for {name}" for name, other in self.stand_in.items()]
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -204,11 +204,8 @@ def studies() -> dict[str, Any]:
 
 def used(study: Study, scale: Scale) -> Scale:
     """The scale without stand-ins for data that the study does not use."""
-    if not scale.stand_in:
-        return scale
-    names = {cell.experiment.data.name for cell in cells(study, replace(scale, stand_in=None))}
-    kept = {name: other for name, other in scale.stand_in.items() if name in names}
-    return replace(scale, stand_in=kept or None)
+    names = {cell.experiment.data.name for cell in cells(study, replace(scale, stand_in={}))}
+    return replace(scale, stand_in={name: other for name, other in scale.stand_in.items() if name in names})
 
 
 def scaled(study: Study, scale: Scale) -> Study:
@@ -267,10 +264,10 @@ def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment
     values = read_config(down.base or across.base or study.base)
     small = study.small if scale.small else None
     smaller = [] if small is None else [small.set, small.at.get(column, {})]
-    for layer in (across.set, down.set, down.at.get(column, {}), *smaller, scale.set or {}):
+    for layer in (across.set, down.set, down.at.get(column, {}), *smaller, scale.set):
         values = override(values, flatten(layer))
     name = values.get("data", {}).get("name")
-    if scale.stand_in and name in scale.stand_in:
+    if name in scale.stand_in:
         values = override(values, {"data.name": scale.stand_in[name]})
     return canonical(Experiment(**override(values, {"seeds": study.seeds})))
 
