@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -65,10 +65,17 @@ Grids = Annotated[
         "warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
     ),
 ]
+
+
+class Sampler(StrEnum):
+    """What a search uses."""
+
+    optuna = "optuna"
+
+
 SearchBy = Annotated[
-    str | None,
+    Sampler | None,
     typer.Option(
-        click_type=click.Choice(["optuna"]),
         help="Search instead of trying everything: TPE, bad trials are pruned. Chooses on validation data only.",
     ),
 ]
