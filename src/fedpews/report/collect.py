@@ -6,7 +6,7 @@ import shlex
 from base64 import b64encode
 from collections.abc import Sequence
 from itertools import accumulate
-from math import ceil, isfinite, nan
+from math import ceil, inf, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedpews.results.columns import COLUMNS
 from fedpews.results.masks import EACH_CLIENT_UP_TO, Ownership
 from fedpews.results.records import client_values, evaluated, value_of
 from fedpews.results.schema import GIVEN
-from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT, Difference
+from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT
 from fedpews.tasks.names import is_share
 
 NUMBERS = 160_000
@@ -69,37 +69,34 @@ def collect(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def headline(runs: Sequence[Run], compared: Sequence[Comparison]) -> list[str]:
-    """Who is better, by how much: of the later runs the one that ends highest, against the first."""
+    """Which run is better and by how much: of the later runs the one that ends highest, against the first."""
     # runs on different data, say, are no comparison to lead with
     fair = [comparison for comparison in compared if not comparison.obstacle]
     if fair:
-        best = max(fair, key=lambda comparison: comparison.final.mean)
-        return best.sentences
-    run = runs[0]
-    final, reach, goal = run.final, run.summary["rounds_to_target"], run.goal
+        return max(fair, key=lambda comparison: comparison.final.mean).sentences
+    return _single(runs[0]) + [sentence for comparison in compared for sentence in comparison.sentences]
+
+
+def _single(run: Run) -> list[str]:
+    """How one run ends, and whether it reaches its target."""
+    final, goal, seeds = run.final, run.goal, len(run.summary["seeds"])
     if final["mean"] is None:
         return [f"{run.label}: the {goal.metric} is undefined on this test data."]
     digits, unit = (2, " %") if is_share(goal.metric) else (4, "")
-    seeds = len(run.summary["seeds"])
-    over = (
-        "in one seed"
-        if seeds == 1
-        else f"on average over {seeds} seeds ({min(final['by_seed']):.{digits}f} to "
-        f"{max(final['by_seed']):.{digits}f}{unit})"
-    )
+    low, high = (f"{pick(final['by_seed']):.{digits}f}" for pick in (min, max))
+    over = "in one seed" if seeds == 1 else f"on average over {seeds} seeds ({low} to {high}{unit})"
     verb = "ends" if run.finished else f"stands after round {run.rounds} of {run.planned}"
     words = goal.metric.replace("_", " ")
     sentences = [f"{run.label} {verb} at {final['mean']:.{digits}f}{unit} {words} {over}."]
-    if goal.value is None:
-        return sentences + [sentence for comparison in compared for sentence in comparison.sentences]
-    target = goal_text(goal)
-    if reach["reached"] == seeds:
-        sentences.append(f"It reaches {target} after {reach['mean']:.0f} rounds.")
-    elif reach["reached"]:
-        sentences.append(f"It reaches {target} in {reach['reached']} of {seeds} seeds.")
-    else:
-        sentences.append(f"It does not reach {target} within {run.rounds} rounds.")
-    return sentences + [sentence for comparison in compared for sentence in comparison.sentences]
+    if goal.value is not None:
+        reach, target = run.summary["rounds_to_target"], goal_text(goal)
+        if reach["reached"] == seeds:
+            sentences.append(f"It reaches {target} after {reach['mean']:.0f} rounds.")
+        elif reach["reached"]:
+            sentences.append(f"It reaches {target} in {reach['reached']} of {seeds} seeds.")
+        else:
+            sentences.append(f"It does not reach {target} within {run.rounds} rounds.")
+    return sentences
 
 
 def _stride(runs: Sequence[Run]) -> int:
@@ -123,9 +120,12 @@ def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str,
     seeds = list(run.by_seed)
     first = run.by_seed[seeds[0]]
     warm = [record["round"] for record in run.records if record["phase"] == "warmup"]
+    keys = dict.fromkeys([*CURVES, run.goal.metric, f"personal_{run.goal.metric}"])
+    columns = {key: column for key in keys if (column := _column(run, key)) is not None}
+    sent = [[float(r["bytes_up"] + r["bytes_down"]) for r in rows] for rows in run.by_seed.values()]
+    seconds = [[r["seconds"] for r in rows] for rows in run.by_seed.values()]
     return {
         "label": run.label,
-        "folder": str(run.path),
         "light": tint[0],
         "dark": tint[1],
         "finished": run.finished,
@@ -136,18 +136,9 @@ def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str,
         "summary": run.summary,
         "final": run.final,
         "rounds": [first[index]["round"] for index in indices],
-        "curves": {
-            key: [_floats(values, indices) for values in found]
-            for key in dict.fromkeys([*CURVES, run.goal.metric, f"personal_{run.goal.metric}"])
-            if (found := _column(run, key)) is not None
-        },
-        "bytes": [
-            _floats(list(accumulate(float(r["bytes_up"] + r["bytes_down"]) for r in rows)), indices)
-            for rows in run.by_seed.values()
-        ],
-        "seconds": [
-            _floats(list(accumulate(r["seconds"] for r in rows)), indices) for rows in run.by_seed.values()
-        ],
+        "curves": {key: [_floats(values, indices) for values in column] for key, column in columns.items()},
+        "bytes": [_floats(list(accumulate(values)), indices) for values in sent],
+        "seconds": [_floats(list(accumulate(values)), indices) for values in seconds],
         "clients": _clients(run),
         "masks": _masks(run, budget),
         "again": _again(run),
@@ -156,14 +147,14 @@ def _run(run: Run, stride: int, tint: tuple[str, str], budget: int) -> dict[str,
 
 def _column(run: Run, key: str) -> list[list[float]] | None:
     """Each seed's values; None where they say nothing."""
-    found = [
+    seeds = [
         [nan if (value := value_of(record, key)) is None else value for record in rows]
         for rows in run.by_seed.values()
     ]
-    known = {value for values in found for value in values if isfinite(value)}
+    known = {value for values in seeds for value in values if isfinite(value)}
     # where every client trains the whole model, ownership is 1 throughout: no curve to show
     everything = key in COLUMNS and COLUMNS[key].unit == "share" and known == {1.0}
-    return None if not known or everything else found
+    return None if not known or everything else seeds
 
 
 def _floats(values: Sequence[float], indices: Sequence[int]) -> str:
@@ -172,7 +163,7 @@ def _floats(values: Sequence[float], indices: Sequence[int]) -> str:
 
 
 def _clients(run: Run) -> dict[str, Any]:
-    """Each client's metric, mean over seeds, in 65,534ths of its range; the largest number is no value."""
+    """Each client's metric, mean over seeds."""
     names, metric = run.client_names, run.goal.metric
     rows = [evaluated(records) for records in run.by_seed.values()]
     if not any(client_values(record, metric) for records in rows for record in records[-1:]):
@@ -184,116 +175,81 @@ def _clients(run: Run) -> dict[str, Any]:
         return {"names": [], "missing": missing}
     count = min(map(len, rows))
     indices = _thin(count, max(1, ceil(count / CLIENT_ROUNDS)))
-    nobody = [None] * len(names)
+    unknown = [None] * len(names)
     values = np.array(
-        [[client_values(row[index], metric) or nobody for index in indices] for row in rows], dtype=float
+        [[client_values(row[index], metric) or unknown for index in indices] for row in rows], dtype=float
     ).mean(0)  # (rounds, clients); nan where a seed has none
-    if is_share(metric):
-        low, high = 0.0, 1.0
-    else:
-        known = values[np.isfinite(values)]
-        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    # two bytes a value suffice for a curve; (clients, rounds)
-    shares = np.nan_to_num((values - low) / ((high - low) or 1.0), nan=-1.0)
-    packed = np.where(shares < 0, 65535, np.rint(65534 * shares)).astype("<u2").T
-    last = np.array([client_values(row[-1], metric) or nobody for row in rows], dtype=float).mean(0)
     return {
         "names": names,
         "rounds": [rows[0][index]["round"] for index in indices],
-        "range": [low, high],
-        "values": [b64encode(line.tobytes()).decode() for line in packed],
-        "final": [float(value) if np.isfinite(value) else None for value in last],
+        "values": [_floats(line, range(len(indices))) for line in values.T],
+        "final": [float(value) if np.isfinite(value) else None for value in values[-1]],
         # a client's own test samples, or the common ones of its classes
         "own": any("client_metrics" in row[-1] for row in rows),
     }
 
 
 def _masks(run: Run, budget: int) -> dict[str, Any] | None:
-    """Who owned what: every seed if it fits, else fewer seeds, then fewer rounds."""
+    """Who owned what: all seeds and rounds if they fit, else some rounds of the first seed."""
     kept = run.neurons
     if not kept:
-        single = next((r for r in run.records if r.get("density", 1.0) < 1.0), None)
-        return None if single is None else {"missing": "This method owns single weights, not neurons."}
+        single = any(record.get("density", 1.0) < 1.0 for record in run.records)
+        return {"missing": "This method owns single weights, not neurons."} if single else None
     note = ""
-    seeds = sorted({record.seed for record in kept})
-    # all rounds of one seed tell more than a few rounds of all seeds
-    while len(seeds) > 1 and _size(kept, seeds) > budget:
-        seeds = seeds[:-1]
-        note = f"The page holds the masks of {len(seeds)} of {len(run.by_seed)} seeds; neurons.jsonl has all."
-    rounds = sorted({record.round for record in kept})
-    fits = ceil(_size(kept, seeds) / budget)
-    if fits > 1:
-        rounds = [rounds[index] for index in _thin(len(rounds), fits)]
-        note = f"The page holds the masks of {len(rounds)} rounds of seed {seeds[0]}; neurons.jsonl has all."
+    if _size(kept) > budget:
+        kept = [record for record in kept if record.seed == kept[0].seed]
+        kept = [kept[index] for index in _thin(len(kept), ceil(_size(kept) / budget))]
+        note = (
+            f"The page holds the masks of {len(kept)} rounds of seed {kept[0].seed}; neurons.jsonl has all."
+        )
     total = int(run.federation.get("clients", 0))
     if total > EACH_CLIENT_UP_TO:
         note = (
             f"With {total:,} clients, more than {EACH_CLIENT_UP_TO}, only the part of each round's cohort that "
             f"owns a neuron is kept. {note}"
         )
-    chosen = set(rounds)
     return {
         "names": run.client_names,
         "layers": run.federation.get("layers") or [{"name": "neurons", "start": 0, "size": kept[0].neurons}],
-        "seeds": seeds,
+        "seeds": sorted({record.seed for record in kept}),
         "note": note.strip(),
         "rounds": [
             {key: getattr(record, key) for key in ("seed", "round", "clients", "owned", "owners", "theta")}
             for record in kept
-            if record.seed in seeds and record.round in chosen
         ],
     }
 
 
-def _size(kept: Sequence[Ownership], seeds: Sequence[int]) -> int:
+def _size(kept: Sequence[Ownership]) -> int:
     """About how many characters they take."""
-    return sum(
-        60 + len(one.owned or one.owners or "") + 4 * sum(map(len, one.theta or []))
-        for one in kept
-        if one.seed in seeds
-    )
+    return sum(60 + len(r.owned or r.owners or "") + 4 * sum(map(len, r.theta or [])) for r in kept)
 
 
-def _comparison(one: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
+def _comparison(comparison: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
+    final = vars(comparison.final) | {"outcome": comparison.final.outcome}
     return {
-        "other": list(runs).index(one.other),
-        "base": list(runs).index(one.base),
-        "final": _difference(one.final),
-        "gains": [[seed, gain] for seed, gain in one.gains.items()],
-        "reach": _difference(one.reach),
-        "sentence": " ".join(one.sentences),
-        "fair": not one.obstacle,
-    }
-
-
-def _difference(found: Difference) -> dict[str, Any]:
-    def known(number: float) -> float | None:
-        return number if isfinite(number) else None
-
-    return {
-        "mean": known(found.mean),
-        "low": known(found.low),
-        "high": known(found.high),
-        "seeds": found.seeds,
-        "p": found.p,
-        "outcome": found.outcome,
+        "other": list(runs).index(comparison.other),
+        "base": list(runs).index(comparison.base),
+        # JSON has no infinity
+        "final": {
+            key: None if value in (inf, -inf) or value != value else value for key, value in final.items()
+        },
+        "gains": list(comparison.gains.items()),
+        "sentence": " ".join(comparison.sentences),
+        "fair": not comparison.obstacle,
     }
 
 
 def _federations(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """How the data is partitioned; once for runs on the same data."""
-    found: list[dict[str, Any]] = []
-    known: list[Run] = []
-    for run in runs:
-        if any(run.same_data(other) for other in known):
-            continue
-        known.append(run)
+    federations = []
+    for number, run in enumerate(runs):
         counts = run.federation.get("counts")
-        if not counts:
+        if not counts or any(run.same_data(other) for other in runs[:number]):
             continue
         shown = max(1, min(len(counts), SHOWN_COUNTS // max(1, len(counts[0]))))
         classes = [str(name) for name in run.federation.get("class_names", [])]
-        found.append(
+        federations.append(
             {
                 "name": str(run.config["data"].get("name", "")),
                 "clients": run.client_names[:shown],
@@ -302,7 +258,7 @@ def _federations(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "counts": counts[:shown],
             }
         )
-    return found
+    return federations
 
 
 def _again(run: Run) -> dict[str, str]:

@@ -46,10 +46,6 @@ function remembered(kind, text, make) {
   return decoded.get(key);
 }
 const floats = (text) => remembered("f", text, () => new Float32Array(bytesOf(text).buffer));
-const clientValues = (clients, i) => {
-  const [low, high] = clients.range;
-  return remembered("s" + low + "," + high, clients.values[i], (text) => Array.from(new Uint16Array(bytesOf(text).buffer), (v) => (v === 65535 ? null : low + ((high - low) * v) / 65534)));
-};
 
 function number(value, digits = 2) {
   return value === null || value === undefined || !Number.isFinite(value) ? "–" : value.toFixed(digits);

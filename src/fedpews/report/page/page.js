@@ -73,7 +73,7 @@ function clients() {
   if (view.client === null || view.client >= names.length) view.client = worst;
   const label = (i) => names[i];
   const chart = lineChart({ title: "One client over the rounds", percent, control: () => choice("client", names.map((name, i) => [i, name]), view.client, (value) => { view.client = Number(value); redrawAll(); }),
-    lines: () => shown().filter((run) => run.clients.names.length > view.client).map((run) => { const at = new Map(run.rounds.map((round, i) => [round, i])), x = xOf(run); return { run, label: run.label, x: run.clients.rounds.map((round) => x[at.get(round)] ?? round), seeds: [clientValues(run.clients, view.client)], dash: dashOf(run) }; }), say: `The global model's ${metric} ${where}.` });
+    lines: () => shown().filter((run) => run.clients.names.length > view.client).map((run) => { const at = new Map(run.rounds.map((round, i) => [round, i])), x = xOf(run); return { run, label: run.label, x: run.clients.rounds.map((round) => x[at.get(round)] ?? round), seeds: [floats(run.clients.values[view.client])], dash: dashOf(run) }; }), say: `The global model's ${metric} ${where}.` });
   const rows = () => names.map((name, i) => ({ name, runs: shown().filter((run) => run.clients.names.length > i).map((run) => ({ run, value: run.clients.final[i] === null ? null : factor * run.clients.final[i] })) }));
   const dots = el("div", { class: "scroll" });
   const card = el("figure", { class: "card" }, el("header", {}, el("h3", {}, "Every client at the end")), dots, el("figcaption", { class: "say" }, `The ${metric} ${where} after the last round, mean over seeds.`),
