@@ -13,7 +13,8 @@ import fedpews
 from command_line import fedpews as command
 from fedpews.errors import CheckpointError, ConfigError
 from fedpews.report.collect import collect
-from fedpews.report.compare import find_runs, remarks
+from fedpews.report.compare import remarks
+from fedpews.report.runs import find_runs
 from fedpews.results.schema import GIVEN
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))

@@ -22,9 +22,10 @@ from typing import Any
 from processes import ROUNDS, TRACEBACK, Ended, differences, fork, generator, run, say, table, warm_up
 
 import fedpews
-from fedpews.report.compare import find_runs, remarks, verdicts
+from fedpews.report.compare import remarks, verdicts
 from fedpews.report.compare import table as compared
 from fedpews.report.html import make_report
+from fedpews.report.runs import find_runs
 
 COLUMNS = ("tried", "identical", "healed", "refused", "wrong")
 METHOD = "scaffold+pews"

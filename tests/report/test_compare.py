@@ -159,7 +159,7 @@ def test_runs_without_a_common_seed_are_not_compared() -> None:
 
 
 def test_one_seed_has_no_deviation() -> None:
-    assert spread({"mean": 0.5, "std": None, "by_seed": [0.5]}, 100, 2) == "50.00"
+    assert spread({"mean": 50.0, "std": None, "by_seed": [50.0]}, 2) == "50.00"
     assert summarize(made("a", [0.5]).records, "a", Goal(value=0.9))["final_accuracy"]["std"] is None
 
 

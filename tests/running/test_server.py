@@ -16,8 +16,9 @@ from fedpews.methods.average import Average
 from fedpews.methods.contract import Upload
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
-from fedpews.report.compare import find_runs, table, verdicts
+from fedpews.report.compare import table, verdicts
 from fedpews.report.plots import curve
+from fedpews.report.runs import find_runs
 from fedpews.server import average_of
 from fedpews.tasks.names import Goal
 from fedpews.testing import small_network

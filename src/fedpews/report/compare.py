@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpews.report.runs import Run, find_runs, scale
+from fedpews.report.runs import Run, scale
 from fedpews.results.records import evaluated, rounds_to_target, value_of
 from fedpews.results.statistics import (
     Difference,
@@ -17,14 +17,31 @@ from fedpews.results.statistics import (
 )
 from fedpews.tasks.names import Goal, is_share
 
-__all__ = ["COLUMNS", "Comparison", "Run", "compare", "find_runs", "remarks", "table", "verdicts"]
-
 
 def columns(runs: Sequence[Run]) -> tuple[str, ...]:
     """The headers of a table of these runs."""
     metric = runs[0].goal.metric
-    final = "final %" if metric == "accuracy" else f"final {metric}" + " %" * is_share(metric)
-    return (COLUMNS[0], final, *COLUMNS[2:])
+    final = "final" if metric == "accuracy" else f"final {metric}"
+    return ("method", final + " %" * is_share(metric), "rounds", "seeds", "MB up", "MB down", "min")
+
+
+def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """One row of text per run, in the order of ``columns``."""
+    rows = []
+    for run in runs:
+        reach, totals = run.summary["rounds_to_target"], run.summary["totals"]
+        rows.append(
+            (
+                run.label if run.finished else f"{run.label} (round {run.rounds} of {run.planned})",
+                spread(run.final, 2 if is_share(run.goal.metric) else 4),
+                spread(reach, 1) or ("not all" if reach["reached"] else "none"),
+                f"{reach['reached']}/{len(run.summary['seeds'])}",
+                f"{totals['bytes_up'] / 1e6:.1f}",
+                f"{totals['bytes_down'] / 1e6:.1f}",
+                f"{totals['seconds'] / 60:.1f}",
+            )
+        )
+    return rows
 
 
 def goal_text(goal: Goal) -> str:
@@ -34,36 +51,16 @@ def goal_text(goal: Goal) -> str:
     return str(goal)
 
 
-COLUMNS = ("method", "final %", "rounds", "seeds", "MB up", "MB down", "min")
-
-
-def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """One row of text per run, in the order of ``COLUMNS``."""
-    return [
-        (
-            run.label if run.finished else f"{run.label} (round {run.rounds} of {run.planned})",
-            spread(run.final, 1, 2 if is_share(run.goal.metric) else 4),
-            spread(run.summary["rounds_to_target"], 1, 1)
-            or ("not all" if run.summary["rounds_to_target"]["reached"] else "none"),
-            f"{run.summary['rounds_to_target']['reached']}/{len(run.summary['seeds'])}",
-            f"{run.summary['totals']['bytes_up'] / 1e6:.1f}",
-            f"{run.summary['totals']['bytes_down'] / 1e6:.1f}",
-            f"{run.summary['totals']['seconds'] / 60:.1f}",
-        )
-        for run in runs
-    ]
-
-
-def spread(value: dict[str, Any], scale: float, digits: int) -> str:
+def spread(value: dict[str, Any], digits: int) -> str:
     """Mean ± standard deviation; a single seed has no deviation.
 
-    >>> spread({"mean": 0.5, "std": None, "by_seed": [0.5]}, 100, 1)
+    >>> spread({"mean": 50.0, "std": None}, 1)
     '50.0'
     """
     if value["mean"] is None:
         return ""
-    mean = f"{scale * value['mean']:.{digits}f}"
-    return mean if value["std"] is None else f"{mean} ± {scale * value['std']:.{digits}f}"
+    mean = f"{value['mean']:.{digits}f}"
+    return mean if value["std"] is None else f"{mean} ± {value['std']:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -167,27 +164,26 @@ def _compare(other: Run, base: Run) -> Comparison:
     last, goal = min(other.rounds, base.rounds), base.goal
     finals, reached = [], []
     for run in (other, base):
-        seen = {seed: evaluated(rows[:last]) for seed, rows in run.by_seed.items()}
-        values = {seed: value_of(rows[-1], goal.metric) for seed, rows in seen.items() if rows}
+        rows = {seed: evaluated(records[:last]) for seed, records in run.by_seed.items()}
+        values = {seed: value_of(seen[-1], goal.metric) for seed, seen in rows.items() if seen}
         shown = {seed: scale(goal.metric, value) for seed, value in values.items()}
         finals.append({seed: value for seed, value in shown.items() if value is not None})
-        reached.append({seed: rounds_to_target(rows[:last], run.goal) for seed, rows in run.by_seed.items()})
+        reached.append({seed: rounds_to_target(seen, run.goal) for seed, seen in rows.items()})
     seeds = sorted(finals[0].keys() & finals[1].keys())
-    mine, its = (restricted_rounds({seed: rounds[seed] for seed in seeds}, last) for rounds in reached)
-    ends = [sum(values[seed] for seed in seeds) / max(1, len(seeds)) for values in finals]
+    rounds = [restricted_rounds({seed: each[seed] for seed in seeds}, last) for each in reached]
+    mine, its = (sum(values[seed] for seed in seeds) / max(1, len(seeds)) for values in finals)
+    gains = paired_gains(*finals, goal.higher_is_better)
+    arrived = [sum(each[seed] is not None for seed in seeds) for each in reached]
     return Comparison(
         other,
         base,
         last,
-        paired_difference(finals[0], finals[1], goal.higher_is_better),
-        (ends[0], ends[1]),
-        dict(zip(seeds, paired_gains(finals[0], finals[1], goal.higher_is_better), strict=True)),
-        paired_difference(mine, its, higher_is_better=False),
-        (
-            sum(reached[0][seed] is not None for seed in seeds),
-            sum(reached[1][seed] is not None for seed in seeds),
-        ),
-        _obstacle(other, base, seeds),
+        final=paired_difference(*finals, goal.higher_is_better),
+        ends=(mine, its),
+        gains=dict(zip(seeds, gains, strict=True)),
+        reach=paired_difference(*rounds, higher_is_better=False),
+        arrived=(arrived[0], arrived[1]),
+        obstacle=_obstacle(other, base, seeds),
     )
 
 

@@ -8,6 +8,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedpews.data.statistics import Statistics
 from fedpews.report.html import render, write_html
 from fedpews.report.style import PALETTE
@@ -23,33 +26,33 @@ MANY = 50
 Matrix = list[list[float]]
 
 
-def write_page(found: Statistics, path: Path) -> Path:
+def write_page(stats: Statistics, path: Path) -> Path:
     """Write the page of a federation's statistics."""
-    return write_html(path, render(document(found), page="statistics.html", scripts=SCRIPTS))
+    return write_html(path, render(document(stats), page="statistics.html", scripts=SCRIPTS))
 
 
-def document(found: Statistics) -> dict[str, Any]:
+def document(stats: Statistics) -> dict[str, Any]:
     """All that the page shows."""
-    names = list(found.sites)
+    names = list(stats.sites)
     colors = [PALETTE[1 + number % (len(PALETTE) - 1)] for number in range(len(names))]
-    labels, inputs = label_distances(found), input_distances(found)
+    labels, inputs = label_distances(stats), input_distances(stats)
     return {
-        "title": f"{found.name}: {len(names)} sites",
-        "headline": [*filter(None, advise(found)), _about(found)],
+        "title": f"{stats.name}: {len(names)} sites",
+        "headline": [*filter(None, advise(stats)), _about(stats)],
         "sites": [
             {
                 "name": name,
                 "light": color.light,
                 "dark": color.dark,
-                "samples": found.sites[name].samples,
-                "classes": found.sites[name].classes,
-                "bytes": found.bytes_sent.get(name, 0),
+                "samples": stats.sites[name].samples,
+                "classes": stats.sites[name].classes,
+                "bytes": stats.bytes_sent.get(name, 0),
             }
             for name, color in zip(names, colors, strict=True)
         ],
-        "classes": _class_names(found),
-        "min_count": found.privacy.min_count,
-        "noise": found.privacy.noise,
+        "classes": _class_names(stats),
+        "min_count": stats.privacy.min_count,
+        "noise": stats.privacy.noise,
         "distances": [
             {"title": title, "say": say, "values": matrix}
             for title, say, matrix in (
@@ -58,16 +61,16 @@ def document(found: Statistics) -> dict[str, Any]:
             )
             if matrix is not None
         ],
-        "features": _features(found),
+        "features": _features(stats),
         "drawn": DRAWN,
     }
 
 
-def site_rows(found: Statistics) -> list[list[str]]:
+def site_rows(stats: Statistics) -> list[list[str]]:
     """A line for each site: samples, classes, the classes with most samples, bytes sent."""
     rows = [["site", "samples", "classes", "most samples", "bytes sent"]]
-    names = _class_names(found)
-    for site, sums in found.sites.items():
+    names = _class_names(stats)
+    for site, sums in stats.sites.items():
         known = sorted(
             ((count, index) for index, count in enumerate(sums.classes) if count),
             key=lambda pair: (-pair[0], pair[1]),
@@ -75,16 +78,16 @@ def site_rows(found: Statistics) -> list[list[str]]:
         most = ", ".join(f"{names[index]} {count:,}" for count, index in known[:3])
         hidden = sums.classes.count(None)
         classes = f"{len(known)}" + (
-            f" and {hidden} of fewer than {found.privacy.min_count}" if hidden else ""
+            f" and {hidden} of fewer than {stats.privacy.min_count}" if hidden else ""
         )
-        rows.append([site, f"{sums.samples:,}", classes, most, f"{found.bytes_sent.get(site, 0):,}"])
+        rows.append([site, f"{sums.samples:,}", classes, most, f"{stats.bytes_sent.get(site, 0):,}"])
     return rows
 
 
-def feature_rows(found: Statistics) -> list[list[str]]:
+def feature_rows(stats: Statistics) -> list[list[str]]:
     """A line for each feature: its mean and deviation at each site, and over all."""
-    rows = [["feature", *found.sites, "all sites"]]
-    for feature in _features(found):
+    rows = [["feature", *stats.sites, "all sites"]]
+    for feature in _features(stats):
         cells = [_mean(site["mean"], site["deviation"], site["missing"]) for site in feature["sites"]]
         rows.append([feature["name"], *cells, _mean(feature["mean"], feature["deviation"], 0)])
     return rows
@@ -92,41 +95,31 @@ def feature_rows(found: Statistics) -> list[list[str]]:
 
 def distance_rows(matrix: Matrix, names: Sequence[str]) -> list[list[str]]:
     """A matrix of distances as text."""
-    rows = [["", *names]]
-    return rows + [
-        [name, *(f"{value:.2f}" for value in row)] for name, row in zip(names, matrix, strict=True)
-    ]
+    rows = [[name, *(f"{value:.2f}" for value in row)] for name, row in zip(names, matrix, strict=True)]
+    return [["", *names], *rows]
 
 
-def label_distances(found: Statistics) -> Matrix | None:
+def label_distances(stats: Statistics) -> Matrix | None:
     """The total variation between two sites' shares of classes: 0 the same, 1 no class in common."""
-    shares = [_shares(sums.classes) for sums in found.sites.values()]
-    if not shares[0] or any(sum(share) == 0 for share in shares):
+    classes = [sums.classes for sums in stats.sites.values()]
+    if not classes[0] or not all(map(any, classes)):
         return None
-    return _matrix([[share] for share in shares])
+    return _distances(classes).tolist()
 
 
-def input_distances(found: Statistics) -> Matrix | None:
+def input_distances(stats: Statistics) -> Matrix | None:
     """The total variation between two sites' histograms, mean over features; of tokens also the vocabulary's."""
-    shown = [
-        index
-        for index in range(len(found.features))
-        if all(sum(_shares(counts[index])) for counts in found.histograms.values())
-    ]
-    words = [{token for token, _ in sums.vocabulary} for sums in found.sites.values()]
-    if not found.histograms or not (shown or all(words)):
-        return None
-    matrix = _matrix([[_shares(counts[index]) for index in shown] for counts in found.histograms.values()])
-    if all(words):
-        for i, j in combinations(range(len(words)), 2):
-            apart = 1 - len(words[i] & words[j]) / len(words[i] | words[j])
-            matrix[i][j] = matrix[j][i] = (matrix[i][j] * len(shown) + apart) / (len(shown) + 1)
-    return matrix
+    features = [[counts[i] for counts in stats.histograms.values()] for i in range(len(stats.features))]
+    apart = [_distances(sites) for sites in features if sites and all(map(any, sites))]
+    words = [{token for token, _ in sums.vocabulary} for sums in stats.sites.values()]
+    if stats.histograms and all(words):
+        apart.append(np.array([[1 - len(a & b) / len(a | b) for b in words] for a in words]))
+    return np.mean(apart, axis=0).tolist() if apart else None
 
 
-def advise(found: Statistics) -> tuple[str, str]:
+def advise(stats: Statistics) -> tuple[str, str]:
     """What measured runs say of such data (docs/how-to/when-not.md): a sentence, and what it rests on."""
-    names, first = list(found.sites), "run plain FedAvg first"
+    names, first = list(stats.sites), "run plain FedAvg first"
     if len(names) == 1:
         return "One site: there is nothing to compare.", ""
     if len(names) > MANY:
@@ -134,7 +127,7 @@ def advise(found: Statistics) -> tuple[str, str]:
             f"{len(names)} sites: start with plain FedAvg.",
             "Nothing measured speaks for a warmup among so many.",
         )
-    labels, inputs = label_distances(found), input_distances(found)
+    labels, inputs = label_distances(stats), input_distances(stats)
     if labels is None:
         return f"No classes can be compared: {first}.", "A warmup may pay if its curve does not climb."
     pairs = list(combinations(range(len(names)), 2))
@@ -145,7 +138,7 @@ def advise(found: Statistics) -> tuple[str, str]:
             "Compare it with SCAFFOLD, local momentum and FedAdam: among four clients of one class each FedAvg ended "
             "at 61 %, with a warmup at 90 %, with SCAFFOLD at 89 %, with momentum or FedAdam at 97 %.",
         )
-    by_chance = [_by_chance(found, names[i], names[j]) for i, j in pairs]
+    by_chance = [_by_chance(stats, names[i], names[j]) for i, j in pairs]
     alike = all(distance <= 2 * chance + 0.02 for distance, chance in zip(apart, by_chance, strict=True))
     differs = 0.0 if inputs is None else max(inputs[i][j] for i, j in pairs)
     if alike and differs < 0.2:
@@ -164,17 +157,16 @@ def advise(found: Statistics) -> tuple[str, str]:
     )
 
 
-def _by_chance(found: Statistics, one: str, other: str) -> float:
+def _by_chance(stats: Statistics, one: str, other: str) -> float:
     """The distance that two samples of the same size from one distribution are expected to have."""
-    counts = [[count or 0 for count in found.sites[name].classes] for name in (one, other)]
-    sizes = [sum(each) or 1 for each in counts]
-    shares = [(a + b) / sum(sizes) for a, b in zip(*counts, strict=True)]
-    variance = sum(1 / size for size in sizes)
-    return 0.5 * sum(math.sqrt(2 / math.pi * share * (1 - share) * variance) for share in shares)
+    counts = np.array([[count or 0 for count in stats.sites[name].classes] for name in (one, other)])
+    sizes = counts.sum(1).clip(min=1)
+    shares = counts.sum(0) / sizes.sum()
+    return float(0.5 * np.sqrt(2 / np.pi * shares * (1 - shares) * (1 / sizes).sum()).sum())
 
 
-def _about(found: Statistics) -> str:
-    sums, privacy = list(found.sites.values()), found.privacy
+def _about(stats: Statistics) -> str:
+    sums, privacy = list(stats.sites.values()), stats.privacy
     noise = f", counts have Laplace noise of scale {privacy.noise:g}" if privacy.noise else ""
     return (
         f"{len(sums)} sites, {sum(each.samples for each in sums):,} training samples of shape {sums[0].shape}. "
@@ -182,14 +174,14 @@ def _about(found: Statistics) -> str:
     )
 
 
-def _features(found: Statistics) -> list[dict[str, Any]]:
+def _features(stats: Statistics) -> list[dict[str, Any]]:
     """Each feature with its edges and, at each site, mean, deviation, missing values, range and shares of the cells."""
     features: list[dict[str, Any]] = []
-    for index, (name, pooled) in enumerate(zip(found.features, found.pooled(), strict=True)):
-        edges = found.edges[index]
+    for index, (name, pooled) in enumerate(zip(stats.features, stats.pooled(), strict=True)):
+        edges = stats.edges[index]
         sites = []
-        for site, sums in found.sites.items():
-            feature, cells = sums.features[index], found.histograms[site][index]
+        for site, sums in stats.sites.items():
+            feature, cells = sums.features[index], stats.histograms[site][index]
             total = sums.samples * sums.values[index]
             spread = None if feature.squares is None else math.sqrt(feature.squares / total)
             filled = [number for number, count in enumerate(cells) if count]
@@ -212,9 +204,9 @@ def _edge(edges: Sequence[float], number: int) -> float | None:
     return edges[number - 1] if 0 < number <= len(edges) else None
 
 
-def _class_names(found: Statistics) -> list[str]:
-    count = len(next(iter(found.sites.values())).classes)
-    return found.class_names if len(found.class_names) == count else [str(label) for label in range(count)]
+def _class_names(stats: Statistics) -> list[str]:
+    count = len(next(iter(stats.sites.values())).classes)
+    return stats.class_names if len(stats.class_names) == count else [str(label) for label in range(count)]
 
 
 def _shares(cells: Sequence[int | None]) -> list[float]:
@@ -224,16 +216,10 @@ def _shares(cells: Sequence[int | None]) -> list[float]:
     return [count / total if total else 0.0 for count in counts]
 
 
-def _matrix(sites: Sequence[Sequence[Sequence[float]]]) -> Matrix:
-    """Total variation between the distributions of each two sites, mean over the distributions."""
-    matrix = [[0.0] * len(sites) for _ in sites]
-    for i, j in combinations(range(len(sites)), 2):
-        apart = [
-            0.5 * sum(abs(a - b) for a, b in zip(one, other, strict=True))
-            for one, other in zip(sites[i], sites[j], strict=True)
-        ]
-        matrix[i][j] = matrix[j][i] = sum(apart) / len(apart) if apart else 0.0
-    return matrix
+def _distances(counts: Sequence[Sequence[int | None]]) -> NDArray[np.float64]:
+    """Total variation between the distributions of each two sites, from counts of (sites, cells)."""
+    shares = np.array([_shares(cells) for cells in counts])
+    return 0.5 * np.abs(shares[:, None] - shares).sum(2)  # type: ignore[no-any-return]
 
 
 def _mean(mean: float | None, deviation: float | None, missing: int | None) -> str:
