@@ -43,10 +43,10 @@ def _pretrained(path: Path, images: Federation, channels: int, size: int, epochs
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
             state = _train(images, channels, size, epochs).state_dict()
-            base = {name: value for name, value in state.items() if not name.startswith("classifier.")}
-            write_atomically(path, save(base))
-    found: Tree = load_file(path)
-    return found
+            kept = {name: value for name, value in state.items() if not name.startswith("classifier.")}
+            write_atomically(path, save(kept))
+    base: Tree = load_file(path)
+    return base
 
 
 def _train(images: Federation, channels: int, size: int, epochs: int) -> ViT:

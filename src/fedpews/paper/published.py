@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 from zlib import error as ZlibError
 
 from pydantic import Field
@@ -26,6 +26,9 @@ from fedpews.results.files import write_atomically
 from fedpews.results.records import Record
 from fedpews.results.schema import Machines
 
+if TYPE_CHECKING:
+    from fedpews.paper.cells import CellResult
+
 DIGITS = 5
 MOST_BYTES = 256 * MEGABYTE
 """Of a cell's runs when unpacked; 10 seeds of 500 rounds have one million."""
@@ -34,8 +37,6 @@ MOST_CHARACTERS = 1000
 """Characters of the message of a cell that diverged."""
 CLIENTS = 10
 """Lists with a number per client are kept up to this many clients."""
-
-Runs = dict[int, list[Record]]
 
 
 class CellShape(TypedDict):
@@ -54,36 +55,29 @@ class CellShape(TypedDict):
 class Published:
     """What the file of a cell holds."""
 
-    runs: Runs = field(default_factory=dict)
+    runs: dict[int, list[Record]] = field(default_factory=dict)
     diverged: str = ""
     """Why some seeds have no run; empty where none diverged."""
     machines: Sequence[str] = ()
 
 
-def publish(
-    cell: Cell,
-    runs: Mapping[int, Sequence[Record]],
-    folder: Path,
-    diverged: str = "",
-    machines: Sequence[str] = (),
-) -> Path:
+def publish(result: CellResult, folder: Path) -> None:
     """Write a cell's finished seeds beside those that its file already has, and why others diverged."""
-    path = _path(folder, cell)
-    every = {**read_published(folder, cell).runs, **runs}
+    cell = result.cell
+    every = {**read_published(folder, cell).runs, **result.runs}
     content = {
         "row": cell.row,
         "column": cell.column,
         "draws": cell.draws,
         "experiment": cell.changes(),
         "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
-        **({"diverged": diverged[:MOST_CHARACTERS]} if diverged else {}),
-        **({"machines": list(machines)} if machines else {}),
+        **({"diverged": result.message[:MOST_CHARACTERS]} if result.status == "diverged" else {}),
+        **({"machines": list(result.machines)} if result.machines else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     # no time of day in the file: the same runs give the same bytes
-    write_atomically(path, gzip.compress(text.encode(), mtime=0))
-    return path
+    write_atomically(_path(folder, cell), gzip.compress(text.encode(), mtime=0))
 
 
 def read_published(folder: Path | None, cell: Cell) -> Published:

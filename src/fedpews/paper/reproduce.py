@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, explain
 from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.paper.cells import NOT_RUN, CellResult, Runner
 from fedpews.paper.cluster import Cluster
@@ -33,9 +33,7 @@ def load_study(name: str) -> Study:
     try:
         study = Study(**parse_toml(text, name) | {"name": stem})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"study {stem}: {key}: {first['msg']}, got {first['input']!r:.60}") from None
+        raise ConfigError(f"study {stem}: {explain(error)}") from None
     for problem in _problems(study):
         raise ConfigError(f"study {stem}: {problem}")
     return study
@@ -113,9 +111,8 @@ def run_study(
     new = cluster.run_cells(runner, todo, study.label) if cluster else _run_here(study, runner, todo)
     results = {}
     for result in itertools.chain(finished, new):
-        diverged = result.message if result.status == "diverged" else ""
-        if runner.published is not None and (result.folders or diverged):
-            publish(result.cell, result.runs, runner.published, diverged, result.machines)
+        if runner.published is not None and (result.folders or result.status == "diverged"):
+            publish(result, runner.published)
         results[result.cell.name] = result
     table = [replace(results[c.name], cell=c) if c.name in results else runner.read(c) for c in every]
     return conclude(study, scale, table)

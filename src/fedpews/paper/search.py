@@ -313,12 +313,10 @@ def _value(trial: Trial, result: CellResult) -> float:
         busy_or_diverged = result.status in ("busy", "diverged")
         raise (Pruned if busy_or_diverged else ConfigError)(result.message)
     metric = result.cell.experiment.goal.metric
-    runs = [evaluated(run) for run in result.runs.values()]
-    values = [
-        next((r["validation"].get(metric) for r in reversed(run) if "validation" in r), None) for run in runs
-    ]
-    if any(value is None for value in values):
+    last = [evaluated(run)[-1] for run in result.runs.values()]
+    values = [value for record in last if (value := record["validation"].get(metric)) is not None]
+    if len(values) < len(last):
         raise ConfigError("the validation metric is undefined")
-    known = [value for run in runs if (value := value_of(run[-1], metric)) is not None]
-    trial.set_user_attr(TEST, fmean(known) if known else None)
+    test = [value for record in last if (value := value_of(record, metric)) is not None]
+    trial.set_user_attr(TEST, fmean(test) if test else None)
     return fmean(values)

@@ -69,8 +69,8 @@ def write_search(search: Search, study: Study, folder: Path) -> Path:
         sentence = describe_best(search, best)
         finding = f"**{sentence[0].upper()}{sentence[1:]}**: `fedpews run {search.name}.best.toml`."
         figures = _draw(search, study, shares, folder)
-        head = f"# The best of {len(trials)} trials on validation data, by\n# {search.command}\n\n"
-        toml = head + search.experiment(best.user_attrs[SETTINGS]).to_toml()
+        comment = f"# The best of {len(trials)} trials on validation data, by\n# {search.command}\n\n"
+        toml = comment + search.experiment(best.user_attrs[SETTINGS]).to_toml()
         write_atomically(folder / f"{search.name}.best.toml", toml.encode())
     head = ["trial", *search.grid, f"{base.goal.metric} (validation)", "status"]
     rows = [_row(search, trial) for trial in trials]

@@ -67,14 +67,14 @@ def _range(text: str, low: str, high: str, how: str | None) -> Range:
     step = None if how == "log" else how
     whole = all(re.fullmatch(r"[+-]?\d+", number) for number in (low, high)) and (step or "1").isdecimal()
     number: Callable[[str], float] = int if whole else float
-    made = Range(number(low), number(high), how == "log", None if step is None else number(step))
-    if made.low >= made.high:
+    parsed = Range(number(low), number(high), how == "log", None if step is None else number(step))
+    if parsed.low >= parsed.high:
         raise ConfigError(f"--grid {text!r}: the range must begin below its end")
-    if made.log and made.low <= 0:
+    if parsed.log and parsed.low <= 0:
         raise ConfigError(f"--grid {text!r}: a logarithmic range must begin above 0")
-    if made.step is not None and made.step <= 0:
+    if parsed.step is not None and parsed.step <= 0:
         raise ConfigError(f"--grid {text!r}: the step must be above 0")
-    return made
+    return parsed
 
 
 def make_sweep(

@@ -27,7 +27,7 @@ def columns(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """One row of text per run, in the order of ``columns``."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for run in runs:
         reach, totals = run.summary["rounds_to_target"], run.summary["totals"]
         rows.append(
@@ -172,16 +172,16 @@ def _compare(other: Run, base: Run) -> Comparison:
     seeds = sorted(finals[0].keys() & finals[1].keys())
     rounds = [restricted_rounds({seed: each[seed] for seed in seeds}, last) for each in reached]
     mine, its = (sum(values[seed] for seed in seeds) / max(1, len(seeds)) for values in finals)
-    gains = paired_gains(*finals, goal.higher_is_better)
+    gains = paired_gains(finals[0], finals[1], goal.higher_is_better)
     arrived = [sum(each[seed] is not None for seed in seeds) for each in reached]
     return Comparison(
         other,
         base,
         last,
-        final=paired_difference(*finals, goal.higher_is_better),
+        final=paired_difference(finals[0], finals[1], goal.higher_is_better),
         ends=(mine, its),
         gains=dict(zip(seeds, gains, strict=True)),
-        reach=paired_difference(*rounds, higher_is_better=False),
+        reach=paired_difference(rounds[0], rounds[1], higher_is_better=False),
         arrived=(arrived[0], arrived[1]),
         obstacle=_obstacle(other, base, seeds),
     )
@@ -216,9 +216,9 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         sentences.append(
             "These runs were trained on different data; their numbers do not measure the same thing."
         )
-    models = {run.label: made for run in runs if (made := run.federation.get("model"))}
-    if len({made["fingerprint"] for made in models.values()}) > 1:
-        weights = ", ".join(f"{label} {made['weights']:,}" for label, made in models.items())
+    models = {run.label: model for run in runs if (model := run.federation.get("model"))}
+    if len({model["fingerprint"] for model in models.values()}) > 1:
+        weights = ", ".join(f"{label} {model['weights']:,}" for label, model in models.items())
         sentences.append(f"The models differ, not only the methods; weights: {weights}.")
     if len({run.goal for run in runs}) > 1:
         sentences.append("Targets differ: each run's rounds are those to its own.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -31,18 +32,18 @@ def write_html(path: Path, text: str) -> Path:
     return path
 
 
-def make_report(runs: Sequence[Run], live: bool = False) -> str:
-    """The page as text. A live one polls its own server, any other makes no request."""
-    data = collect(runs)
-    return render(data, live)
+def make_report(runs: Sequence[Run]) -> str:
+    """The page as text. It makes no request."""
+    return render(collect(runs))
 
 
 def render(
     data: Mapping[str, Any], live: bool = False, page: str = "page.html", scripts: Sequence[str] = SCRIPTS
 ) -> str:
-    """The page of a document, by default of one made by ``collect``.
+    """The page of a document, by default of one that ``collect`` returns.
 
-    ``page`` is the file with the skip link, in its first line, and the content; shell.html is around it.
+    A live page polls its own server, any other makes no request. ``page`` is the file with the skip link, in its first
+    line, and the content; shell.html is around it.
 
     Names in the document come from folders and configurations of others: they stay text. Everything in it is
     escaped, scripts put it on the page as text only, and the policy lets no script run but the page's own.
@@ -69,13 +70,8 @@ def render(
     }
     skip, _, main = _read([page]).partition("\n")
     template = _read(["shell.html"]).replace("{{ skip }}", skip).replace("{{ main }}", main) + "\n"
-    # one pass from left to right: what was put in is never looked at again
-    made, rest = "", template
-    while "{{" in rest:
-        before, _, rest = rest.partition("{{")
-        name, _, rest = rest.partition("}}")
-        made += before + parts[name.strip()]
-    return made + rest
+    # one pass from left to right: inserted text is not searched again
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: parts[match[1]], template)
 
 
 def as_script(data: Mapping[str, Any]) -> str:

@@ -124,17 +124,14 @@ def _names(labels: Sequence[str], paths: Sequence[Path]) -> list[str]:
 
 def folders_of_runs(folders: Sequence[Path], missing_ok: bool = False) -> list[Path]:
     """These folders where they hold a run themselves, else those one level below that do."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder in folders:
-        inside = (
-            [folder]
-            if (folder / layout.ROUNDS).exists()
-            else sorted(p.parent for p in folder.glob(f"*/{layout.ROUNDS}"))
-        )
-        if not inside and not missing_ok:
+        below = sorted(path.parent for path in folder.glob(f"*/{layout.ROUNDS}"))
+        runs = [folder] if (folder / layout.ROUNDS).exists() else below
+        if not runs and not missing_ok:
             raise ConfigError(f"{folder} holds no run: there is no rounds.jsonl in it or one level below")
-        found += inside
-    return list(dict.fromkeys(found))
+        paths += runs
+    return list(dict.fromkeys(paths))
 
 
 def read_run(path: Path) -> Run | None:

@@ -114,7 +114,10 @@ def input_distances(stats: Statistics) -> Matrix | None:
     words = [{token for token, _ in sums.vocabulary} for sums in stats.sites.values()]
     if stats.histograms and all(words):
         apart.append(np.array([[1 - len(a & b) / len(a | b) for b in words] for a in words]))
-    return np.mean(apart, axis=0).tolist() if apart else None
+    if not apart:
+        return None
+    mean: Matrix = np.mean(apart, axis=0).tolist()
+    return mean
 
 
 def advise(stats: Statistics) -> tuple[str, str]:

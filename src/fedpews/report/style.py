@@ -43,8 +43,8 @@ STYLE = {
     "svg.hashsalt": "fedpews",
 }
 
-COLUMN, PAGE = 3.5, 7.2
-"""Inches: one column of a two-column paper, and both."""
+PAGE = 7.2
+"""Inches: the width of a page, both columns of a two-column paper."""
 
 
 @contextmanager
