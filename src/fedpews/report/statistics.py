@@ -104,7 +104,8 @@ def label_distances(stats: Statistics) -> Matrix | None:
     classes = [sums.classes for sums in stats.sites.values()]
     if not classes[0] or not all(map(any, classes)):
         return None
-    return _distances(classes).tolist()
+    matrix: Matrix = _distances(classes).tolist()
+    return matrix
 
 
 def input_distances(stats: Statistics) -> Matrix | None:
