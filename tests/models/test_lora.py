@@ -100,7 +100,7 @@ def test_a_peft_model_from_python_runs_as_it_is() -> None:
             {"rank": 2, "targets": ["upp"]},
             r"model\.lora\.targets: no layer is called 'upp'; did you mean 'up'",
         ),
-        ({"rank": 2, "targets": ["attention"]}, "is torch's MultiheadAttention"),
+        ({"rank": 2, "targets": ["attention"]}, "is a MultiheadAttention; choose linear layers"),
         ({"rank": 2, "full": ["hed.*"]}, r"model\.lora\.full: no parameter matches 'hed\.\*'"),
         ({"rank": 2, "ranks": [4]}, r"lora\.ranks must be from 1 to lora\.rank = 2, got \[4\]"),
         ({"rank": 2, "padding": True}, r"lora\.padding needs lora\.ranks"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired
 from zlib import error as ZlibError
 
 from pydantic import Field
@@ -25,9 +25,6 @@ from fedpews.paper.study import Cell
 from fedpews.results.files import write_atomically
 from fedpews.results.records import Record
 from fedpews.results.schema import Machines
-
-if TYPE_CHECKING:
-    from fedpews.paper.cells import CellResult
 
 DIGITS = 5
 MOST_BYTES = 256 * MEGABYTE
@@ -61,18 +58,17 @@ class Published:
     machines: Sequence[str] = ()
 
 
-def publish(result: CellResult, folder: Path) -> None:
+def publish(cell: Cell, finished: Published, folder: Path) -> None:
     """Write a cell's finished seeds beside those that its file already has, and why others diverged."""
-    cell = result.cell
-    every = {**read_published(folder, cell).runs, **result.runs}
+    every = {**read_published(folder, cell).runs, **finished.runs}
     content = {
         "row": cell.row,
         "column": cell.column,
         "draws": cell.draws,
         "experiment": cell.changes(),
         "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
-        **({"diverged": result.message[:MOST_CHARACTERS]} if result.status == "diverged" else {}),
-        **({"machines": list(result.machines)} if result.machines else {}),
+        **({"diverged": finished.diverged[:MOST_CHARACTERS]} if finished.diverged else {}),
+        **({"machines": list(finished.machines)} if finished.machines else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)

@@ -15,7 +15,7 @@ from fedpews.paper.cells import NOT_RUN, CellResult, Runner
 from fedpews.paper.cluster import Cluster
 from fedpews.paper.figures import KINDS
 from fedpews.paper.page import RUNS, Outcome, conclude, write_page
-from fedpews.paper.published import publish
+from fedpews.paper.published import Published, publish
 from fedpews.paper.study import Cell, Scale, Study, cells, scaled, studies, used
 
 
@@ -112,7 +112,8 @@ def run_study(
     results = {}
     for result in itertools.chain(finished, new):
         if runner.published is not None and (result.folders or result.status == "diverged"):
-            publish(result, runner.published)
+            diverged = result.message if result.status == "diverged" else ""
+            publish(result.cell, Published(result.runs, diverged, result.machines), runner.published)
         results[result.cell.name] = result
     table = [replace(results[c.name], cell=c) if c.name in results else runner.read(c) for c in every]
     return conclude(study, scale, table)
