@@ -91,10 +91,13 @@ def test_a_command_in_the_place_of_a_class_never_runs(settings: tuple[str, ...],
 def test_a_file_in_the_working_directory_takes_no_installed_modules_place(here: Path) -> None:
     for name in ("numpy", "torch", "pydantic", "json", "statistics", "scipy"):
         (here / f"{name}.py").write_text("open('ran', 'w')")
-    for what in ("methods", "data", "models", "tasks", "recipes", "keys"):
-        command = [sys.executable, "-P", "-m", "fedpews", "list", what]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    lists = (
+        "from fedpews.cli import app\n"
+        'for what in ("methods", "data", "models", "tasks", "recipes", "keys"):\n'
+        '    app(["list", what], standalone_mode=False)'
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", lists], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert not (here / "ran").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,16 @@ from tiny import point, targets
 PAGE = Path(__file__).parent.parent.parent / "docs" / "write-your-own-method.md"
 
 
-@pytest.fixture
-def tutorial(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The page's code, run from top to bottom."""
+@pytest.fixture(scope="module")
+def tutorial() -> Iterator[types.ModuleType]:
+    """The page's code, run once from top to bottom."""
     module = types.ModuleType("tutorial")
-    monkeypatch.setitem(sys.modules, "tutorial", module)
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(block, vars(module))
-    METHODS.pop("fedcm")
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tutorial", module)
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+            exec(block, vars(module))
+        METHODS.pop("fedcm")
+        yield module
 
 
 def test_the_example_runs_and_is_under_forty_lines(tutorial: types.ModuleType) -> None:
