@@ -65,10 +65,13 @@ def network(module: nn.Module | None = None) -> Network:
 
 
 def network_for(name: str) -> Network:
-    """FedDecorr divides by a feature's deviation: rounding grows where a ReLU is all but dead, so it gets none."""
+    """FedDecorr and FedUV divide by a feature's deviation or by distances between features.
+
+    Rounding grows where a ReLU is almost dead, so their network has none.
+    """
     torch.manual_seed(0)
     smooth = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
-    return network(smooth if name == "feddecorr" else None)
+    return network(smooth if name in ("feddecorr", "feduv") else None)
 
 
 def run(
