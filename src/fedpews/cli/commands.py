@@ -31,16 +31,17 @@ app = typer.Typer(
 )
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {"run": run, "new": new, "sweep": sweep, "export": export},
-    "Look at runs": {"compare": compare, "report": report, "watch": watch, "plot": plot},
-    "Look things up": {"list": list_, "show": show},
+    "Inspect runs": {"compare": compare, "report": report, "watch": watch, "plot": plot},
+    "Look up": {"list": list_, "show": show},
     "Reproduce the paper": {"reproduce": reproduce, "plan": plan},
-    "Sites": {"site": run_site, "stats": stats},
+    "Real sites": {"site": run_site},
+    "Data": {"stats": stats},
 }
 for group, commands in GROUPS.items():
     for name, command in commands.items():
         app.command(name, rich_help_panel=group)(command)
-app.add_typer(flower, rich_help_panel="Sites")
-app.add_typer(data, rich_help_panel="Set up")
+app.add_typer(flower, rich_help_panel="Real sites")
+app.add_typer(data, rich_help_panel="Data")
 
 
 def _version(is_given: bool) -> None:
@@ -56,7 +57,7 @@ def _settings(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", is_eager=True, callback=_version)
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
     context.obj = debug

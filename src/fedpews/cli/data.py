@@ -27,7 +27,7 @@ NAMED = 12
 
 data = typer.Typer(
     name="data",
-    help="List, download and look at data sets.",
+    help="List and download data sets; show how they are partitioned.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -37,10 +37,10 @@ data = typer.Typer(
 def status(
     data_dir: DataDir = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Also compare files with the published checksums.")
+        bool, typer.Option("--check", help="Also compare the files with the published checksums.")
     ] = False,
 ) -> None:
-    """Which data sets are here, and where. Nothing is downloaded."""
+    """Show which data sets are on this machine, without downloading any."""
     from fedpews.data import store
 
     _print_status(store.status(data_dir, check=check))
@@ -52,11 +52,11 @@ def status(
 @data.command()
 def get(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Data sets, as `fedpews list data` has them.")
+        list[str], typer.Argument(metavar="NAME...", help="Names of data sets (fedpews list data).")
     ],
     data_dir: DataDir = None,
 ) -> None:
-    """Download data sets, unless they are here: into --data-dir, else into the cache."""
+    """Download missing data sets into --data-dir or the cache."""
     from fedpews.data import store
 
     _print_status(store.get(names, data_dir))
@@ -64,15 +64,15 @@ def get(
 
 @data.command()
 def show(
-    config: Annotated[str, typer.Argument(help="A recipe's name (fedpews list recipes) or a TOML file.")],
+    config: Annotated[str, typer.Argument(help="A recipe (fedpews list recipes) or a TOML file.")],
     data_dir: DataDir = None,
     set_: Set = None,
     picture: Annotated[
         Path | None,
-        typer.Option("--out", help="Also draw classes × clients to this file (png, pdf, svg)."),
+        typer.Option("--out", help="Also plot the classes of each client to this file (png, pdf, svg)."),
     ] = None,
 ) -> None:
-    """Each client's samples and classes, as a run with this configuration would assign them."""
+    """Show the samples and classes of each client in this configuration."""
     from fedpews.build import load_data
     from fedpews.experiment import Experiment
 

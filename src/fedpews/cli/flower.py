@@ -29,30 +29,31 @@ from fedpews.flower import check_flwr
 
 flower = typer.Typer(
     name="flower",
-    help="Run an experiment across real sites, with Flower.",
+    help="Run an experiment across real sites with Flower.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's own folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
 ReadApp = Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")]
-ServerTest = Annotated[Path | None, typer.Option(help="The server's own test set, an .npz file or a table.")]
+ServerTest = Annotated[Path | None, typer.Option(help="The server's test set, an .npz file or a table.")]
 Metrics = Annotated[
     str | None,
-    typer.Option(help="Also answer GET /metrics for Prometheus here: a port on 127.0.0.1, or address:port."),
+    typer.Option(help="Serve metrics for Prometheus: a port on 127.0.0.1, or address:port."),
 ]
-Unit = Annotated[bool, typer.Option("--unit", help="Only print a systemd unit for this command.")]
+Unit = Annotated[bool, typer.Option("--unit", help="Print a systemd unit for this command and exit.")]
 
 
 @flower.command()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
     config: Annotated[
-        str | None, typer.Option(help="A recipe or TOML file to start from; by default data at the sites.")
+        str | None,
+        typer.Option(help="A recipe or TOML file to start from (by default with data at the sites)."),
     ] = None,
     set_: Set = None,
 ) -> None:
-    """Write a Flower app: the experiment, two lines for each half, and a README with every command."""
+    """Write a Flower app: the experiment, a client app, a server app and a README."""
     from fedpews.config import override, read_config
     from fedpews.experiment import Experiment
     from fedpews.flower.deploy.app_folder import new_app, starter
@@ -71,16 +72,16 @@ def new(
 def up(
     config: Config,
     sites: Annotated[
-        int | None, typer.Option(help="How many sites; one for each client of the data.")
+        int | None, typer.Option(help="Number of sites; one for each client of the data.")
     ] = None,
     site_data: Annotated[
         list[str] | None,
         typer.Option(
-            help="With data.name = 'sites': a site's own data, folder:PATH or FILE.py:function; once each."
+            help="With data.name = 'sites': data of a site, folder:PATH or FILE.py:function. Repeat for each."
         ),
     ] = None,
     test: Annotated[
-        Path | None, typer.Option(help="With it: the server's test set, an .npz file or a table.")
+        Path | None, typer.Option(help="With --site-data: the server's test set, an .npz file or a table.")
     ] = None,
     method: Methods = None,
     rounds: Rounds = None,
@@ -91,9 +92,10 @@ def up(
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment on a SuperLink and SuperNodes on this machine, with TLS and authentication.
+    """Run an experiment as a whole deployment on this machine, with TLS and authentication.
 
-    The run's folder is that of `fedpews run`, and sites.jsonl says which sites answered in each round.
+    The run folder has the same files as with `fedpews run`, and sites.jsonl with
+    the sites that answered in each round.
     """
     check_flwr("fedpews flower up")
     from fedpews.flower.deploy.loopback import up as run_up
@@ -118,22 +120,24 @@ def up(
 @flower.command()
 def serve(
     folder: Folder,
-    name: Annotated[str, typer.Option(help="The host's name or address, as sites call it.")],
+    name: Annotated[str, typer.Option(help="Host name or address by which sites reach this machine.")],
     certificate: Annotated[
-        Path | None, typer.Option(help="For that name; without one a trial authority is made in DIR.")
+        Path | None,
+        typer.Option(help="Certificate for that name (by default one from a trial authority in DIR)."),
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's private key.")] = None,
-    listen: Annotated[str, typer.Option(help="Port, or address:port, where sites connect.")] = "8443",
+    listen: Annotated[str, typer.Option(help="Port, or address:port, that sites connect to.")] = "8443",
     site_certificates: Annotated[
         bool,
-        typer.Option("--site-certificates", help="Admit only sites that show the certificate of approve."),
+        typer.Option("--site-certificates", help="Admit only sites with a certificate from `approve`."),
     ] = False,
     metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
-    """Start a coordinator, closed by default: a SuperLink on 127.0.0.1 and a proxy that passes only what sites need.
+    """Start a coordinator: a SuperLink on 127.0.0.1 behind a proxy.
 
-    `fedpews flower approve` admits sites and `fedpews flower start` starts runs, both on this machine only.
+    The proxy forwards only the requests that sites need. On this machine,
+    `fedpews flower approve` admits sites and `fedpews flower start` starts runs.
     """
     check_flwr("fedpews flower serve")
     from fedpews.flower.deploy.coordinator import Coordinator, Proxy
@@ -165,15 +169,18 @@ def serve(
 @flower.command()
 def approve(
     folder: Folder,
-    public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="What the site sent.")],
+    public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="The public key that the site sent.")],
     site: Annotated[int, typer.Option(help="The site's number, from 0; it never changes.")],
-    name: Annotated[str, typer.Option(help="What you call it.")],
+    name: Annotated[str, typer.Option(help="Your name for the site.")],
     fingerprint: Annotated[
-        str | None, typer.Option(help="What the site read out (ssh-keygen -lf); else you are asked.")
+        str | None,
+        typer.Option(help="Fingerprint that the site reported (ssh-keygen -lf); without it you are asked."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="The most samples that it may declare.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Maximum number of samples that the site may declare.")
+    ] = None,
 ) -> None:
-    """Admit a site: its key and its number belong together from now on (DIR/roster.toml)."""
+    """Admit a site: bind its key to its number in DIR/roster.toml."""
     check_flwr("fedpews flower approve")
     from fedpews.flower.deploy.coordinator import register
     from fedpews.flower.deploy.keys import fingerprint as fingerprint_of
@@ -204,13 +211,13 @@ def start(
     data_dir: DataDir = None,
     resume: Resume = False,
     before: Annotated[
-        int, typer.Option(help="With --resume: as if this round and those after it had not been.")
+        int, typer.Option(help="With --resume: continue from before this round and discard the later ones.")
     ] = 0,
     without: Annotated[
-        list[str] | None, typer.Option(help="Exclude a site, by name or number; once each.")
+        list[str] | None, typer.Option(help="Exclude a site, by name or number. Repeat for several.")
     ] = None,
 ) -> None:
-    """Run an app with the approved sites, from the coordinator's machine, and follow it."""
+    """Run an app with the approved sites and show its log."""
     check_flwr("fedpews flower start")
     settings = {"resume": resume, "before": before, "without": ",".join(without or ())}
     follow(folder, app, run_folder, settings, test, data_dir)
@@ -251,7 +258,7 @@ def follow(
 
 @flower.command("hash")
 def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder.")]) -> None:
-    """The hash of an app, which sites and the coordinator compare."""
+    """Print the hash of an app; sites and the coordinator compare it."""
     check_flwr("fedpews flower hash")
     from fedpews.flower.deploy.app_folder import app_hash
 
@@ -259,32 +266,37 @@ def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's fold
 
 
 def run_site(
-    app: Annotated[Path, typer.Argument(metavar="APP", help="The app that you have read; no other is run.")],
+    app: Annotated[
+        Path, typer.Argument(metavar="APP", help="The app that you have read. The site runs no other.")
+    ],
     number: Annotated[int, typer.Option("--site", help="This site's number, from 0; it never changes.")],
     superlink: Annotated[str, typer.Option(help="The coordinator's host:port.")],
-    ca: Annotated[Path, typer.Option(help="The certificate authority that vouches for it.")],
+    ca: Annotated[Path, typer.Option(help="Certificate authority of the coordinator.")],
     key: Annotated[Path, typer.Option(help="This site's private key (ssh-keygen -t ecdsa -b 384).")],
-    state_dir: Annotated[Path, typer.Option(help="Its private memory and its models; back it up.")] = Path(
-        "~/.fedpews/sites"
-    ),
-    folder: Annotated[Path | None, typer.Option(help="Flower's own files and logs of this site.")] = None,
-    data: Annotated[str | None, typer.Option(help="Its own data: folder:PATH or FILE.py:function.")] = None,
+    state_dir: Annotated[
+        Path, typer.Option(help="Folder for this site's private memory and models; back it up.")
+    ] = Path("~/.fedpews/sites"),
+    folder: Annotated[Path | None, typer.Option(help="Folder for Flower's files and logs.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="This site's data: folder:PATH or FILE.py:function.")
+    ] = None,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="Where it trains, as torch names it: cpu, cuda:0.")] = "cpu",
-    workers: Annotated[int, typer.Option(help="Seeds trained at once.")] = 1,
+    device: Annotated[str, typer.Option(help="Device in torch's notation: cpu, cuda:0.")] = "cpu",
+    workers: Annotated[int, typer.Option(help="Number of seeds trained at once.")] = 1,
     threads: Annotated[
-        int, typer.Option(help="Cores for each; with 1 the numbers are those of one process.")
+        int, typer.Option(help="Cores per seed; with 1 the numbers equal those of one process.")
     ] = 1,
     certificate: Annotated[
-        Path | None, typer.Option(help="Of this site, for a coordinator with --site-certificates.")
+        Path | None,
+        typer.Option(help="This site's certificate, if the coordinator uses --site-certificates."),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="With privacy.place = 'client': the ε that this site spends at most.")
+        float | None, typer.Option(help="With privacy.place = 'client': the ε that this site may spend.")
     ] = None,
     metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
-    """Take part in a federation as a site. It runs one app only, and restarts it when it ends."""
+    """Join a federation as a site, which runs only the given app."""
     check_flwr("fedpews site")
     from fedpews.flower.deploy.app_folder import Pin
     from fedpews.flower.deploy.processes import systemd_unit

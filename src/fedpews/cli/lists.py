@@ -16,23 +16,23 @@ from fedpews.errors import ConfigError, nearest
 
 
 def new(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path("my.toml"),
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The new file.")] = Path("my.toml"),
     recipe: Annotated[
         str | None,
         typer.Option(
             help="The recipe to start from (fedpews list recipes).",
             metavar="NAME",
             autocompletion=recipe_names,
-            show_default="synthetic-32k; for images of your own path-oct-tissue",
+            show_default="synthetic-32k; path-oct-tissue for your own images",
         ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Your own data: folder:PATH or module:function.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Write a configuration file: the values of a recipe, and every other key as a comment.
+    """Write a configuration file with the values of a recipe and all other keys as comments.
 
-    With --data the file fits your own data: their clients and classes, a task, a model, one size for all images.
+    With --data it fits your own data: clients, classes, task, model, image size.
     """
     from fedpews.config import recipes
     from fedpews.experiment import commented_toml
@@ -64,10 +64,10 @@ def new(
 
 def show(
     name: Annotated[
-        str, typer.Argument(help="A recipe or a study, by its name.", autocompletion=recipes_and_studies)
+        str, typer.Argument(help="Name of a recipe or a study.", autocompletion=recipes_and_studies)
     ],
 ) -> None:
-    """Print a recipe or a study of the paper."""
+    """Print the TOML of a recipe or a study."""
     from fedpews.config import STUDIES, recipes, shipped
 
     files = shipped(STUDIES) | recipes()
@@ -79,10 +79,10 @@ def show(
 def list_(
     what: Annotated[
         str,
-        typer.Argument(help="methods, data, models, tasks, recipes, studies or keys", autocompletion=lists),
+        typer.Argument(help="methods, data, models, tasks, recipes, studies or keys.", autocompletion=lists),
     ],
 ) -> None:
-    """List methods, models, data sets, recipes, studies, tasks, partitions or keys."""
+    """List methods, data sets and partitions, models, tasks, recipes, studies or keys."""
     kinds = {
         "methods": _methods,
         "data": _data,

@@ -57,7 +57,7 @@ lists = _begins(lambda: ("methods", "data", "models", "tasks", "recipes", "studi
 Config = Annotated[
     str,
     typer.Argument(
-        help="A recipe's name (fedpews list recipes) or a TOML file. A file may name code, which runs: read it first.",
+        help="A recipe (fedpews list recipes) or a TOML file. A file can name code, which is run: read it first.",
         autocompletion=configs,
     ),
 ]
@@ -65,33 +65,35 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
-        help="Method, such as fedavg, fedprox+pews, scaffold+pews-fixed. Several: one run each, compared.",
+        help="A method, such as fedavg or scaffold+pews-fixed. Repeat the option to compare several.",
         autocompletion=method_names,
     ),
 ]
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds T.")]
-Seeds = Annotated[str | None, typer.Option(help="Comma-separated, for instance 0,1,2.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, separated by commas: 0,1,2.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder.", show_default="runs/CONFIG-METHOD")]
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie or are put.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the data sets; missing ones are downloaded into it.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any key: --set train.lr=0.1. An option of one method among several: --set fedprox.mu=0.1.",
+        help="Set a configuration key: train.lr=0.1. For one of several methods: fedprox.mu=0.1.",
         autocompletion=key_names,
     ),
 ]
-Results = Annotated[Path, typer.Option("--out", help="Where run folders and pages are kept.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run in the folder stopped.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors and the result.")]
+Results = Annotated[Path, typer.Option("--out", help="Folder for run folders and pages.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors and the result.")]
 
 On = Annotated[
     str | None,
     typer.Option(
         "--on",
         metavar="ADDRESS",
-        help="Run cells on the workers of a Dask scheduler, such as tcp://10.0.0.5:8786; local:2 starts two here.",
+        help="Run cells on the workers of a Dask scheduler: tcp://10.0.0.5:8786. local:2 starts two workers here.",
     ),
 ]
 
@@ -100,7 +102,7 @@ Log = Annotated[
     typer.Option(
         "--log",
         metavar="TRACKER",
-        help="Also send every round to tensorboard, wandb, mlflow or trackio; several: one option each.",
+        help="Also log to tensorboard, wandb, mlflow or trackio. Repeat the option for several.",
     ),
 ]
 

@@ -64,11 +64,12 @@ def run(
 ) -> None:
     """Train with one or several methods and compare them.
 
-    Every run writes a folder: config.toml, rounds.jsonl, summary.json, the models and a checkpoint; then one page
-    about all of them, whose path is printed last. Kill it at any moment: with --resume it goes on to the same
-    numbers. `fedpews watch` shows the page while it goes on.
+    Each run writes its records, models and checkpoints to a folder. One HTML
+    report covers all runs; its path is printed last. `fedpews watch` shows the
+    report during the run. A killed run continues with --resume, to the same numbers.
 
-    Over several machines or GPUs: `torchrun ... -m fedpews run CONFIG`, to the same numbers (docs/how-to/ranks.md).
+    Several machines or GPUs: `torchrun ... -m fedpews run CONFIG`
+    (docs/how-to/ranks.md). The numbers stay the same.
     """
     from fedpews.running import run as run_alone
     from fedpews.trackers import tracking
@@ -178,10 +179,10 @@ def show_runs(runs: list[tuple[Experiment, Path]], folder: Path | None) -> None:
 def compare(
     folders: Annotated[list[Path], typer.Argument(help=RUN_FOLDERS)],
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw accuracy over rounds to this file (png, pdf, svg).")
+        Path | None, typer.Option(help="Also plot the metric over rounds to this file (png, pdf, svg).")
     ] = None,
 ) -> None:
-    """Compare runs with the first of them."""
+    """Compare runs with the first run, seed by seed."""
     from fedpews.report.compare import columns, goal_text, remarks, table, verdicts
 
     runs = find_runs(folders)
@@ -211,10 +212,10 @@ def compare(
 def report(
     folders: Folders,
     file: Annotated[
-        Path | None, typer.Option("--out", help="The page (by default report.html in the first folder).")
+        Path | None, typer.Option("--out", help="Output file (by default report.html in the first folder).")
     ] = None,
 ) -> None:
-    """Write an HTML page about runs: which is better, curves, clients, masks, data, settings."""
+    """Write an HTML report: differences, curves, clients, masks, data, settings."""
     from fedpews.report.html import write_report
 
     say(f"written to {write_report(folders, file or folders[0] / REPORT)}")
@@ -223,10 +224,10 @@ def report(
 def watch(
     folders: Folders,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any that is free.")
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 chooses a free port.")
     ] = 8500,
 ) -> None:
-    """Show that page in a browser while runs go on; it updates itself."""
+    """Serve the report on 127.0.0.1 during a run; it updates itself."""
     from fedpews.report.live import HOST, serve
 
     try:
@@ -250,10 +251,10 @@ def plot(
     ] = "curves",
     format: Annotated[str, typer.Option(help="pdf, svg or png.", metavar="FORMAT")] = "pdf",
     file: Annotated[
-        Path | None, typer.Option("--out", help="The figure (by default KIND.FORMAT in the first folder).")
+        Path | None, typer.Option("--out", help="Output file (by default KIND.FORMAT in the first folder).")
     ] = None,
 ) -> None:
-    """Draw a figure of runs for a paper: curves, bytes, masks or clients."""
+    """Draw a figure for a paper: curves, bytes, masks, clients or heatmap."""
     if format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
     path = file or folders[0] / f"{kind}.{format}"
@@ -263,31 +264,32 @@ def plot(
 
 def export(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run's folder; with --weights an experiment's TOML.")
+        Path, typer.Argument(metavar="RUN", help="A run folder; with --weights the experiment's TOML file.")
     ],
     format: Annotated[
         str, typer.Option(help="onnx, torch-export, hf or safetensors.", metavar="FORMAT")
     ] = "safetensors",
     folder: Annotated[
-        Path | None, typer.Option("--out", help="A new folder.", show_default="RUN/export-FORMAT")
+        Path | None,
+        typer.Option("--out", help="Output folder, which must not exist.", show_default="RUN/export-FORMAT"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="By default the run's first.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="The best model instead of the last.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the model (by default the first).")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Export the best model instead of the last.")] = False,
     client: Annotated[
-        str | None, typer.Option(help="A client's own model after fine-tuning: its name or number.")
+        str | None, typer.Option(help="Export the fine-tuned model of this client (name or number).")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="At a site: the .safetensors file that it got or made.")
+        Path | None, typer.Option(help="At a site: a .safetensors file that it received or trained.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="With --weights: the site's data, folder:PATH or FILE.py:function.")
     ] = None,
     data_dir: DataDir = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Import the code and open the files that the folder names.")
+        bool, typer.Option("--trust", help="Run the code and open the files that the run folder names.")
     ] = False,
 ) -> None:
-    """Export a model with a model card, after checking its outputs."""
+    """Export a model with a model card and check its outputs."""
     from fedpews.exporting import choose_from_run, choose_weights
     from fedpews.exporting import export as write
 

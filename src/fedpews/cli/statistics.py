@@ -20,13 +20,14 @@ PAGE = "statistics.html"
 
 def stats(
     config: Config,
-    page: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path(PAGE),
+    page: Annotated[Path, typer.Option("--out", help="Output file.")] = Path(PAGE),
     data_dir: DataDir = None,
     set_: Set = None,
 ) -> None:
-    """Compare the clients' data before training: classes, inputs, distances and advice.
+    """Compare the clients' data before training: classes, inputs, distances, advice.
 
-    Only what sites would send is used: data.min_count and data.count_noise say what is suppressed.
+    It uses only what real sites would send. data.min_count and data.count_noise
+    suppress small counts.
     """
     from fedpews.build import load_data
     from fedpews.data.statistics import Privacy, gather
@@ -45,11 +46,11 @@ def stats(
 def flower_stats(
     folder: Folder,
     app: ReadApp,
-    run_folder: Annotated[Path, typer.Option("--out", help="A folder for statistics.json and the page.")],
+    run_folder: Annotated[Path, typer.Option("--out", help="Folder for statistics.json and the page.")],
     test: ServerTest = None,
     data_dir: DataDir = None,
 ) -> None:
-    """The same across the approved sites: each sends sums of its training samples, twice, and nothing else."""
+    """Compare the data of the approved sites from sums over their training samples."""
     check_flwr("fedpews flower stats")
     from fedpews.flower.statistics import read_statistics
 

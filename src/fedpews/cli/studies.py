@@ -46,23 +46,25 @@ Name = Annotated[
     typer.Argument(help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names),
 ]
 Small = Annotated[
-    bool, typer.Option("--small", help="The scaled-down version of studies that take days; its page says so.")
+    bool, typer.Option("--small", help="Run the scaled-down version of studies that take days.")
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key in every cell; the page says so."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set a configuration key in every cell; the page records it."
+    ),
 ]
 StandIn = Annotated[
     list[str] | None,
-    typer.Option(metavar="DATA=OTHER", help="Use another data set where one is asked for; the page says so."),
+    typer.Option(metavar="DATA=OTHER", help="Replace a data set by another; the page records it."),
 ]
 Grids = Annotated[
     list[str] | None,
     typer.Option(
         "--grid",
         metavar="KEY=V,V,...",
-        help="A key and its values; several: all pairs. With --search also a range: train.lr=0.001..0.1:log, "
-        "warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
+        help="A key and its values. Repeat the option for all combinations. With --search also a range: "
+        "train.lr=0.001..0.1:log, warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
     ),
 ]
 
@@ -76,14 +78,14 @@ class Sampler(StrEnum):
 SearchBy = Annotated[
     Sampler | None,
     typer.Option(
-        help="Search instead of trying everything: TPE, bad trials are pruned. Chooses on validation data only.",
+        help="Search with TPE and pruning instead of a full grid. Uses validation data only.",
     ),
 ]
 Storage = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Where a search keeps its trials: any database URL that Optuna takes, for several machines.",
+        help="Database of the search: any URL that Optuna accepts. Several machines can share it.",
         show_default="an SQLite file in the --out folder",
     ),
 ]
@@ -94,7 +96,7 @@ def reproduce(
     small: Small = False,
     folder: Results = Path("results"),
     pages: Annotated[
-        Path | None, typer.Option(help="Where pages are written.", show_default="the --out folder")
+        Path | None, typer.Option(help="Folder for the pages.", show_default="the --out folder")
     ] = None,
     seeds: Seeds = None,
     data_dir: DataDir = None,
@@ -104,17 +106,17 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="ROW[:COLUMN],...",
-            help="Run only these cells, in this order; :COLUMN is a whole column. The page shows all.",
+            help="Run only these cells, in this order; :COLUMN runs a whole column.",
         ),
     ] = None,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only show what is there.")] = True,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run only shows finished cells.")] = True,
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a table or figure of the paper and compare our numbers with it.
+    """Run a table or figure of the paper and show our numbers beside it.
 
-    Runs what is missing: stop it at any moment and give the same command again. A finished cell is not run again,
-    and studies share cells. Writes a Markdown page with the figures.
+    Only missing cells are run, and studies share cells. You can stop it at any
+    time; the same command continues. Writes a Markdown page with figures.
     """
     from fedpews.paper.cluster import connect
     from fedpews.paper.reproduce import reproduce as reproduce_study
@@ -139,9 +141,10 @@ def plan(
     set_: Changes = None,
     stand_in: StandIn = None,
 ) -> None:
-    """Estimate how long `reproduce` takes on this machine, from a short probe of each kind of run.
+    """Estimate how long `reproduce` takes on this machine.
 
-    Lists the cells first. Probes are kept in the --out folder (runs/probes.json): stop it at any moment.
+    Lists the cells and times a few rounds of each kind of run. The times are
+    kept in the --out folder (runs/probes.json).
     """
     from fedpews.paper.plan import plan as plan_study
     from fedpews.paper.reproduce import load_study
@@ -165,7 +168,9 @@ def plan(
 
 
 def sweep(
-    config: Annotated[str, typer.Argument(help="A recipe's name or a TOML file.", autocompletion=configs)],
+    config: Annotated[
+        str, typer.Argument(help="A recipe (fedpews list recipes) or a TOML file.", autocompletion=configs)
+    ],
     grid: Grids = None,
     method: Methods = None,
     rounds: Rounds = None,
@@ -174,17 +179,18 @@ def sweep(
     data_dir: DataDir = None,
     set_: Set = None,
     search: SearchBy = None,
-    trials: Annotated[int, typer.Option(help="How many trials a search has, finished ones included.")] = 30,
+    trials: Annotated[int, typer.Option(help="Number of trials of a search, including finished ones.")] = 30,
     storage: Storage = None,
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train with every combination of some settings, or search for the best ones.
+    """Train with all combinations of some settings, or search for the best.
 
-    For instance:  fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid warmup.fraction=0.1,0.2
+    A grid:
+    fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid train.lr=0.05,0.1
 
-    Or:  fedpews sweep synthetic-32k --search optuna --trials 40 --grid warmup.diversity=0.1..10:log --grid
-    warmup.rounds=10..100
+    A search:
+    fedpews sweep synthetic-32k --search optuna --grid warmup.diversity=0.1..10:log
     """
     from fedpews.paper.search import plan_search
     from fedpews.paper.sweep import make_sweep
