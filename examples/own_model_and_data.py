@@ -10,7 +10,7 @@ import fedpews
 
 
 class Net(nn.Module):
-    """Any module will do; its neurons are found by tracing it."""
+    """Any module works; fedpews finds its neurons by tracing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Net(nn.Module):
 
 
 def sensors(count: int, labels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Readings of machines that are only ever in some of four states."""
+    """Readings of machines, each in one of the given states."""
     y = torch.tensor(labels)[torch.randint(len(labels), (count,))]
     centres = torch.tensor([[2.0, 0], [-2, 0], [0, 2], [0, -2]])
     return torch.cat([centres[y] + torch.randn(count, 2), torch.randn(count, 6)], 1), y

@@ -41,7 +41,7 @@ mpl.rcParams |= {
 
 
 def rings(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Four classes in interleaved clusters on two rings; the data of the README and the tutorial."""
+    """Four classes in interleaved clusters on two rings; the data of the tutorial."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(count) % 4
     k = torch.randint(2, (2, count), generator=generator)
@@ -148,17 +148,17 @@ def draw_ownership(path: Path) -> None:
     first = torch.tensor([1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 1, 0.0])
     second = torch.tensor([0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0.0])
     figure, places = plt.subplots(1, 3, figsize=(7.2, 2.5), layout="constrained", width_ratios=[5, 8, 8])
-    titles = ("inputs → first layer", "first → second layer", "second layer → outputs")
-    rows = ("neuron", "neuron", "output")
-    for axes, name, title, row in zip(
-        places, ("0.weight", "2.weight", "4.weight"), titles, rows, strict=True
+    titles = ("first hidden layer", "second hidden layer", "output layer")
+    labels = ("input", "neuron of the first layer", "neuron of the second layer", "output")
+    for axes, name, title, (column, row) in zip(
+        places, ("0.weight", "2.weight", "4.weight"), titles, pairwise(labels), strict=True
     ):
         shape = net.initial()[name].shape
         owned = [net.graph.expand(neurons)[name].expand(shape).numpy() for neurons in (first, second)]
         axes.pcolormesh(owned[0] + 2 * owned[1], cmap=COLORS, vmin=0, vmax=3, edgecolors="white", linewidth=1)
         axes.invert_yaxis()
         axes.set_title(title, fontsize=9)
-        axes.set(xticks=[], yticks=[], xlabel="what it reads", ylabel=row)
+        axes.set(xticks=[], yticks=[], xlabel=column, ylabel=row)
         axes.spines[:].set_visible(False)
     _key(figure)
     figure.savefig(path)
@@ -178,8 +178,8 @@ STEPS = {
 
 NOTES = (
     "The server sends the mean to all clients.",
-    "Purple: both own it. Grey: nobody does.",
-    "From here on it is the method alone.",
+    "Purple: both clients own it. Grey: neither.",
+    "From now on: the plain method, e.g. FedAvg.",
 )
 
 

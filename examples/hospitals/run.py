@@ -1,9 +1,9 @@
-"""Two hospitals with different MedMNIST sets, end to end on this machine, by one command.
+"""Two hospitals with different MedMNIST sets: a whole deployment on this machine.
 
     python examples/hospitals/run.py --data-dir DIR     # DIR holds pathmnist.npz and octmnist.npz
 
-Each hospital gets a folder with its own samples, which only its own SuperNode reads. The server has none: the
-hospitals evaluate the model themselves and send three numbers.
+Each hospital has a folder with its samples, which only its SuperNode reads. The server has no samples: the hospitals
+evaluate the model and send three numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 HOSPITALS = {"pathology": ("pathmnist.npz", 0), "retina": ("octmnist.npz", 9)}
-"""Each hospital's file, and where its labels begin among the classes of both."""
+"""Each hospital's file, and its first label among the classes of both."""
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     )
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDPEWS_DATA"))
     parser.add_argument("--out", type=Path, default=Path("runs/hospitals"))
-    parser.add_argument("--samples", type=int, default=1200, help="of each hospital, for a quick look")
+    parser.add_argument("--samples", type=int, default=1200, help="training samples of each hospital")
     parser.add_argument("more", nargs="*", help="further options of `fedpews flower up`, after --")
     given = parser.parse_args()
     missing = [
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def admit(archive: Path, folder: Path, name: str, first: int, samples: int) -> None:
-    """One hospital's samples into its own folder: its own patients, and those it keeps for testing."""
+    """Write the training and test samples of a hospital to its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
     with np.load(archive) as data:

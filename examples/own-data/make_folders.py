@@ -1,4 +1,4 @@
-"""Make two small data sets of your own, in the layouts that need no Python to be used.
+"""Write two small data sets in the folder layouts that fedpews reads.
 
     python make_folders.py
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 
 def measurements(rng: np.random.Generator, classes: list[int], each: int) -> dict[str, np.ndarray]:
-    """Six numbers a patient; every illness has its own typical values."""
+    """Six numbers per patient; every illness has its own typical values."""
     typical = np.random.default_rng(0).normal(0, 2, (4, 6))
     y = np.repeat(classes, each)
     return {"x": typical[y] + rng.normal(0, 1, (len(y), 6)), "y": y}

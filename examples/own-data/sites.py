@@ -1,6 +1,6 @@
 """Your own data from a function: it returns the clients and the test set.
 
-A client is (x, y), tensors or arrays, or a torch Dataset. Here each of four sites sees two of four classes.
+A client is a pair (x, y) of tensors or arrays, or a torch Dataset. Here each of four sites has two of four classes.
 """
 
 import torch

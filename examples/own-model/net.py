@@ -1,4 +1,4 @@
-"""Your own model: any torch.nn.Module. What it asks for by these names it is given:
+"""Your own model: any torch.nn.Module. These arguments are filled in from the data:
 
 ``inputs`` (features of a sample), ``channels``, ``size`` (of images) and ``classes``. Other arguments are options:
 ``[model] width = 24`` in the configuration, or ``--set model.width=24``.
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """A convolution with batch norm, a depthwise one, and a gate that a second branch puts on its channels."""
+    """A convolution with batch norm, a depthwise convolution, and a second branch that gates the channels."""
 
     def __init__(self, channels: int, classes: int, width: int = 16) -> None:
         super().__init__()

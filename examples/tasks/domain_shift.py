@@ -1,7 +1,7 @@
-"""The same classes, other inputs: each site's scanner has a brightness and a contrast of its own.
+"""The same classes, different inputs: each site's scanner has its own brightness and contrast.
 
-FedBN keeps norm layers at the sites, FedPeWS begins with subnetworks. Both are shown site by site, each on its own
-test images.
+FedBN keeps norm layers at the sites; FedPeWS starts with subnetworks. The output is the accuracy at each site on its
+own test images.
 
     python domain_shift.py
 """
@@ -30,7 +30,7 @@ def model() -> nn.Module:
 
 
 def scan(seed: int, brightness: float, contrast: float, samples: int) -> tuple[Tensor, Tensor]:
-    """A bar in one of four places, as a scanner sees it."""
+    """A bar in one of four positions, with a scanner's brightness and contrast."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 4, (samples,), generator=generator)
     x = 0.3 * torch.randn(samples, 1, 8, 8, generator=generator)
@@ -58,10 +58,9 @@ def main(rounds: int = 15, samples: int = 96) -> None:
             runtime={"engine": "eager"},
         )
         last = result.rounds[-1]
-        found = last.get("client_personal_accuracy") or last["client_accuracy"]
-        print(
-            f"{method:12}", "  ".join(f"{name} {value:.3f}" for name, value in zip(SITES, found, strict=True))
-        )
+        accuracies = last.get("client_personal_accuracy") or last["client_accuracy"]
+        shown = [f"{name} {value:.3f}" for name, value in zip(SITES, accuracies, strict=True)]
+        print(f"{method:12}", "  ".join(shown))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Several findings an image, in ChestMNIST's layout: an npz file with 14 labels of 0 and 1 for each 28×28 image.
+"""Several findings per image, in ChestMNIST's layout: an npz file with 14 labels of 0 and 1 for each 28×28 image.
 
 The file here is made up; with the published one (``fedpews data get chestmnist``) leave ``data_dir`` out.
 
@@ -16,7 +16,7 @@ FINDINGS = 14
 
 
 def write_made_up_chestmnist(folder: Path, samples: int = 240) -> None:
-    """Each finding brightens a block of the image of its own."""
+    """Each finding brightens its own block of the image."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, share in (("train", 1.0), ("val", 0.25), ("test", 0.5)):

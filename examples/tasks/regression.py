@@ -1,4 +1,4 @@
-"""Regression: two sites, each with its own test and validation part, and metrics of regression.
+"""Regression: two sites, each with its own test and validation data.
 
 python regression.py
 """

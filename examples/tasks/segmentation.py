@@ -1,4 +1,4 @@
-"""Segmentation: a small U-Net, a class for every pixel, unlabelled pixels ignored, Dice measured at each hospital.
+"""Segmentation: a small U-Net, a class for every pixel, unlabelled pixels ignored, Dice at each hospital.
 
 python segmentation.py
 """
@@ -13,7 +13,7 @@ UNLABELLED = 255
 
 
 class UNet(nn.Module):
-    """Two levels, with a connection across."""
+    """Two levels with a skip connection."""
 
     def __init__(self, classes: int = 2, width: int = 8) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class UNet(nn.Module):
 
 
 def hospital(seed: int, brightness: float, samples: int) -> tuple[Tensor, Tensor]:
-    """Bright discs on a noisy ground; the outermost pixels are not labelled."""
+    """Bright discs on a noisy background; the first and the last row are not labelled."""
     generator = torch.Generator().manual_seed(seed)
     rows, columns = torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")
     centre = torch.randint(4, 12, (samples, 2, 1, 1), generator=generator)

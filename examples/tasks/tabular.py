@@ -17,17 +17,17 @@ CLASSES = ("healthy", "mild", "severe")
 def write_clinics(folder: Path, samples: int = 150) -> None:
     """``clinic-a/train.csv`` and ``test.csv``, and so on; each clinic sees mostly one kind of patient."""
     rng = np.random.default_rng(0)
-    for number, clinic in enumerate(("clinic-a", "clinic-b", "clinic-c")):
+    for most, clinic in enumerate(("clinic-a", "clinic-b", "clinic-c")):
         (folder / clinic).mkdir(parents=True)
         for part, count in (("train", samples), ("test", samples // 2)):
-            odds = [0.8 if label == number else 0.1 for label in range(3)]
+            odds = [0.8 if label == most else 0.1 for label in range(3)]
             label = rng.choice(3, count, p=odds)
             frame = pd.DataFrame(
                 {
                     "age": (50 + 10 * label + 8 * rng.standard_normal(count)) / 50 - 1,
                     "marker": label + 0.6 * rng.standard_normal(count),
                     "ratio": -label + 0.9 * rng.standard_normal(count),
-                    "finding": [CLASSES[one] for one in label],
+                    "finding": [CLASSES[number] for number in label],
                 }
             )
             frame.to_csv(folder / clinic / f"{part}.csv", index=False)

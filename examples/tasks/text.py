@@ -1,4 +1,4 @@
-"""Text: reviews as tokens with a mask for padding, with a mean of embeddings and with a small transformer.
+"""Text: reviews as padded tokens, with a bag of words and with a small transformer.
 
 python text.py
 """
@@ -12,7 +12,7 @@ WORDS, LENGTH, PADDING = 60, 12, 0
 
 
 class Bag(nn.Module):
-    """The mean embedding of the words there are, and two layers."""
+    """The mean embedding of the words, and two layers."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Transformer(nn.Module):
 
 
 def shop(seed: int, words: range, samples: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Reviews in a shop's own words; a word with an even number speaks for the thing, an odd one against it."""
+    """Reviews in a shop's own words; an even word votes for label 0, an odd word for label 1."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(words.start, words.stop, (samples, LENGTH), generator=generator)
     y = torch.randint(0, 2, (samples,), generator=generator)

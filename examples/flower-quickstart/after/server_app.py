@@ -1,4 +1,4 @@
-"""The server's half of the app."""
+"""The server app."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord

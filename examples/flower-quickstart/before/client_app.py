@@ -1,4 +1,4 @@
-"""The client's half of the app."""
+"""The client app."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict

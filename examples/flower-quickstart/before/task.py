@@ -17,7 +17,7 @@ class Net(nn.Module):
 
 
 def load_data(partition: int, partitions: int, batch_size: int = 32) -> tuple[DataLoader, TensorDataset]:
-    """Points on a ring of sixteen clusters of four classes; every site has only its own classes."""
+    """Sixteen clusters of four classes on a ring; every site has different classes."""
     x, y = _ring(4000, seed=0)
     mine = y % partitions == partition
     return DataLoader(TensorDataset(x[mine], y[mine]), batch_size, shuffle=True), TensorDataset(
