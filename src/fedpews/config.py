@@ -39,44 +39,42 @@ EITHER = {"warmup.rounds": "warmup.fraction", "train.epochs": "train.steps"}
 
 class TrainTable(Table):
     lr: Positive = field(0.01, "local learning rate")
-    batch_size: Count = field(32, "samples of a local step")
+    batch_size: Count = field(32, "samples per local step")
     epochs: Annotated[int, Field(ge=1, le=100_000, strict=True)] | None = field(
-        None, "passes over its data that a client makes in a round; 1 by default"
+        None, "epochs per round on a client's data; by default 1"
     )
     steps: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] | None = field(
-        None, "instead of epochs: local steps in a round"
+        None, "local steps per round, instead of epochs"
     )
     optimizer: str = field(
         "sgd",
-        "of the local steps: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
+        "local optimiser: sgd, momentum, nesterov, adam, adamw, adagrad, rmsprop, yogi, or module:Class",
     )
-    momentum: Momentum = field(0.0, "of sgd, momentum and nesterov; the last two have 0.9 by default")
-    weight_decay: NotNegative = field(0.0, "of the local steps; adamw has 0.01 by default")
-    clip_norm: Positive | None = field(None, "longer local gradients are scaled down to this length")
-    server_lr: Positive | None = field(None, "global learning rate; by default the server optimiser's own")
+    momentum: Momentum = field(0.0, "momentum of sgd, momentum and nesterov; 0.9 by default for the last two")
+    weight_decay: NotNegative = field(0.0, "weight decay of the local steps; 0.01 by default for adamw")
+    clip_norm: Positive | None = field(
+        None, "maximum norm of a local gradient; larger gradients are scaled down"
+    )
+    server_lr: Positive | None = field(None, "global learning rate; by default that of the server optimiser")
     lr_milestones: list[Count] = field([], "rounds after which the local learning rate is decayed")
-    lr_decay: Positive = field(0.1, "what it is multiplied by then")
+    lr_decay: Positive = field(0.1, "factor of the local learning rate at a milestone")
     lr_schedule: Literal["constant", "cosine"] = field(
         "constant", "cosine: from lr down to lr_min over the rounds"
     )
-    lr_min: NotNegative = field(0.0, "where a cosine schedule ends")
-    lr_warmup: Whole = field(0, "rounds in which the local learning rate rises to lr")
+    lr_min: NotNegative = field(0.0, "final rate of a cosine schedule")
+    lr_warmup: Whole = field(0, "number of rounds in which the local learning rate rises to lr")
     weighting: Literal["uniform", "samples"] = field("uniform", "a client's weight in the average")
     aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = field(
-        "mean", "how uploads become one; all but mean stand a few bad clients"
+        "mean", "how uploads are averaged; all but mean tolerate a few bad clients"
     )
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = field(
-        0.2, "of the trimmed mean: the part left out at each end"
-    )
-    byzantine: Whole | None = field(
-        None, "of krum: how many clients may be bad; by default as many as it stands"
-    )
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = field(0.2, "trimmed mean: the share removed at each end")
+    byzantine: Whole | None = field(None, "krum: number of bad clients; by default as many as it tolerates")
 
     freeze: list[str] = field(
         [], "patterns of parameters that are neither trained nor sent, such as backbone.*"
     )
     diverged: Literal["stop", "leave-out"] = field(
-        "stop", "a client whose numbers break down: stop with a checkpoint, or leave it out of that round"
+        "stop", "if a client diverges: stop with a checkpoint, or leave it out of that round"
     )
 
     @field_validator("freeze", mode="before")
@@ -88,7 +86,7 @@ class TrainTable(Table):
 class MethodTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the method's own options, checked when it is made
     name: str = field("fedavg+pews", "a method, + a server optimiser, + a warmup; see `fedpews list methods`")
-    object: str | None = field(None, "written by fedpews.run(method=OBJECT): what the method was, in Python")
+    object: str | None = field(None, "written by fedpews.run(method=OBJECT): the method's repr")
 
 
 def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
@@ -110,8 +108,8 @@ def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
 @_with_mask_options
 class WarmupTable(Table):
     model_config = ConfigDict(allow_inf_nan=False)
-    kind: WarmupKind | None = field(None, "by default what the method's name says")
-    rounds: Whole | None = field(None, "W, rounds of the warmup")
+    kind: WarmupKind | None = field(None, "by default set by the method's name")
+    rounds: Whole | None = field(None, "number of warmup rounds, W")
     fraction: Annotated[float, Field(ge=0, le=1)] | None = field(None, "τ = W/T, instead of rounds")
     if TYPE_CHECKING:
 
@@ -121,87 +119,85 @@ class WarmupTable(Table):
 class TaskTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
     name: str = field("classification", "a task by name, or module:Task; see `fedpews list tasks`")
-    metrics: list[str] = field(
-        [], "what to measure, the one that counts first; by default the task's own first"
-    )
+    metrics: list[str] = field([], "metrics, the main metric first; by default the first of the task")
 
 
 class StopTable(Table):
     patience: Count | None = field(
-        None, "end a seed after so many rounds without improvement; warmup rounds do not count"
+        None, "end a seed after this number of rounds without improvement; warmup rounds do not count"
     )
-    min_delta: NotNegative = field(0.0, "what counts as an improvement")
-    on: Literal["validation", "test"] = field("validation", "the data that choose")
-    best: bool = field(False, "keep the best model too; with patience it is kept anyway")
+    min_delta: NotNegative = field(0.0, "smallest change that counts as an improvement")
+    on: Literal["validation", "test"] = field("validation", "the data that decide")
+    best: bool = field(False, "also keep the best model; always on with stop.patience")
 
 
 class PretrainTable(Table):
-    data: str | None = field(None, "public data by name: the server trains the model on it before round 1")
-    train_per_class: Count | None = field(None, "take so many samples of each of its classes")
-    seed: int = field(0, "of the draw of these")
-    epochs: Count = field(10, "passes over them")
-    lr: Positive | None = field(None, "for that; by default the first round's")
+    data: str | None = field(None, "name of public data on which the server trains the model before round 1")
+    train_per_class: Count | None = field(None, "number of samples of each class")
+    seed: int = field(0, "seed of the public data")
+    epochs: Count = field(10, "epochs on the public data")
+    lr: Positive | None = field(None, "learning rate; by default that of the first round")
 
 
 class FinetuneTable(Table):
     epochs: Count | None = field(
-        None, "after the last round every client trains the global model so long on its own data"
+        None, "epochs for which every client trains the final global model on its own data"
     )
-    lr: Positive | None = field(None, "for that; by default the last round's")
+    lr: Positive | None = field(None, "learning rate; by default that of the last round")
 
 
 class PrivacyTable(Table):
     clip: Positive | None = field(
-        None, "C, the longest change a client may send; turns differential privacy on"
+        None, "C, the maximum norm of a client's change; turns differential privacy on"
     )
     noise: NotNegative = field(1.0, "z, the noise multiplier: deviation z·C on the sum of the changes")
     place: Literal["server", "client"] = field("server", "where noise is added: central or local")
-    adaptive: bool = field(False, "let C follow a quantile of the clients' lengths")
-    quantile: Annotated[float, Field(gt=0, lt=1)] = field(0.5, "which quantile")
-    clip_lr: Positive = field(0.2, "how fast C follows")
-    bit_noise: Positive = field(1.0, "deviation of the noise on how many changes were not cut")
+    adaptive: bool = field(False, "adapt C to a quantile of the clients' norms")
+    quantile: Annotated[float, Field(gt=0, lt=1)] = field(0.5, "the quantile for privacy.adaptive")
+    clip_lr: Positive = field(0.2, "learning rate of C")
+    bit_noise: Positive = field(1.0, "deviation of the noise on the number of unclipped changes")
     delta: Annotated[float, Field(gt=0, lt=1)] = field(1e-5, "δ at which ε is reported")
 
 
 class RuntimeTable(Table):
-    engine: Literal["auto", "eager", "compiled"] = field("auto", "what trains the clients")
-    workers: Count | None = field(None, "clients trained at once; by default as many as there are cores")
+    engine: Literal["auto", "eager", "compiled"] = field("auto", "the engine that trains the clients")
+    workers: Count | None = field(None, "number of clients trained at once; by default the number of cores")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?|mps)$")] = field(
-        "cpu", "where tensors live: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
+        "cpu", "device of the tensors: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
     )
     checkpoint_every: Count = field(5, "rounds between two checkpoints")
     evaluate_every: Count = field(
-        1, "rounds between two evaluations of the global model; the last round always has one"
+        1, "rounds between two evaluations of the global model; the last round is always evaluated"
     )
     resume: Literal["same", "changed"] = field(
         "same",
-        "changed: go on with another engine, torch or compiler, or a lower train.lr; the record says so",
+        "changed: continue with another engine, torch or compiler, or a lower train.lr; the run records it",
     )
 
 
 class FlowerTable(Table):
-    min_sites: Count = field(2, "good uploads that a round needs; a smaller cohort needs all")
+    min_sites: Count = field(2, "accepted uploads that a round needs; a smaller cohort needs all")
     max_failures: Whole | None = field(
-        None, "more failed sites than this in a round, and they are asked again; by default any number"
+        None, "if more sites fail in a round, they are asked again; by default any number may fail"
     )
-    attempts: Count = field(3, "how often a round is tried before the run stops")
+    attempts: Count = field(3, "attempts per round before the run stops")
     round_seconds: Positive = field(3600.0, "time limit of a round")
-    join_seconds: NotNegative = field(120.0, "at the start, how long to wait for all sites")
+    join_seconds: NotNegative = field(120.0, "how long to wait for all sites at the start")
     wait_seconds: NotNegative = field(600.0, "how long to wait for min_sites before the run stops")
     max_norm: Positive | None = field(
-        None, "refuse an upload of which any part (change, controls, ...) is larger than this"
+        None, "refuse an upload if the norm of any part (change, controls, ...) is larger"
     )
     norm_multiple: Annotated[float, Field(gt=1)] = field(
-        5.0, "refuse an upload larger than so many medians of its round; inf refuses none"
+        5.0, "refuse an upload larger than this multiple of the round's median; inf refuses none"
     )
     max_samples: Count = field(10**9, "refuse an upload that claims more samples")
     lost_memory: Literal["refuse", "restart"] = field(
-        "refuse", "what a site does that lost its private memory"
+        "refuse", "what a site does if its private memory is lost"
     )
     input_shape: list[Count] | None = field(
-        None, "of one sample, when data.name is 'sites' and the server has no test set"
+        None, "shape of a sample, if data.name is 'sites' and the server has no test set"
     )
-    classes: Count | None = field(None, "how many, when data.name is 'sites'")
+    classes: Count | None = field(None, "number of classes, if data.name is 'sites'")
 
 
 def recipes() -> dict[str, Any]:

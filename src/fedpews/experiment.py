@@ -43,25 +43,25 @@ class Experiment(Table):
     fedpews.errors.ConfigError: warmup.rounds is 20 but there are only 10 rounds; make it at most rounds
     """
 
-    rounds: Count = field(100, "T, communication rounds")
+    rounds: Count = field(100, "number of communication rounds, T")
     seeds: list[Annotated[int, Field(ge=0, le=10**18, strict=True)]] = field(
-        [0], "one run for each", min_length=1
+        [0], "one run per seed", min_length=1
     )
-    target_accuracy: Annotated[float, Field(gt=0, le=1)] = field(0.99, "rounds to reach it are counted")
-    target_metric: str | None = field(
-        None, "the metric that has a target; by default the first of task.metrics"
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] = field(
+        0.99, "the report counts the rounds to reach it"
     )
+    target_metric: str | None = field(None, "the metric of the target; by default the first of task.metrics")
     target: Annotated[float, Field(allow_inf_nan=False)] | None = field(
-        None, "what target_metric is to reach; by default target_accuracy where that makes sense"
+        None, "the value that target_metric should reach; for accuracy target_accuracy by default"
     )
-    participation: Annotated[float, Field(gt=0, le=1)] = field(1.0, "part of the clients in each round")
+    participation: Annotated[float, Field(gt=0, le=1)] = field(1.0, "share of the clients in each round")
     data: DataTable = DataTable()
     task: config.TaskTable = config.TaskTable()
     model: ModelTable = ModelTable()
     train: config.TrainTable = config.TrainTable()
     method: config.MethodTable = config.MethodTable()
-    optimizer: dict[str, float] = field({}, "the local optimiser's own options")
-    server: dict[str, float] = field({}, "the server optimiser's own options")
+    optimizer: dict[str, float] = field({}, "options of the local optimiser")
+    server: dict[str, float] = field({}, "options of the server optimiser")
     warmup: config.WarmupTable = config.WarmupTable()
     stop: config.StopTable = config.StopTable()
     pretrain: config.PretrainTable = config.PretrainTable()

@@ -21,10 +21,8 @@ class DataTable(Table):
     partition: str | None = Field(
         None, description="how the samples are assigned to clients; see `fedpews list data`"
     )
-    pool: bool = Field(
-        False, description="put your own clients' samples together, to be split by data.partition"
-    )
-    clients: Count | None = Field(None, description="how many clients; by default what the partition implies")
+    pool: bool = Field(False, description="pool your own clients' samples and split them by data.partition")
+    clients: Count | None = Field(None, description="number of clients; by default set by the partition")
     alpha: Positive | None = Field(None, description="concentration of the dirichlet and quantity partitions")
     classes_per_client: Count | None = Field(None, description="for the noc partition")
     class_lists: list[list[int]] | None = Field(
@@ -33,45 +31,42 @@ class DataTable(Table):
     classes: list[str] | None = Field(
         None, description="the names of all clients' classes, in the order of their labels; by default sorted"
     )
-    train_per_class: Count | None = Field(None, description="take so many training samples of each class")
-    test_per_class: Count | None = Field(None, description="take so many test samples of each class")
+    train_per_class: Count | None = Field(None, description="number of training samples of each class")
+    test_per_class: Count | None = Field(None, description="number of test samples of each class")
     scaling: Scaling | Literal["federated"] | list[Scaling] | None = Field(
         None,
-        description="values of named images: in [-1, 1] (by default), in [0, 1], of mean 0 and deviation 1, or (first) "
-        "by the first source's mean and deviation; a list has one for each source; standard also for tables; "
-        "federated, for any data: by the mean and deviation of all clients together",
+        description="named images: symmetric scales to [-1, 1] (the default), unit to [0, 1], standard to mean 0 and "
+        "deviation 1, first by mean and deviation of the first source; a list sets one per source. Tables: standard. "
+        "Any data: federated, by mean and deviation of all clients",
     )
-    min_count: Count = Field(
-        5, description="of statistics that clients share: counts of fewer samples are suppressed"
-    )
-    count_noise: NotNegative = Field(
-        0.0, description="of statistics that clients share: the scale of Laplace noise on their counts"
-    )
-    seed: int = Field(0, description="of the draw and the partition; the same for all of a run's seeds")
+    min_count: Count = Field(5, description="statistics suppress counts of fewer samples")
+    count_noise: NotNegative = Field(0.0, description="scale of the Laplace noise on counts in statistics")
+    seed: int = Field(0, description="seed of the data and the partition; the same for all seeds of a run")
     validation: Annotated[float, Field(gt=0, lt=1)] | Literal["given"] | None = Field(
         None,
-        description="share of each client's training samples held out for validation; 'given': the data set's own",
+        description="share of each client's training samples held out for validation; 'given': the data set's split",
     )
     augment: list[str] = Field(
         [], description="random changes of training batches: crop, flip, or module:function"
     )
-    partitioner: dict[str, Any] = Field({}, description="the options of a flwr:... partition")
-    label: str | None = Field(
-        None, description="of CSV and Parquet folders and of hf data: the column that holds the label"
-    )
+    partitioner: dict[str, Any] = Field({}, description="options of a flwr:... partition")
+    label: str | None = Field(None, description="the label column of tables and hf data")
     inputs: list[str] | None = Field(
-        None, description="of hf data: the columns that hold the inputs; by default the only other one"
+        None, description="the input columns of hf data; by default the only other column"
     )
-    client: str | None = Field(None, description="of hf data: the column that names each row's client")
+    client: str | None = Field(None, description="the column of hf data with each row's client")
     missing: Literal["refuse", "mean"] = Field(
-        "refuse", description="of tables, missing inputs: refuse, or fill in the client's training mean"
+        "refuse", description="missing inputs of tables: refuse, or fill in the client's training mean"
     )
     image_size: Count | None = Field(
         None,
-        description="of images in folders and hf data: the shorter side is brought to this, the middle square is kept",
+        description="size of images from folders and hf data: scales the shorter side, keeps the central square",
     )
     storage: Literal["numbers", "bytes"] | None = Field(
-        None, description="of named images: bytes take a quarter of the memory of numbers (the default)"
+        None,
+        description="storage of named images: bytes need a quarter of the memory of numbers (the default)",
     )
     lazy: bool = Field(False, description="read the inputs of Datasets batch by batch instead of all at once")
-    fingerprint: str | None = Field(None, description="written by fedpews.run(clients=…): of their samples")
+    fingerprint: str | None = Field(
+        None, description="written by fedpews.run(clients=…): a hash of the samples"
+    )

@@ -10,22 +10,22 @@ from fedpews.options import Count, Positive, Table
 
 
 class LoraTable(Table):
-    rank: Count = Field(8, description="components of each adapter")
+    rank: Count = Field(8, description="number of components of each adapter")
     targets: list[str] | None = Field(
         None,
-        description="layers that get an adapter, by the end of their names; by default every linear layer",
+        description="layers with an adapter, by the end of their names; by default every linear layer",
     )
     alpha: Positive | None = Field(
         None, description="an adapter's output is multiplied by alpha/rank; by default alpha is rank"
     )
     full: list[str] | None = Field(
-        None, description="patterns of parameters that train in full; by default the layer of the outputs"
+        None, description="patterns of parameters that are trained in full; by default the output layer"
     )
     ranks: list[Count] | None = Field(
-        None, description="the rank of client 0, 1, …, again from the start when there are more clients"
+        None, description="the rank of client 0, 1, …; the list repeats if there are more clients"
     )
     padding: bool = Field(
-        False, description="average a component over all clients, with zeros from those of a smaller rank"
+        False, description="average a component over all clients, with zeros for clients of smaller rank"
     )
 
     @model_validator(mode="after")
@@ -46,11 +46,11 @@ class ModelTable(BaseModel):
     )
     start: str | None = Field(
         None,
-        description="a safetensors file with the weights to start from; {seed} in it stands for the seed",
+        description="a safetensors file with initial weights; {seed} is replaced by the seed",
     )
     fresh: list[str] = Field(
         [],
-        description="patterns of parameters that are not read from the start, such as those of the last layer",
+        description="patterns of parameters that are not read from model.start, such as the last layer",
     )
     lora: LoraTable | None = Field(
         None,
