@@ -302,8 +302,8 @@ def commented_toml(
     sections = {
         "": [
             f"# fedpews run {path}",
-            f"# The recipe {recipe}, with every other key as a comment: take the # away to set it.",
-            "# Names such as module:Class are code, which runs: read a file from others first.",
+            f"# The recipe {recipe}, with all other keys as comments: remove the # to set a key.",
+            "# Names such as module:Class are code, which is run: read a file from someone else first.",
         ]
     }
 

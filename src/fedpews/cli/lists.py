@@ -116,20 +116,23 @@ def _data() -> Iterator[tuple[str, str]]:
     from fedpews.data import PARTITIONS, SOURCES
 
     yield from ((name, source.description) for name, source in SOURCES.items())
-    yield "A+B+...", "any of these side by side, their labels one after the other"
-    yield "folder:PATH", "your own: a folder or .npz file per client, and one called test"
+    yield "A+B+...", "several of these together; their labels follow each other"
+    yield "folder:PATH", "your own: a folder, .npz file or table per client, and a test set"
+    yield "hf:PATH", "a Hugging Face dataset on disk or in the cache"
     yield "module:function", "your own: a function that returns the clients and the test set"
     yield "", ""
     yield from (
         (f"partition {name}", (inspect.getdoc(scheme) or "").splitlines()[0])
         for name, scheme in PARTITIONS.items()
     )
+    yield "partition flwr:NAME", "A partitioner of flwr-datasets."
 
 
 def _models() -> Iterator[tuple[str, str]]:
     from fedpews.models import describe_models
 
     yield from describe_models()
+    yield "timm:NAME", "models of timm; also torchvision:NAME and transformers:NAME"
     yield "module:Class", "your own torch.nn.Module"
 
 
@@ -146,7 +149,7 @@ def _recipes() -> Iterator[tuple[str, str]]:
     for name, file in recipes().items():
         yield name, file.read_text().splitlines()[1].removeprefix("#").strip()
     yield "", ""
-    yield "", "the paper's tables and figures: fedpews list studies"
+    yield "", "tables and figures of the paper: fedpews list studies"
 
 
 def _studies() -> Iterator[tuple[str, str]]:

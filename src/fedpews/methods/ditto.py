@@ -1,4 +1,4 @@
-"""Ditto: every client also trains a personal model, kept near the global one (Li et al. 2021)."""
+"""Ditto: every client also trains a personal model near the global model (Li et al. 2021)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedpews.trees import Nest, Tree
 @register("personal", "ditto")
 @dataclass(frozen=True)
 class Ditto(Wrapper):
-    """Ditto: a personal model at each client, kept near the global one (Li et al. 2021).
+    """Ditto: a personal model at each client with a penalty on its distance to the global model (Li et al. 2021).
 
     At every step of the inner method the client's own model v takes one too, on the same batch and by the same
     optimiser, on f(v) + (λ/2)‖v − x_g‖². v starts at the global model and never leaves the client. The global

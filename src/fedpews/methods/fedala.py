@@ -1,4 +1,4 @@
-"""FedALA: each client learns how far to follow the global model, weight by weight (Zhang et al. 2023)."""
+"""FedALA: each client learns how much of the global model to adopt, weight by weight (Zhang et al. 2023)."""
 
 from __future__ import annotations
 

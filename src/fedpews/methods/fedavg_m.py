@@ -1,4 +1,4 @@
-"""FedAvg-M and SCAFFOLD-M: local steps lean towards where all clients went in the last round (Cheng et al. 2024)."""
+"""FedAvg-M and SCAFFOLD-M: local steps with the momentum of all clients (Cheng et al. 2024)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Leaning(Optimizer):
 @register("method", "fedavg-m")
 @dataclass(frozen=True)
 class FedAvgMomentum(FedAvg):
-    """FedAvg-M: local steps lean towards where all clients went in the last round (Cheng et al. 2024).
+    """FedAvg-M: local steps with the momentum of all clients (Cheng et al. 2024).
 
     FedAvg whose steps are β·g + (1 − β)·v, with v the mean step of all clients in the last round. v starts at 0 and
     becomes mean((x_g − y_i)/(K_i·η)); the server takes the mean of the y_i, which is the paper's rate γ = K·η where all
@@ -114,7 +114,7 @@ class FedAvgMomentum(FedAvg):
 @register("method", "scaffold-m")
 @dataclass(frozen=True)
 class ScaffoldMomentum(FedAvgMomentum, Scaffold):
-    """SCAFFOLD-M: SCAFFOLD whose steps lean towards where all clients went last (Cheng et al. 2024).
+    """SCAFFOLD-M: SCAFFOLD with the momentum of all clients (Cheng et al. 2024).
 
     A step is y ← y − η·(β·(g − c_i + c) + (1 − β)·v): FedAvg-M with SCAFFOLD's control variates. v is `fedavg-m`'s, the
     mean step of the last round. c_i⁺ is the mean of the client's own gradients g, as in the paper: ((x_g − y)/(K·η) −

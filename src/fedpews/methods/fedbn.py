@@ -129,7 +129,7 @@ class FedRep(Local):
 @register("personal", "local")
 @dataclass(frozen=True)
 class LocalOnly(Local):
-    """Local training: every client trains a model of its own and shares nothing, what federation must beat."""
+    """Local training: every client trains its own model and shares nothing; the baseline without federation."""
 
     names: tuple[str, ...] | str = "all"
 

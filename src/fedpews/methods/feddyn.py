@@ -1,4 +1,4 @@
-"""FedDyn: local losses bent so that their optima meet at the global one (Acar et al. 2021)."""
+"""FedDyn: dynamic regularisation that aligns the local optima with the global optimum (Acar et al. 2021)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps do not count for more (Wang et al. 2020)."""
+"""FedNova: updates normalised by the number of local steps (Wang et al. 2020)."""
 
 from __future__ import annotations
 

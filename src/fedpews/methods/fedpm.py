@@ -1,4 +1,4 @@
-"""FedPM: the weights stay random, the clients learn which of them to use (Isik et al. 2023)."""
+"""FedPM: the weights stay random, and the clients learn which of them to use (Isik et al. 2023)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProx: local SGD kept near the global model (Li et al. 2020)."""
+"""FedProx: local SGD with a penalty on the distance to the global model (Li et al. 2020)."""
 
 from __future__ import annotations
 

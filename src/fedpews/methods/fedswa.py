@@ -27,7 +27,7 @@ PROGRESS = "progress"
 @register("method", "fedswa")
 @dataclass(frozen=True)
 class FedSWA(FedAvg):
-    """FedSWA: a local rate that falls within every round, and a server that goes on past the mean (Liu et al. 2025).
+    """FedSWA: a local rate that falls within every round, and a server that extrapolates (Liu et al. 2025).
 
     FedAvg whose k-th local step has the rate η·(1 − (1 − ρ)·k/K), and whose server moves by α·(mean(y_i) − x_g). k
     counts from 0 in every round, so the rate is cyclical. K is what the client did in its last round; in its first one
@@ -78,7 +78,7 @@ class FedSWA(FedAvg):
 @register("method", "fedmoswa")
 @dataclass(frozen=True)
 class FedMoSWA(FedSWA, ControlVariates):
-    """FedMoSWA: FedSWA with control variates whose common part has momentum (Liu et al. 2025).
+    """FedMoSWA: FedSWA with control variates and server momentum (Liu et al. 2025).
 
     A step follows g − c_i + m, with c_i the client's own control and m the server's, both zero at first. Afterwards
     c_i⁺ = c_i − m + (x_g − y)/Σ_k η_k, the mean of the client's gradients by their rates, and at the server m ← m +

@@ -1,4 +1,4 @@
-"""FedWeIT: shared weights, own weights, and a weighted sum of the other clients' (Yoon et al. 2021)."""
+"""FedWeIT: shared weights, local weights, and a weighted sum of other clients' weights (Yoon et al. 2021)."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class FedRolex(HeteroFL):
 @register("method", "ist")
 @dataclass(frozen=True)
 class IST(PartialTraining):
-    """IST: the hidden neurons are assigned anew to the clients in every round (Yuan et al. 2022).
+    """IST: the hidden neurons are reassigned to the clients in every round (Yuan et al. 2022).
 
     Independent subnet training: every round assigns each hidden layer's neurons to the cohort, none twice. A client
     trains the network of its own neurons alone; inputs and outputs are whole for every client. What one client owns

@@ -40,7 +40,7 @@ class PersonalMasks(FedAvg):
 @register("method", "lotteryfl")
 @dataclass(frozen=True)
 class LotteryFL(PersonalMasks):
-    """LotteryFL: every client prunes its own winning ticket out of the global model (Li et al. 2021).
+    """LotteryFL: every client prunes the global model to its own lottery ticket (Li et al. 2021).
 
     A client trains the global model under a mask of its own, which it prunes as long as it works well. When the masked
     global model is right on more than ``accuracy`` of the client's own samples and more than ``remaining`` of its

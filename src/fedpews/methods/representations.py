@@ -21,7 +21,7 @@ from fedpews.trees import Nest, Tree
 @register("method", "moon")
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """MOON: local SGD with a contrast between models (Li et al. 2021).
+    """MOON: local SGD with a contrastive loss between models (Li et al. 2021).
 
     It draws a client's representation towards the global model's, away from its own last one's: it adds μ·CE([cos(z,
     z_glob), cos(z, z_prev)]/T, 0) to the loss of each sample, with z what the classifier reads; z_glob and z_prev carry
@@ -126,7 +126,7 @@ def open_share(net: Network, params: Tree) -> Tensor:
 @register("method", "feduv")
 @dataclass(frozen=True)
 class FedUV(FedAvg):
-    """FedUV: local SGD whose outputs vary and whose representations spread as with all classes (Son et al. 2024).
+    """FedUV: local SGD with a variance term on outputs and a uniformity term on representations (Son et al. 2024).
 
     FedAvg that adds λ·V + μ·U to the loss of a batch, so that a client trains as if it had all classes. V is the mean
     over the C classes of max(0, γ − s_j), with s_j the deviation of the j-th probability over the batch, and γ = 1/√C

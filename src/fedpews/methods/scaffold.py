@@ -1,4 +1,4 @@
-"""SCAFFOLD: local SGD corrected for each client's drift (Karimireddy et al. 2020)."""
+"""SCAFFOLD: control variates correct the drift of each client (Karimireddy et al. 2020)."""
 
 from __future__ import annotations
 

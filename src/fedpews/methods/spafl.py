@@ -1,4 +1,4 @@
-"""SpaFL: a trained threshold prunes each neuron, and only the thresholds travel (Kim et al. 2024)."""
+"""SpaFL: a trained threshold prunes each neuron, and only thresholds are sent (Kim et al. 2024)."""
 
 from __future__ import annotations
 

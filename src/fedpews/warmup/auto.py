@@ -31,7 +31,7 @@ TINY = 1e-12
 @register("masks", "auto")
 @dataclass(frozen=True)
 class Auto(Learned):
-    """Learned masks without a diversity term; the warmup starts only if updates conflict, and ends by itself.
+    """Learned masks without a diversity term; the warmup starts only if updates conflict, and ends automatically.
 
     λ is 0: each client's scores start at random, so the masks differ from the start. On the synthetic data of the
     paper λ = 5 made no difference with two clients over ten seeds, and λ = 2 ended 28 points lower with four.

@@ -44,7 +44,7 @@ class Masks(Options):
 @register("masks", "learned")
 @dataclass(frozen=True)
 class Learned(Masks):
-    """Each client learns a score per neuron by which it is drawn, open or closed, at every step.
+    """Each client learns a probability per neuron and draws its mask from it at every step.
 
     Args:
         diversity: λ, how strongly a client is pushed away from the others' neurons.
@@ -103,7 +103,7 @@ class Learned(Masks):
 @register("masks", "fixed")
 @dataclass(frozen=True)
 class Fixed(Masks):
-    """The server cuts every hidden layer into one contiguous group of neurons for each client.
+    """The server assigns each client a contiguous group of neurons in every hidden layer.
 
     Args:
         shares: each client's share of every layer, in any unit; by default equal shares.
