@@ -24,8 +24,7 @@ from typing import Any
 
 from fedpews.paper.cells import Runner
 from fedpews.paper.measures import MEASURES
-from fedpews.paper.reproduce import load_study
-from fedpews.paper.study import cells
+from fedpews.paper.study import cells, load_study
 
 STUDIES = Path(__file__).parent.parent / "src/fedpews/paper/studies"
 SCORES = Path(__file__).parent / "results/map-tuning.json"

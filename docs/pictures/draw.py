@@ -20,8 +20,7 @@ from matplotlib.patches import Circle, Patch
 
 import fedpews
 from fedpews.paper.published import read_published
-from fedpews.paper.reproduce import load_study
-from fedpews.paper.study import cells
+from fedpews.paper.study import cells, load_study
 
 HERE = Path(__file__).parent
 NOBODY, FIRST, SECOND, BOTH = "#e9e9e6", "#0072b2", "#e69f00", "#6d4c7d"

@@ -22,7 +22,7 @@ from fedpews.data import from_clients
 from fedpews.experiment import Experiment, known_keys
 from fedpews.flower.roster import KnownSites
 from fedpews.outside import parse_json, parse_toml
-from fedpews.paper.reproduce import load_study
+from fedpews.paper.study import load_study
 from fedpews.report.compare import remarks, table, verdicts
 from fedpews.report.html import make_report
 from fedpews.report.runs import find_runs

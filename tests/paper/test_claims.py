@@ -6,7 +6,7 @@ import pytest
 
 from fedpews.paper.claims import Verdict, evaluate_claims, summarise
 from fedpews.paper.page import Outcome, apart_rows
-from fedpews.paper.study import Claim, Scale
+from fedpews.paper.study import Claim
 from toy import study
 
 SEEDS = range(6)
@@ -172,7 +172,7 @@ def test_our_number_is_compared_with_the_papers_where_both_have_a_spread() -> No
     paper = {"final": {"fedavg": ["70 ± 1", "60"], "pews": ["75 ± 2", "× ± NA"]}}
     ours = readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]) | readings([1.0, 2.0], "b")
     del ours["final", "pews", "a"][99]
-    outcome = Outcome(study(paper=paper), Scale(), {}, ours, [])
+    outcome = Outcome(study(paper=paper), {}, ours, [])
 
     header, fedavg, pews = apart_rows(outcome, "final")
 

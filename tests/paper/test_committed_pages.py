@@ -10,8 +10,8 @@ import pytest
 
 from fedpews.paper.cells import Runner
 from fedpews.paper.page import apart_rows, markdown, number_rows
-from fedpews.paper.reproduce import load_study, run_study
-from fedpews.paper.study import SMALL, Scale, scaled
+from fedpews.paper.reproduce import run_study
+from fedpews.paper.study import load_study
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NUMBER = re.compile(r"\d+\.\d+")
@@ -28,10 +28,8 @@ def assert_alike(ours: str, committed: str) -> None:
 @pytest.mark.parametrize("name", sorted(page.stem for page in RESULTS.glob("*.json")))
 def test_a_page_says_what_the_runs_beside_it_say(name: str, tmp_path: Path) -> None:
     facts = json.loads((RESULTS / f"{name}.json").read_text())
-    stand_in = re.search(r"--stand-in (\S+)=(\S+)", facts["command"])
-    scale = Scale(small=name.endswith(SMALL), stand_in=dict([stand_in.groups()]) if stand_in else {})
-    study = scaled(load_study(name.removesuffix(SMALL)), scale)
-    outcome = run_study(study, Runner(tmp_path / "nothing", RESULTS / "runs"), scale, run=False)
+    study = load_study(name)
+    outcome = run_study(study, Runner(tmp_path / "nothing", RESULTS / "runs"), run=False)
 
     page = (RESULTS / f"{name}.md").read_text()
     tables = [part.strip() for part in page.split("\n\n") if part.startswith("|")]

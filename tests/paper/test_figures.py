@@ -12,8 +12,8 @@ from fedpews.errors import ConfigError
 from fedpews.paper.cells import CellResult, Runner
 from fedpews.paper.figures import draw
 from fedpews.paper.page import write_page
-from fedpews.paper.reproduce import load_study, run_study
-from fedpews.paper.study import Figure, Line, Scale, Small, cells, scaled
+from fedpews.paper.reproduce import run_study
+from fedpews.paper.study import Figure, Line, cells, load_study
 from fedpews.report.plots import OUTCOMES
 from fedpews.report.style import PALETTE, USUAL
 from toy import TINY, study
@@ -28,17 +28,6 @@ def test_a_figure_of_rows_that_have_not_run_is_neither_drawn_nor_linked(tmp_path
     assert "](toy.png)" in text
     assert "toy-2.png" not in text
     assert not (tmp_path / "toy-2.png").exists()
-
-
-def test_a_figure_names_rows_that_quick_leaves_out(tmp_path: Path) -> None:
-    toy = study(figures=[Figure(options={"rows": ["pews", "fedavg"]})], small=Small(rows=["fedavg"]))
-    scale = Scale(small=True)
-    outcome = run_study(scaled(toy, scale), Runner(tmp_path), scale)
-
-    (figure,) = draw(outcome.study, outcome.table)
-
-    assert {line.get_label() for line in figure.axes[0].get_lines()} >= {"FedAvg"}
-    assert "PeWS" not in {line.get_label() for line in figure.axes[0].get_lines()}
 
 
 def test_a_row_has_one_colour_in_all_panels_and_a_usual_method_its_own(tmp_path: Path) -> None:

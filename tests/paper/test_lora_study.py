@@ -13,8 +13,8 @@ import tiny_files
 from fedpews.errors import ConfigError
 from fedpews.paper.cells import Runner
 from fedpews.paper.pretrained import vit
-from fedpews.paper.reproduce import load_study, reproduce
-from fedpews.paper.study import Scale, cells
+from fedpews.paper.reproduce import reproduce
+from fedpews.paper.study import cells, load_study
 
 TINY = {
     "rounds": 2,
@@ -48,9 +48,9 @@ def test_the_base_is_pretrained_once_and_only_its_last_layer_is_new() -> None:
 
 def test_a_row_of_adapters_needs_a_tenth_of_the_bytes_of_full_fine_tuning(images: Path) -> None:
     pytest.importorskip("peft", reason="pip install 'fedpews[peft]'")
-    runner, scale = Runner(images / "out"), Scale(seeds=(0,), set=TINY)
+    runner = Runner(images / "out")
     only = "full,owners,padded-pews"
-    (outcome,) = reproduce("lora", runner, scale, only=only)
+    (outcome,) = reproduce("lora", runner, seeds=[0], changed=TINY, only=only)
     done = {row: result for (row, _), result in outcome.table.items() if result.status == "done"}
     assert set(done) == set(only.split(","))
     sent = {row: result.records[-1]["bytes_up"] for row, result in done.items()}

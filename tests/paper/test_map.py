@@ -13,8 +13,8 @@ import torch
 from fedpews.data import load
 from fedpews.experiment import Experiment
 from fedpews.paper.cells import Runner
-from fedpews.paper.reproduce import load_study, run_study
-from fedpews.paper.study import Line, cells
+from fedpews.paper.reproduce import run_study
+from fedpews.paper.study import Line, cells, load_study
 from tiny_files import write_mnist
 from toy import study
 

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from fedpews.paper.figures import curve_of, distance, paper_curves, plot_paper
-from fedpews.paper.reproduce import load_study
-from fedpews.paper.study import studies
+from fedpews.paper.study import load_study, studies
 from fedpews.report.plots import plot_curves
 from fedpews.report.style import new_figure
 

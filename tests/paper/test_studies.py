@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 from typer.testing import CliRunner
 
 from fedpews.cli import app
@@ -17,19 +16,8 @@ from fedpews.experiment import Experiment
 from fedpews.paper import cells as cells_module
 from fedpews.paper.cells import Runner
 from fedpews.paper.page import conclude, markdown, write_index, write_page
-from fedpews.paper.plan import plan
-from fedpews.paper.reproduce import load_study, reproduce, run_study
-from fedpews.paper.study import (
-    Cell,
-    Figure,
-    Line,
-    Scale,
-    Small,
-    canonical,
-    cells,
-    scaled,
-    used,
-)
+from fedpews.paper.reproduce import reproduce, run_study
+from fedpews.paper.study import Cell, Figure, Line, adapted, canonical, cells, load_study
 from fedpews.paper.sweep import make_sweep, parse_grid
 from toy import TINY, study
 
@@ -126,38 +114,23 @@ def test_equal_experiments_are_the_same_cell() -> None:
 
 
 def test_no_page_is_written_of_cells_that_have_not_run(tmp_path: Path) -> None:
-    (outcome,) = reproduce("sota", Runner(tmp_path), Scale(small=True), run=False)
+    list(reproduce("sota", Runner(tmp_path), run=False))
 
     assert not list(tmp_path.iterdir())
-    assert outcome.command == "fedpews reproduce sota --small"
 
 
-def test_a_study_without_a_small_version_is_the_same_with_small() -> None:
-    toy = study()
-    assert scaled(toy, Scale(small=True)) == toy
+# ---- pages and sweeps
 
 
-# ---- scale, pages, sweep, plan
+def test_changed_settings_are_in_every_cell_and_on_the_page(tmp_path: Path) -> None:
+    changed = adapted(study(), [3, 4], {"train.lr": 0.5, "runtime.workers": 1})
+    outcome = conclude(changed, [])
 
-
-def test_the_small_version_keeps_the_papers_numbers_beside_their_cells() -> None:
-    toy = study(small=Small(columns=["b"], seeds=[0], at={"b": {"train.lr": 0.5}}))
-    small = scaled(toy, Scale(small=True))
-
-    assert small.name == f"{toy.name}-small"
-    assert small.paper_number("final", "pews", "b") == "66"
-    assert small.seeds == [0]
-    assert [claim.text for claim in small.claims] == ["higher (only some of its cells here)"]
-    assert {cell.experiment.train.lr for cell in cells(small, Scale(small=True))} == {0.5}
-
-
-def test_a_stand_in_replaces_a_data_set_and_is_said() -> None:
-    scale = Scale(stand_in={"synthetic-32k": "synthetic-3.2k"})
-
-    assert {cell.experiment.data.name for cell in cells(study(), scale)} == {"synthetic-3.2k"}
-    assert scale.describe(study()) == ["synthetic-3.2k stands in for synthetic-32k"]
-    assert used(study(), scale) == scale
-    assert used(study(), Scale(stand_in={"cifar-mnist": "mnist"})).stand_in == {}
+    assert {cell.experiment.train.lr for cell in cells(changed)} == {0.5}
+    assert outcome.command == "fedpews reproduce toy --seeds 3,4 --set train.lr=0.5"
+    assert (
+        "**Not at the paper's scale**: changed: train.lr = 0.5." in write_page(outcome, tmp_path).read_text()
+    )
 
 
 def test_the_page_shows_both_numbers_and_the_index_sums_the_claims(tmp_path: Path) -> None:
@@ -193,7 +166,7 @@ def test_a_page_names_the_machine_that_ran_and_not_the_one_that_draws_it(
 def test_notes_beside_a_page_become_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "toy.notes.md").write_text("It is the seeds.")
 
-    page = write_page(conclude(study(), Scale(), []), tmp_path)
+    page = write_page(conclude(study(), []), tmp_path)
 
     assert "It is the seeds." in page.read_text()
 
@@ -242,90 +215,10 @@ def test_a_grid_that_is_none_is_refused(text: str) -> None:
         parse_grid(text)
 
 
-def test_a_plan_tells_what_is_left_and_about_how_long(tmp_path: Path) -> None:
-    small = study(columns={"a": Line(set=TINY)}, paper={})
-    done, *_ = cells(small)
-    Runner(tmp_path).run(done)
-
-    first, second = plan(small, Runner(tmp_path))
-
-    assert (first.missing, first.seconds) == ((), 0.0)
-    assert second.missing == (0, 1)
-    assert second.seconds is not None
-    assert 0 < second.seconds < 60
-
-
-def test_a_plan_probes_rounds_and_not_what_comes_before_and_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probed = []
-    monkeypatch.setattr(
-        "fedpews.paper.plan.round_seconds", lambda given, _: (probed.append(given), (1.0, 1.0))[1]
-    )
-    rows = {
-        "bare": Line(),
-        "pretrained": Line(set={"pretrain": {"data": "synthetic-3.2k"}, "finetune": {"epochs": 9}}),
-    }
-    list(plan(study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[]), Runner(tmp_path)))
-    assert [(one.pretrain.data, one.finetune.epochs) for one in probed] == [(None, None)]
-
-
-def _stop_at_the_second(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Probes of which the second is stopped by Ctrl-C; the methods that are probed."""
-    probed: list[str] = []
-
-    def probe(experiment: Experiment, _: Path | None) -> tuple[float, float]:
-        probed.append(experiment.method_label)
-        if len(probed) == 2:
-            raise Interrupted("stopped")
-        return 90.0, 90.0
-
-    monkeypatch.setattr("fedpews.paper.plan.round_seconds", probe)
-    return probed
-
-
-def test_a_plan_lists_all_cells_before_its_first_probe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _stop_at_the_second(monkeypatch)
-    told: list[str] = []
-    next(plan(study(), Runner(tmp_path, log=told.append)))
-    assert told[:4] == [
-        f"toy: {name}, {rounds} rounds, seeds 0, 1"
-        for rounds, name in [(2, "FedAvg, A"), (2, "PeWS, A"), (3, "FedAvg, B"), (3, "PeWS, B")]
-    ]
-    assert told[4].startswith("probing fedavg")
-
-
-def test_a_plan_that_was_stopped_keeps_what_it_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probed = _stop_at_the_second(monkeypatch)
-    with pytest.raises(Interrupted):
-        list(plan(study(), Runner(tmp_path)))
-    assert [line.seconds for line in plan(study(), Runner(tmp_path))] == [360.0, 360.0, 540.0, 540.0]
-    assert probed == ["fedavg", "fedavg+pews", "fedavg+pews"]
-
-
-def test_a_plan_command_that_is_stopped_shows_what_it_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _stop_at_the_second(monkeypatch)
-    file = tmp_path / "toy.toml"
-    file.write_text(tomli_w.dumps(study().model_dump(exclude_none=True)))
-
-    answer = CliRunner().invoke(app, ["plan", str(file), "--out", str(tmp_path)])
-
-    assert answer.exit_code == 130
-    assert "FedAvg, A" in answer.stdout
-    assert "6.0" in answer.stdout
-    assert "stopped; what is finished is kept" in answer.output
-
-
 def test_the_index_of_a_sweep_does_not_speak_of_the_paper(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text(Experiment(**TINY).to_toml())
-    page = write_page(conclude(make_sweep(str(config), {"train.lr": [0.01, 0.1]}), Scale(), []), tmp_path)
+    page = write_page(conclude(make_sweep(str(config), {"train.lr": [0.01, 0.1]}), []), tmp_path)
     index = (tmp_path / "README.md").read_text()
     assert index.startswith("# Results\n")
     assert "[train.lr on mine](sweep-mine.md)" in index
@@ -335,7 +228,7 @@ def test_the_index_of_a_sweep_does_not_speak_of_the_paper(tmp_path: Path) -> Non
 
 
 def test_the_index_shows_the_figure_that_a_page_shows(tmp_path: Path) -> None:
-    page = write_page(conclude(study(name="table1"), Scale(), []), tmp_path)
+    page = write_page(conclude(study(name="table1"), []), tmp_path)
     page.write_text("no figure")
     assert "<img" not in write_index(tmp_path).read_text()
 
@@ -344,7 +237,7 @@ def test_the_index_shows_the_figure_that_a_page_shows(tmp_path: Path) -> None:
 
 
 def test_the_index_of_the_papers_studies_says_so(tmp_path: Path) -> None:
-    write_page(conclude(study(name="table1"), Scale(), []), tmp_path)
+    write_page(conclude(study(name="table1"), []), tmp_path)
     assert (tmp_path / "README.md").read_text().startswith("# The paper's results, as measured here\n")
 
 

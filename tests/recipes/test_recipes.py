@@ -14,8 +14,7 @@ from fedpews.experiment import Experiment
 from fedpews.paper.cells import Runner
 from fedpews.paper.measures import MEASURES, printed
 from fedpews.paper.page import conclude, write_page
-from fedpews.paper.reproduce import load_study
-from fedpews.paper.study import Scale, cells, scaled, studies
+from fedpews.paper.study import adapted, cells, load_study, studies
 from fedpews.running import run
 
 PACKAGE = Path(fedpews.__file__).parent
@@ -71,10 +70,9 @@ def test_a_recipe_runs_a_tiny_round(name: str, images: Path) -> None:
 # lora needs peft and a base: tests/paper/test_lora_study.py
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "lora"])
 def test_a_study_runs_a_tiny_round_and_writes_its_page(name: str, images: Path, tmp_path: Path) -> None:
-    study = load_study(name)
-    study = scaled(study, Scale(seeds=(0,)))
+    study = adapted(load_study(name), [0], {})
     chosen = {}
-    for cell in cells(study, Scale(seeds=(0,))):  # the first cell of every method
+    for cell in cells(study):  # the first cell of every method
         chosen.setdefault(cell.experiment.method_label, cell)
 
     small = [
@@ -84,17 +82,14 @@ def test_a_study_runs_a_tiny_round_and_writes_its_page(name: str, images: Path, 
     found = [Runner(tmp_path, data_dir=images).run(cell) for cell in small]
 
     assert [(one.status, one.message) for one in found] == [("done", "")] * len(found)
-    page = write_page(conclude(study, Scale(), found), tmp_path, images)
+    page = write_page(conclude(study, found), tmp_path, images)
     assert study.title in page.read_text()
     assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("name", STUDIES)
-@pytest.mark.parametrize("small", [False, True])
-def test_every_cell_of_a_study_is_a_valid_experiment_of_its_own(name: str, small: bool) -> None:
-    scale = Scale(small=small)
-
-    names = [cell.name for cell in cells(scaled(load_study(name), scale), scale)]
+def test_every_cell_of_a_study_is_a_valid_experiment_of_its_own(name: str) -> None:
+    names = [cell.name for cell in cells(load_study(name))]
 
     assert len(set(names)) == len(names) > 0
 

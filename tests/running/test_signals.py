@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedpews.paper.plan import plan
 from torch import Tensor, nn
 
 import fedpews
@@ -20,8 +21,7 @@ from fedpews.callbacks import stop_signal
 from fedpews.engines.compiled.cache import remove_abandoned, run_apart, scratch_folder
 from fedpews.errors import Interrupted
 from fedpews.paper.cells import Runner
-from fedpews.paper.plan import plan
-from fedpews.paper.reproduce import load_study
+from fedpews.paper.study import load_study
 from fedpews.results.checkpoint import newest
 from waiting import when
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost, first_line
 from fedpews.ranks.rank import Rank
@@ -72,3 +74,18 @@ def as_known(error: Exception) -> FedpewsError | None:
     if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
         return FedpewsError(f"there is not enough memory: {first_line(error)}")
     return None
+
+
+def print_table(
+    rows: Sequence[Sequence[str]],
+    title: str | None = None,
+    numbers: Container[str] = ("MB", "samples", "classes", "bytes sent"),
+) -> None:
+    """Print rows, of which the first has the names of the columns; those of numbers are on the right."""
+    table = Table(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in rows[0]:
+        # folded, not cut: a path or a list must not lose its end
+        table.add_column(escape(column), overflow="fold", justify="right" if column in numbers else "left")
+    for row in rows[1:]:
+        table.add_row(*map(escape, row))
+    out.print(table)

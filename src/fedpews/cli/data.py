@@ -1,22 +1,22 @@
-"""`fedpews data`: which data sets are on this machine, download others, and show how one is split."""
+"""`fedpews data` and `fedpews stats`: data sets on this machine, their partition, and how much clients differ."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from os.path import commonpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
 
-from fedpews.cli.console import out
-from fedpews.cli.options import DataDir, Set, parse_settings, say
+from fedpews.cli.console import out, print_table
+from fedpews.cli.flower import Folder, ReadApp, ServerTest, flower, follow
+from fedpews.cli.options import Config, DataDir, Set, parse_settings, say
 from fedpews.errors import ConfigError
+from fedpews.flower import check_flwr
 
 if TYPE_CHECKING:
+    from fedpews.data.statistics import Statistics
     from fedpews.data.store import Status
 
 SHOWN = 30
@@ -24,6 +24,8 @@ SHOWN = 30
 
 NAMED = 12
 """Classes of a client that are shown by name."""
+
+PAGE = "statistics.html"
 
 data = typer.Typer(
     name="data",
@@ -64,7 +66,7 @@ def get(
 
 @data.command()
 def show(
-    config: Annotated[str, typer.Argument(help="A recipe (fedpews list recipes) or a TOML file.")],
+    config: Config,
     data_dir: DataDir = None,
     set_: Set = None,
     picture: Annotated[
@@ -133,21 +135,6 @@ def _print_status(entries: Sequence[Status]) -> None:
     print_table(rows)
 
 
-def print_table(
-    rows: Sequence[Sequence[str]],
-    title: str | None = None,
-    numbers: Container[str] = ("MB", "samples", "classes"),
-) -> None:
-    """Print rows, of which the first has the names of the columns; those of numbers are on the right."""
-    table = Table(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in rows[0]:
-        # folded, not cut: a path or a list must not lose its end
-        table.add_column(escape(column), overflow="fold", justify="right" if column in numbers else "left")
-    for row in rows[1:]:
-        table.add_row(*map(escape, row))
-    out.print(table)
-
-
 def _which(labels: Sequence[int], names: Sequence[str]) -> str:
     """The classes of a client: their names, or their numbers where they have no other names."""
     if all(name.isdigit() for name in names):
@@ -169,3 +156,69 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def stats(
+    config: Config,
+    page: Annotated[Path, typer.Option("--out", help="Output file.")] = Path(PAGE),
+    data_dir: DataDir = None,
+    set_: Set = None,
+) -> None:
+    """Compare the clients' data before training: classes, inputs, distances, advice.
+
+    It uses only what real sites would send. data.min_count and data.count_noise
+    suppress small counts.
+    """
+    from fedpews.build import load_data
+    from fedpews.data.statistics import Privacy, gather
+    from fedpews.data.table import FEDERATED
+    from fedpews.experiment import Experiment
+
+    experiment = Experiment.load(config, parse_settings(set_))
+    if experiment.data.scaling == FEDERATED:  # scaled values would hide how the clients differ
+        plain = experiment.data.model_copy(update={"scaling": None})
+        experiment = experiment.model_copy(update={"data": plain})
+    data = load_data(experiment, data_dir=data_dir)
+    _show_statistics(gather(data, Privacy(experiment.data.min_count, experiment.data.count_noise)), page)
+
+
+@flower.command("stats")
+def flower_stats(
+    folder: Folder,
+    app: ReadApp,
+    run_folder: Annotated[Path, typer.Option("--out", help="Folder for statistics.json and the page.")],
+    test: ServerTest = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Compare the data of the approved sites from sums over their training samples."""
+    check_flwr("fedpews flower stats")
+    from fedpews.flower.statistics import read_statistics
+
+    follow(folder, app, run_folder, {"stats": True}, test, data_dir)
+    _show_statistics(read_statistics(run_folder), run_folder / PAGE)
+
+
+def _show_statistics(statistics: Statistics, page: Path) -> None:
+    """Print the tables and write the page."""
+    from fedpews.report.statistics import (
+        advise,
+        distance_rows,
+        feature_rows,
+        input_distances,
+        label_distances,
+        site_rows,
+        write_page,
+    )
+
+    print_table(site_rows(statistics), "Sites")
+    features = feature_rows(statistics)
+    print_table(features[:21], "Mean ± deviation", features[0][1:])
+    if len(features) > 21:
+        say(f"and {len(features) - 21} more features, in the page")
+    names = list(statistics.sites)
+    for kind, matrix in (("labels", label_distances(statistics)), ("inputs", input_distances(statistics))):
+        if matrix is not None and len(matrix) > 1:
+            title = f"Distances of {kind} (0 the same, 1 nothing in common)"
+            print_table(distance_rows(matrix, names), title, names)
+    say(" ".join(advise(statistics)))
+    say(f"look at {write_page(statistics, page)}")

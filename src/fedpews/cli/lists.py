@@ -153,8 +153,7 @@ def _recipes() -> Iterator[tuple[str, str]]:
 
 
 def _studies() -> Iterator[tuple[str, str]]:
-    from fedpews.paper.reproduce import load_study
-    from fedpews.paper.study import studies
+    from fedpews.paper.study import load_study, studies
 
     for name in studies():
         study = load_study(name)

@@ -107,8 +107,10 @@ Log = Annotated[
 ]
 
 
-def parse_seeds(text: str) -> list[int]:
-    """The seeds of ``--seeds 0,1,2``."""
+def parse_seeds(text: str | None) -> list[int] | None:
+    """The seeds of ``--seeds 0,1,2``; None if the option is not given."""
+    if text is None:
+        return None
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:

@@ -1,19 +1,17 @@
-"""The commands about many runs: reproduce, plan and sweep. Heavy modules are imported when used."""
+"""The commands about many runs: reproduce and sweep. Heavy modules are imported when used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
-from fedpews.cli.console import err, out
+from fedpews.cli.console import err, out, print_table
 from fedpews.cli.options import (
     DataDir,
     Methods,
@@ -36,27 +34,19 @@ if TYPE_CHECKING:
     from fedpews.paper.cells import Runner
     from fedpews.paper.claims import Verdict
     from fedpews.paper.page import Outcome
-    from fedpews.paper.plan import Planned
     from fedpews.paper.search import Search
-    from fedpews.paper.study import Scale, Study
+    from fedpews.paper.study import Study
     from fedpews.paper.sweep import Grid
 
 Name = Annotated[
     str,
     typer.Argument(help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names),
 ]
-Small = Annotated[
-    bool, typer.Option("--small", help="Run the scaled-down version of studies that take days.")
-]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Set a configuration key in every cell; the page records it."
     ),
-]
-StandIn = Annotated[
-    list[str] | None,
-    typer.Option(metavar="DATA=OTHER", help="Replace a data set by another; the page records it."),
 ]
 Grids = Annotated[
     list[str] | None,
@@ -93,7 +83,6 @@ Storage = Annotated[
 
 def reproduce(
     name: Name,
-    small: Small = False,
     folder: Results = Path("results"),
     pages: Annotated[
         Path | None, typer.Option(help="Folder for the pages.", show_default="the --out folder")
@@ -101,7 +90,6 @@ def reproduce(
     seeds: Seeds = None,
     data_dir: DataDir = None,
     set_: Changes = None,
-    stand_in: StandIn = None,
     cells: Annotated[
         str | None,
         typer.Option(
@@ -121,50 +109,21 @@ def reproduce(
     from fedpews.paper.cluster import connect
     from fedpews.paper.reproduce import reproduce as reproduce_study
 
-    failed, scale = 0, _scale(small, seeds, set_, stand_in)
-    runner = _runner(folder, data_dir, quiet)
+    failed = 0
     with _resumable(), connect(on if run else None) as cluster:
         for outcome in reproduce_study(
-            name, runner, scale, pages=pages, only=cells, run=run, cluster=cluster
+            name,
+            _runner(folder, data_dir, quiet),
+            seeds=parse_seeds(seeds),
+            changed=parse_settings(set_),
+            pages=pages,
+            only=cells,
+            run=run,
+            cluster=cluster,
         ):
             _show_outcome(outcome, (pages or folder) / f"{outcome.study.name}.md")
             failed += outcome.failed
     _end(failed, "cells")
-
-
-def plan(
-    name: Name,
-    small: Small = False,
-    folder: Results = Path("results"),
-    seeds: Seeds = None,
-    data_dir: DataDir = None,
-    set_: Changes = None,
-    stand_in: StandIn = None,
-) -> None:
-    """Estimate how long `reproduce` takes on this machine.
-
-    Lists the cells and times a few rounds of each kind of run. The times are
-    kept in the --out folder (runs/probes.json).
-    """
-    from fedpews.paper.plan import plan as plan_study
-    from fedpews.paper.reproduce import load_study
-    from fedpews.paper.study import scaled, studies
-
-    scale, runner = _scale(small, seeds, set_, stand_in), _runner(folder, data_dir, quiet=False)
-    total = 0.0
-    with _resumable():
-        for each in list(studies()) if name == "all" else [name]:
-            study = scaled(load_study(each), scale)
-            planned: list[Planned] = []
-            try:
-                for line in plan_study(study, runner, scale):
-                    planned.append(line)
-            finally:
-                # also what was measured before it was stopped
-                _show_plan(study, planned)
-            total += sum(line.seconds or 0.0 for line in planned)
-    if name == "all":
-        out.print(f"all: about {_time(total)}, less where studies share cells")
 
 
 def sweep(
@@ -196,7 +155,7 @@ def sweep(
     from fedpews.paper.sweep import make_sweep
 
     keys, fixed = _settings(grid, method, {} if rounds is None else {"rounds": rounds}, set_)
-    chosen, runner = None if seeds is None else parse_seeds(seeds), _runner(folder, data_dir, quiet)
+    chosen, runner = parse_seeds(seeds), _runner(folder, data_dir, quiet)
     if search is not None:
         _run_search(plan_search(config, keys, trials, chosen, fixed), runner, storage, on)
     elif storage is not None:
@@ -221,18 +180,23 @@ def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
 
 def _run_search(search: Search, runner: Runner, storage: str | None, on: str | None) -> None:
     from fedpews.paper.cluster import connect
-    from fedpews.paper.search import ended, has_failed, open_study, run_search
-    from fedpews.paper.search_page import best_trial, describe_best, importance, write_search
+    from fedpews.paper.search import (
+        best_trial,
+        describe_best,
+        ended,
+        has_failed,
+        open_study,
+        run_search,
+        write_search,
+    )
 
     with _resumable(), open_study(search, runner.root, storage) as study:
         with connect(on) as cluster:
             run_search(search, study, runner, cluster)
         page = write_search(search, study, runner.root)
-        best, shares, failed = best_trial(study), importance(study), sum(map(has_failed, ended(study)))
+        best, failed = best_trial(study), sum(map(has_failed, ended(study)))
     if best is not None:
         say(describe_best(search, best))
-        text = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
-        say(f"importance: {text or 'too few trials to say'}")
         say(f"run it with: fedpews run {page.with_suffix('.best.toml')}")
     say(f"written to {page}")
     _end(failed, "trials")
@@ -253,13 +217,6 @@ def _settings(
     elif methods:
         values = {"method.name": methods, **values}
     return values, fixed
-
-
-def _scale(small: bool, seeds: str | None, set_: list[str] | None, stand_in: list[str] | None) -> Scale:
-    from fedpews.paper.study import Scale
-
-    chosen = None if seeds is None else tuple(parse_seeds(seeds))
-    return Scale(small, chosen, parse_settings(set_), parse_settings(stand_in))
 
 
 def _runner(folder: Path, data_dir: Path | None, quiet: bool) -> Runner:
@@ -290,37 +247,17 @@ def _end(failed: int, what: str) -> None:
         raise RunFailed(f"{failed} {what} failed" + "; the same command tries them again" * (what == "cells"))
 
 
-def _show_plan(study: Study, planned: list[Planned]) -> None:
-    rows = [
-        (
-            study.label(line.cell),
-            str(line.cell.experiment.rounds),
-            ", ".join(map(str, line.missing)) or "none, finished",
-            line.problem if line.seconds is None else f"{line.seconds / 60:.1f}",
-        )
-        for line in planned
-    ]
-    _print_table(f"{study.item}: {study.title}", [("cell", "rounds", "seeds to run", "minutes"), *rows])
-    left = sum(line.seconds or 0.0 for line in planned)
-    rounds = sum(line.cell.experiment.rounds * len(line.missing) for line in planned)
-    say(f"{study.name}: {rounds} rounds, about {_time(left)} on this machine")
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
 def _show_outcome(outcome: Outcome, page: Path) -> None:
     from fedpews.paper.measures import MEASURES
     from fedpews.paper.page import number_rows
 
     study = outcome.study
     out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
-    for sentence in outcome.scale.describe(study):
+    for sentence in outcome.scale:
         out.print(f"[yellow]not at the paper's scale:[/] {escape(sentence)}", soft_wrap=True)
     for measure in study.measures:
         brackets = "; in brackets the paper's" if study.paper.get(measure) else ""
-        _print_table(f"{MEASURES[measure].label}{brackets}", number_rows(outcome, measure))
+        print_table(number_rows(outcome, measure), f"{MEASURES[measure].label}{brackets}")
     claim = ""
     for verdict in outcome.verdicts:
         if verdict.claim != claim:
@@ -340,13 +277,3 @@ def _sentence(verdict: Verdict) -> str:
     p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
     ours = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
     return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + ours)}"
-
-
-def _print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text; the first one is the header."""
-    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for head in rows[0]:
-        grid.add_column(escape(head), overflow="fold")
-    for row in rows[1:]:
-        grid.add_row(*map(escape, row))
-    out.print(grid)

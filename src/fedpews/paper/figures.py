@@ -125,8 +125,7 @@ def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[F
     """Every figure of a study that has a run to draw."""
     figures, tints = [], _tints(study, results)
     for figure in study.figures:
-        # a figure may name rows that --small leaves out
-        rows = [row for row in figure.options.get("rows", study.rows) if row in study.rows]
+        rows = figure.options.get("rows", list(study.rows))
         if any(result.runs for (row, _), result in results.items() if row in rows):
             view = _View(study, results, figure.options, rows, tints, data_dir)
             figures.append(KINDS[figure.kind](view))
@@ -136,7 +135,7 @@ def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[F
 def _tints(study: Study, results: Results) -> dict[str, Color]:
     """A colour for each row, the same in all panels and figures; the first row of a usual method has its colour."""
     known: dict[str, str] = {}  # label → what its colour is chosen by
-    named = [row for figure in study.figures for row in figure.options.get("rows", []) if row in study.rows]
+    named = [row for figure in study.figures for row in figure.options.get("rows", [])]
     # rows that a figure names come first: with more rows than colours, those must not share one
     for row in dict.fromkeys([*named, *study.rows]):
         label = study.row_label(row)
@@ -227,7 +226,7 @@ def gains(view: _View) -> Figure:
 
     study, than = view.study, view.options["than"]
     measure = MEASURES[view.options.get("measure", "final")]
-    rows = [row for row in than if row in study.rows and than[row] in study.rows]
+    rows = list(than)
     sign = 1 if measure.higher_is_better else -1
     cells: dict[tuple[int, int], Difference] = {}
     framed = []

@@ -17,7 +17,7 @@ from fedpews.paper.cells import NOT_RUN, CellResult
 from fedpews.paper.claims import Readings, Verdict, evaluate_claims, summarise
 from fedpews.paper.figures import Results, curve_of, distance, draw
 from fedpews.paper.measures import MEASURES, printed, spread
-from fedpews.paper.study import SMALL, Scale, Study, studies
+from fedpews.paper.study import SWEEP, Study, studies
 from fedpews.results.records import Record
 from fedpews.results.schema import read_object
 from fedpews.results.statistics import unpaired_interval
@@ -58,7 +58,6 @@ class Outcome:
     """A study with its results and the verdicts on its claims."""
 
     study: Study
-    scale: Scale
     table: Results
     readings: Readings
     verdicts: list[Verdict]
@@ -73,17 +72,16 @@ class Outcome:
     @property
     def command(self) -> str:
         """The command that runs it again."""
-        scale = self.scale
-        flags = ["--small"] if scale.small and self.study.small is not None else []
-        if scale.seeds is not None:
-            flags.append("--seeds " + ",".join(map(str, scale.seeds)))
-        flags += [f"--set {key}={value}" for key, value in scale.changed.items()]
-        flags += [f"--stand-in {name}={other}" for name, other in scale.stand_in.items()]
-        name = self.study.name.removesuffix(SMALL)
-        return " ".join([self.study.command or f"fedpews reproduce {name}", *flags])
+        return self.study.command or f"fedpews reproduce {self.study.name}"
+
+    @property
+    def scale(self) -> list[str]:
+        """What differs from the paper's scale, if anything."""
+        changed = ", ".join(f"{key} = {value}" for key, value in self.study.departures.items())
+        return [f"changed: {changed}"] if changed else []
 
 
-def conclude(study: Study, scale: Scale, results: Sequence[CellResult]) -> Outcome:
+def conclude(study: Study, results: Sequence[CellResult]) -> Outcome:
     """Read every measure from the finished cells, and evaluate the claims."""
     table = {(result.cell.row, result.cell.column): result for result in results}
     names = dict.fromkeys([*study.measures, *(claim.measure for claim in study.claims)])
@@ -97,7 +95,7 @@ def conclude(study: Study, scale: Scale, results: Sequence[CellResult]) -> Outco
         for name in names
         for cell, result in table.items()
     }
-    return Outcome(study, scale, table, readings, evaluate_claims(study, finite))
+    return Outcome(study, table, readings, evaluate_claims(study, finite))
 
 
 def _values(result: CellResult, read: Callable[[Sequence[Record], Goal], float]) -> dict[int, float]:
@@ -111,7 +109,7 @@ def finding(outcome: Outcome) -> str:
     if not ran:
         return best_cells(outcome)
     first = [verdict for verdict in outcome.verdicts if verdict.claim == ran[0].claim]
-    text = f"{ran[0].claim}: {summarise(first)}{_reserve(outcome.scale.describe(outcome.study))}"
+    text = f"{ran[0].claim}: {summarise(first)}{_reserve(outcome.scale)}"
     if len(first) < len(outcome.verdicts):
         text += f"; all claims together: {summarise(outcome.verdicts)}"
     return f"{text}."
@@ -125,7 +123,7 @@ def best_cells(outcome: Outcome) -> str:
     known = {
         cell: list(values.values()) for cell in outcome.table if (values := outcome.readings[name, *cell])
     }
-    columns = [list(study.columns)] if study.command else [[column] for column in study.columns]
+    columns = [list(study.columns)] if study.item == SWEEP else [[column] for column in study.columns]
     best = []
     for group in ([cell for cell in known if cell[1] in column] for column in columns):
         if group:
@@ -212,7 +210,7 @@ def write_page(outcome: Outcome, folder: Path, data_dir: Path | None = None) -> 
         item=study.item,
         title=study.title,
         command=outcome.command,
-        scale=outcome.scale.describe(study),
+        scale=outcome.scale,
         seeds=len(study.seeds),
         cells=f"{done} of {len(outcome.table)}",
         verdicts=outcome.verdicts,
@@ -224,9 +222,9 @@ def write_index(folder: Path) -> Path:
     """README.md of a folder of pages: the table of claims, then the items."""
     order = list(studies())
     facts = [Facts(**read_object(file, Facts)) for file in sorted(folder.glob("*.json"))]
-    of = {fact.name: fact.name.removesuffix(SMALL) for fact in facts}
-    facts.sort(key=lambda fact: (order.index(of[fact.name]) if of[fact.name] in order else 99, fact.name))
-    is_paper = any(name in order for name in of.values())
+    facts.sort(key=lambda fact: (order.index(fact.name) if fact.name in order else 99, fact.name))
+    names = [fact.name for fact in facts]
+    is_paper = any(name in order for name in names)
     items = [["figure", "item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
         [
             _thumbnail(folder / f"{fact.name}.md", fact.title),
@@ -239,7 +237,6 @@ def write_index(folder: Path) -> Path:
         for fact in facts
     ]
     text = ["# The paper's results, as measured here" if is_paper else "# Results"]
-    # a claim that ran only in the small version appears with that version's numbers
     claims = [row for fact in facts for row in _claim_rows(fact) if row[3]]
     if claims:
         is_here = (folder.parent / EXPLAINED).exists()
@@ -252,7 +249,7 @@ def write_index(folder: Path) -> Path:
             markdown([head, *claims]),
         ]
     text += ["## Items", markdown(items)]
-    missing = [f"`fedpews reproduce {name}`" for name in order if name not in of.values()]
+    missing = [f"`fedpews reproduce {name}`" for name in order if name not in names]
     if is_paper and missing:
         text.append(f"Not measured yet: {', '.join(missing)}.")
     path = folder / "README.md"
@@ -275,11 +272,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:
     """The finding, the figures, how it was made, then the tables."""
-    study, departures = outcome.study, outcome.scale.describe(outcome.study)
+    study = outcome.study
     # a sweep has no scale of the paper's to keep to
-    scale = "" if study.command else " Not scaled down."
-    if departures:
-        scale = f" **Not at the paper's scale**: {'; '.join(departures)}."
+    scale = "" if study.item == SWEEP else " Not scaled down."
+    if outcome.scale:
+        scale = f" **Not at the paper's scale**: {'; '.join(outcome.scale)}."
     draws = f", seed s on data draw s mod {study.draws}" if study.draws > 1 else ""
     known = dict.fromkeys(machine for result in outcome.table.values() for machine in result.machines)
     machines = f"; measured on {' and '.join(known)}" if known else ""
@@ -343,9 +340,7 @@ def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:
 
 def _reserve(scale: Sequence[str]) -> str:
     """In brackets: whether a scale differs from the paper's."""
-    stand_ins = ["stands in" in sentence for sentence in scale]
-    reserves = ["scaled down"] * (False in stand_ins) + ["other data"] * (True in stand_ins)
-    return f" ({', '.join(reserves)})" if reserves else ""
+    return " (scaled down)" if scale else ""
 
 
 def _claim_rows(fact: Facts) -> list[list[str]]:

@@ -1,4 +1,7 @@
-"""A search for settings with Optuna: what is searched, and its trials. Settings are chosen on validation data only."""
+"""A search for settings with Optuna: what is searched, its trials, and the best settings as a configuration.
+
+Settings are chosen on validation data only.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,12 @@ from fedpews.errors import (
 from fedpews.experiment import Experiment, known_keys
 from fedpews.paper.cells import CellResult, Runner, report_validation
 from fedpews.paper.cluster import Cluster
+from fedpews.paper.page import Facts, markdown
 from fedpews.paper.study import Cell, canonical
 from fedpews.paper.sweep import Grid, Range, command
+from fedpews.results.files import write_atomically
 from fedpews.results.records import evaluated, value_of
+from fedpews.tasks.names import show
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -320,3 +326,64 @@ def _value(trial: Trial, result: CellResult) -> float:
     test = [value for record in last if (value := value_of(record, metric)) is not None]
     trial.set_user_attr(TEST, fmean(test) if test else None)
     return fmean(values)
+
+
+def best_trial(study: Study) -> FrozenTrial | None:
+    """The best finished trial; None if there is none."""
+    finished = any(trial.state.name == "COMPLETE" for trial in ended(study))
+    return study.best_trial if finished else None
+
+
+def describe_best(search: Search, best: FrozenTrial) -> str:
+    """The best settings and their metric on both kinds of data."""
+    metric = search.base.goal.metric
+    test = show(metric, best.user_attrs.get(TEST))
+    return (
+        f"best: {in_words(best.user_attrs[SETTINGS])}, {metric} {show(metric, best.value)} on validation data, "
+        f"{test} on test data"
+    )
+
+
+def write_search(search: Search, study: Study, folder: Path) -> Path:
+    """Write NAME.md with all trials, and NAME.best.toml if any is finished; the path of the page."""
+    best, trials = best_trial(study), ended(study)
+    base, keys = search.base, " × ".join(search.grid)
+    finding = "No trial is finished."
+    if best is not None:
+        sentence = describe_best(search, best)
+        finding = f"**{sentence[0].upper()}{sentence[1:]}**: `fedpews run {search.name}.best.toml`."
+        comment = f"# The best of {len(trials)} trials on validation data, by\n# {search.command}\n\n"
+        toml = comment + search.experiment(best.user_attrs[SETTINGS]).to_toml()
+        write_atomically(folder / f"{search.name}.best.toml", toml.encode())
+    rows = [["trial", *search.grid, f"{base.goal.metric} (validation)", "status"]]
+    for trial in trials:
+        is_done = trial.state.name == "COMPLETE"
+        rows.append(
+            [
+                str(trial.number),
+                *(number(trial.user_attrs[SETTINGS][key]) for key in search.grid),
+                show(base.goal.metric, trial.value) if is_done else "",
+                "done" if is_done else f"pruned: {trial.user_attrs.get(NOTE, '')}",
+            ]
+        )
+    text = [
+        f"# Search: {keys}",
+        finding,
+        f"    {search.command}",
+        f"Seeds {', '.join(map(str, base.seeds))}. Settings are chosen by {base.goal.metric} on validation data "
+        f"({base.data.validation:.0%} of each client's training samples) after the last round; the test data choose "
+        "nothing.",
+        "## Trials",
+        markdown(rows),
+    ]
+    page = folder / f"{search.name}.md"
+    page.write_text("\n\n".join(text) + "\n")
+    Facts(
+        name=search.name,
+        item="Search",
+        title=f"{keys} on {search.name.removeprefix('search-')}",
+        command=search.command,
+        seeds=len(base.seeds),
+        cells=f"{len(trials)} of {search.trials}",
+    ).write(folder)
+    return page

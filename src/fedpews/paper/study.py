@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import tomllib
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from fedpews.compose import find_class
 from fedpews.config import STUDIES, RuntimeTable, flatten, override, read_config, shipped
+from fedpews.errors import ConfigError, explain
 from fedpews.experiment import Experiment
 from fedpews.options import Table
+from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.results.layout import legal_name
 
-SMALL = "-small"
-"""Ends the name of a study's small version and of its page."""
+SWEEP = "Sweep"
+"""The item of a study that is not about the paper."""
 
 
 class Line(Table):
@@ -65,16 +69,6 @@ class Figure(Table):
     options: dict[str, Any] = Field({})
 
 
-class Small(Table):
-    """What --small changes; the page says so."""
-
-    seeds: list[int] | None = None
-    rows: list[str] | None = None
-    columns: list[str] | None = None
-    set: dict[str, Any] = Field({})
-    at: dict[str, dict[str, Any]] = Field({}, description="further changes in single columns")
-
-
 class Study(Table):
     """One item of the paper. ``paper`` holds its numbers: measure → row → a number for each column, as printed."""
 
@@ -93,10 +87,13 @@ class Study(Table):
     figures: list[Figure] = Field([Figure()])
     probe: Literal["activations"] | None = Field(None, description="what to record besides the rounds")
     notes: str = ""
-    command: str = Field("", description="what makes it again, for a study that is in no file")
-    small: Small | None = Field(
-        None, description="a version for one machine; None for a study that is small already"
-    )
+    command: str = Field("", description="what makes it again, if that is not `fedpews reproduce NAME`")
+    changed: dict[str, Any] = Field({}, description="what --set changes in every cell; the page says so")
+
+    @property
+    def departures(self) -> dict[str, Any]:
+        """The changed settings that can change a number."""
+        return {key: value for key, value in self.changed.items() if not key.startswith("runtime.")}
 
     def row_label(self, row: str) -> str:
         return self.rows[row].label or row
@@ -119,36 +116,6 @@ class Study(Table):
         """As printed, ``71.23 ± 0.71``; empty where the paper gives none."""
         numbers = self.paper.get(measure, {}).get(row)
         return numbers[self.columns_of(row).index(column)] if numbers else ""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How a reproduction departs from the paper's scale."""
-
-    small: bool = False
-    seeds: tuple[int, ...] | None = None
-    set: Mapping[str, Any] = field(default_factory=dict)
-    stand_in: Mapping[str, str] = field(default_factory=dict)  # data set → the one used instead
-
-    @property
-    def changed(self) -> dict[str, Any]:
-        """The settings that can change a number."""
-        return {key: value for key, value in self.set.items() if not key.startswith("runtime.")}
-
-    def describe(self, study: Study) -> list[str]:
-        """What differs from the study, for the page."""
-        sentences = []
-        if self.small and study.small is not None:
-            sentences.append(f"scaled down (--small): {_settings(flatten(study.small.set))}")
-            for column, changes in study.small.at.items():
-                sentences.append(f"{study.column_label(column)}: {_settings(flatten(changes))}")
-        if self.changed:
-            sentences.append(f"changed: {_settings(self.changed)}")
-        return sentences + [f"{other} stands in for {name}" for name, other in self.stand_in.items()]
-
-
-def _settings(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
 @dataclass(frozen=True)
@@ -202,74 +169,78 @@ def studies() -> dict[str, Any]:
     return {name: files[name] for name in sorted(files, key=lambda name: (order[name], name))}
 
 
-def used(study: Study, scale: Scale) -> Scale:
-    """The scale without stand-ins for data that the study does not use."""
-    names = {cell.experiment.data.name for cell in cells(study, replace(scale, stand_in={}))}
-    return replace(scale, stand_in={name: other for name, other in scale.stand_in.items() if name in names})
+def load_study(name: str) -> Study:
+    """A study by name, or from a TOML file."""
+    known = studies()
+    if name in known:
+        text, stem = known[name].read_text(), name
+    elif name.endswith(".toml") and Path(name).is_file():
+        text, stem = read_text(Path(name), MOST_TOML), Path(name).stem
+    else:
+        raise ConfigError(
+            f"there is no study {name!r}; choose from {', '.join(known)}, all, or give a TOML file"
+        )
+    try:
+        study = Study(**parse_toml(text, name) | {"name": stem})
+    except ValidationError as error:
+        raise ConfigError(f"study {stem}: {explain(error)}") from None
+    for problem in _problems(study):
+        raise ConfigError(f"study {stem}: {problem}")
+    return study
 
 
-def scaled(study: Study, scale: Scale) -> Study:
-    """The study with only the rows, columns and seeds of a scale."""
-    seeds = {} if scale.seeds is None else {"seeds": list(scale.seeds)}
-    small = study.small
-    if not scale.small or small is None:
-        return study.model_copy(update=seeds)
-    columns = {c: line for c, line in study.columns.items() if small.columns is None or c in small.columns}
-    rows = {
-        row: line
-        for row, line in study.rows.items()
-        if (small.rows is None or row in small.rows) and columns.keys() & study.columns_of(row)
-    }
-    paper = {
-        measure: {
-            row: [n for n, c in zip(numbers, study.columns_of(row), strict=True) if c in columns]
-            for row, numbers in table.items()
-            if row in rows
-        }
-        for measure, table in study.paper.items()
-    }
-    claims = [left for claim in study.claims if (left := _narrowed(claim, study, rows, columns))]
-    changes = {"name": study.name + SMALL, "rows": rows, "columns": columns, "paper": paper, "claims": claims}
-    return study.model_copy(update={"seeds": small.seeds or study.seeds, **changes, **seeds})
+def _problems(study: Study) -> Iterator[str]:
+    """Names that do not exist, and numbers that belong to no cell."""
+    from fedpews.paper.figures import KINDS
+
+    for row, line in study.rows.items():
+        for column in [*(line.columns or []), *line.at]:
+            if column not in study.columns:
+                yield f"rows.{row} names the column {column!r}, which does not exist"
+    for measure, table in study.paper.items():
+        for row, numbers in table.items():
+            if row not in study.rows or len(numbers) != len(study.columns_of(row)):
+                yield f"paper.{measure}.{row} needs a row of that name and one number for each of its columns"
+    for claim in study.claims:
+        for row in [*claim.rows, *([claim.than] if claim.than else [])]:
+            if row not in study.rows:
+                yield f"the claim {claim.text!r} names {row!r}, which is no row"
+        if claim.kind != "between" and claim.than is None:
+            yield f"the claim {claim.text!r} needs a row to compare with (than)"
+    for figure in study.figures:
+        if figure.kind not in KINDS:
+            yield f"there is no figure of kind {figure.kind!r}; choose from {', '.join(KINDS)}"
+        options = figure.options
+        named = [*options.get("rows", []), *options.get("curves_rows", [])]
+        for row in itertools.chain(named, *options.get("than", {}).items()):
+            if row not in study.rows:
+                yield f"a figure of kind {figure.kind!r} names {row!r}, which is no row"
 
 
-def _narrowed(claim: Claim, study: Study, rows: Container[str], columns: Container[str]) -> Claim | None:
-    """The claim about the cells that are left; None if they are too few for it."""
-    left_rows = [row for row in claim.rows if row in rows]
-    all_columns = claim.columns or list(study.columns)
-    left_columns = [column for column in all_columns if column in columns]
-    enough = len(left_columns) >= (2 if claim.kind == "shrinks" else 1)
-    if not left_rows or not enough or (claim.than is not None and claim.than not in rows):
-        return None
-    fewer = len(left_rows) < len(claim.rows) or len(left_columns) < len(all_columns)
-    # the sentence of a claim names all its cells
-    text = f"{claim.text} (only some of its cells here)" if fewer else claim.text
-    changes = {"rows": left_rows, "columns": claim.columns and left_columns, "text": text}
-    return claim.model_copy(update=changes)
+def adapted(study: Study, seeds: Sequence[int] | None, changed: Mapping[str, Any]) -> Study:
+    """The study with other seeds, and with settings changed in every cell."""
+    new = study.model_copy(update={"seeds": list(seeds or study.seeds), "changed": dict(changed)})
+    flags = [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
+    flags += [f"--set {key}={value}" for key, value in new.departures.items()]
+    return new.model_copy(update={"command": " ".join([f"fedpews reproduce {study.name}", *flags])})
 
 
-def cells(study: Study, scale: Scale | None = None) -> list[Cell]:
-    """Every cell of a study that `scaled` returned, column by column."""
-    scale = scale or Scale()
+def cells(study: Study) -> list[Cell]:
+    """Every cell of a study, column by column."""
     return [
-        Cell(row, column, _experiment(study, row, column, scale), study.probe, study.draws)
+        Cell(row, column, _experiment(study, row, column), study.probe, study.draws)
         for column in study.columns
         for row in study.rows
         if column in study.columns_of(row)
     ]
 
 
-def _experiment(study: Study, row: str, column: str, scale: Scale) -> Experiment:
+def _experiment(study: Study, row: str, column: str) -> Experiment:
     across, down = study.columns[column], study.rows[row]
     values = read_config(down.base or across.base or study.base)
-    small = study.small if scale.small else None
-    smaller = [] if small is None else [small.set, small.at.get(column, {})]
-    for layer in (across.set, down.set, down.at.get(column, {}), *smaller, scale.set):
+    for layer in (across.set, down.set, down.at.get(column, {}), study.changed, {"seeds": study.seeds}):
         values = override(values, flatten(layer))
-    name = values.get("data", {}).get("name")
-    if name in scale.stand_in:
-        values = override(values, {"data.name": scale.stand_in[name]})
-    return canonical(Experiment(**override(values, {"seeds": study.seeds})))
+    return canonical(Experiment(**values))
 
 
 def canonical(experiment: Experiment) -> Experiment:

@@ -15,7 +15,7 @@ from fedpews.config import config_name, settings_by_method
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment, known_keys
 from fedpews.outside import parse_toml
-from fedpews.paper.study import Figure, Line, Study
+from fedpews.paper.study import SWEEP, Figure, Line, Study
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def make_sweep(
     name = config_name(config)
     return Study(
         name=f"sweep-{name}",
-        item="Sweep",
+        item=SWEEP,
         title=f"{' × '.join(grid)} on {name}",
         base=config,
         seeds=list(seeds) if seeds else base.seeds,
