@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedpews.neurons.modules import arguments, main_output
 from fedpews.neurons.network import Network
 from fedpews.results import layout
 from fedpews.results.files import is_expected, read_sums, read_verified
-from fedpews.results.masks import read_federation
+from fedpews.results.masks import Ownership, read_federation
 from fedpews.results.records import Rounds, read_rounds
 from fedpews.results.schema import GIVEN, read_summary
 from fedpews.results.tensors import read_tensors
@@ -102,10 +102,24 @@ class Result(Trained):
         return f"<table>{rows}</table>"
 
     def _run(self) -> ReportedRun:
+        """The run as the report reads it from a folder; without a folder, with the masks of the last warmup round."""
         from fedpews.report.runs import Run as ReportedRun
 
-        method = self.summary["method"]
-        return ReportedRun(method, self.folder, list(self.rounds), self.summary, self.experiment.to_dict())
+        seed, federation, kept = self.experiment.seeds[0], {}, []
+        if self.folder is None and self.neurons[seed]:
+            clients, owned = zip(*self.neurons[seed].items(), strict=True)
+            masks = torch.stack(owned).cpu().numpy()
+            warmup = max(record["round"] for record in self.rounds if record["phase"] == "warmup")
+            kept = [Ownership.of(seed, warmup, clients, masks, None, len(clients))]
+            federation = {"layers": [asdict(layer) for layer in self._net.graph.layers]}
+        return ReportedRun(
+            self.summary["method"],
+            self.folder,
+            list(self.rounds),
+            self.summary,
+            self.experiment.to_dict(),
+            in_memory=(federation, kept),
+        )
 
     def plot(
         self, path: str | Path | None = None, *, kind: str = "curves", format: str | None = None
@@ -116,19 +130,8 @@ class Result(Trained):
             kind: curves, bytes, masks or clients.
         """
         from fedpews.report.figures import draw
-        from fedpews.report.plots import Masks
 
-        label, seed = self.summary["method"], self.experiment.seeds[0]
-        masks: list[Masks] | None = [] if kind == "masks" and self.folder is None else None
-        if masks is not None and self.neurons[seed]:
-            layers = [
-                {"name": layer.name, "start": layer.start, "size": layer.size}
-                for layer in self._net.graph.layers
-            ]
-            owned = torch.stack(list(self.neurons[seed].values())).cpu().numpy()
-            names = [f"client {client}" for client in self.neurons[seed]]
-            masks = [Masks(label, owned, names, layers, f"{label}, last warmup round, seed {seed}")]
-        return draw([self._run()], kind, path, format, masks)
+        return draw([self._run()], kind, path, format)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
@@ -225,11 +225,8 @@ class Saver:
             "class_names": list(data.class_names),
             # the server of real sites has no samples
             "counts": data.counts().tolist() if len(data.y) else None,
-            "layers": [
-                {"name": layer.name, "start": layer.start, "size": layer.size}
-                # without masks the model is not traced: it may have no neuron, such as a last layer alone
-                for layer in (setup.net.graph.layers if masked else ())
-            ],
+            # without masks the model is not traced: it may have no neuron, such as a last layer alone
+            "layers": [asdict(layer) for layer in setup.net.graph.layers] if masked else [],
             "data": setup.data_hash,
             "model": {
                 "fingerprint": fingerprint(setup.structure),

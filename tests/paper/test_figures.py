@@ -14,8 +14,7 @@ from fedpews.paper.figures import draw
 from fedpews.paper.page import write_page
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Figure, Line, cells, load_study
-from fedpews.report.plots import OUTCOMES
-from fedpews.report.style import PALETTE, USUAL
+from fedpews.report.plots import OUTCOMES, PALETTE, USUAL
 from toy import TINY, study
 
 

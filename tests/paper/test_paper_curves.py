@@ -8,8 +8,7 @@ import pytest
 
 from fedpews.paper.figures import curve_of, distance, paper_curves, plot_paper
 from fedpews.paper.study import load_study, studies
-from fedpews.report.plots import plot_curves
-from fedpews.report.style import new_figure
+from fedpews.report.plots import new_figure, plot_curves
 
 
 def records(*accuracies: float) -> list[dict[str, object]]:

@@ -22,8 +22,7 @@ from page_runs import HOSTILE, federation, tiny
 from command_line import fedpews
 from fedpews.experiment import Experiment
 from fedpews.report.collect import CURVES, collect
-from fedpews.report.html import as_script, write_report
-from fedpews.report.live import HOST, serve
+from fedpews.report.html import HOST, as_script, serve, write_report
 from fedpews.report.runs import find_runs
 from fedpews.results.masks import Ownership
 from fedpews.results.records import summarize

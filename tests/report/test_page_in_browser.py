@@ -13,8 +13,7 @@ from page_runs import HOSTILE, federation, tiny
 
 from fedpews.callbacks import Callback
 from fedpews.errors import Interrupted
-from fedpews.report.html import write_report
-from fedpews.report.live import HOST, serve
+from fedpews.report.html import HOST, serve, write_report
 from fedpews.running import run
 
 Open = Callable[..., Any]

@@ -72,6 +72,15 @@ def test_the_document_of_the_page_has_no_suppressed_number(tmp_path: Path) -> No
     json.dumps(shown, allow_nan=False)
 
 
+def test_the_edges_of_all_features_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics, computed = sites(ALIKE), []
+    edges = statistics.edges
+    monkeypatch.setattr(Statistics, "edges", property(lambda _: computed.append(1) or edges))
+
+    assert [feature["edges"] for feature in document(statistics)["features"]] == edges
+    assert len(computed) == 1
+
+
 def test_the_command_prints_tables_and_advice_and_writes_the_page(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         '[data]\nname = "synthetic-3.2k"\npartition = "parity"\ntrain_per_class = 40\ntest_per_class = 5\n'

@@ -100,7 +100,7 @@ def show(
             f"half of them at least {ordered[len(ordered) // 2]:,}"
         )
     if picture is not None:
-        from fedpews.report.plots import draw_split
+        from fedpews.report.figures import draw_split
 
         try:
             draw_split(counts, federation.class_names, federation.client_names, picture)

@@ -228,7 +228,7 @@ def watch(
     ] = 8500,
 ) -> None:
     """Serve the report on 127.0.0.1 during a run; it updates itself."""
-    from fedpews.report.live import HOST, serve
+    from fedpews.report.html import HOST, serve
 
     try:
         server = serve(folders, port)

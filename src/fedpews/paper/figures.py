@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -20,16 +20,18 @@ from fedpews.config import STUDIES
 from fedpews.paper.cells import CellResult
 from fedpews.paper.measures import MEASURES, Measure, printed
 from fedpews.paper.study import Study
-from fedpews.report.figures import Kinds, figure_of
+from fedpews.report.figures import plot_split
 from fedpews.report.plots import (
     OUTCOMES,
+    USUAL,
+    Color,
+    colors,
     curve,
+    new_figure,
     plot_curves,
     plot_differences,
     plot_heatmap,
-    plot_split,
 )
-from fedpews.report.style import USUAL, Color, colors, new_figure
 from fedpews.results.records import Record
 from fedpews.results.statistics import Difference, corrected, paired_difference
 
@@ -41,9 +43,6 @@ Results = Mapping[tuple[str, str], CellResult]
 
 Curve = tuple[list[int], list[float]]
 """Rounds and accuracies in percent."""
-
-KINDS: Kinds = {}
-"""Every kind of figure that a study can name."""
 
 NAMES = {"fedavg": "FedAvg", "fedavg+pews": "FedPeWS", "fedavg+pews-fixed": "FedPeWS-Fixed"}
 """The paper's names of the methods that it drew."""
@@ -170,7 +169,6 @@ def _shared_legend(figure: Figure) -> None:
     figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
 
 
-@figure_of(KINDS)
 def curves(view: _View) -> Figure:
     """A panel for each column and key: each row's mean over seeds.
 
@@ -195,7 +193,6 @@ def curves(view: _View) -> Figure:
     return figure
 
 
-@figure_of(KINDS)
 def heatmap(view: _View) -> Figure:
     """Left: the curves of some rows in one column. Right: every cell's mean."""
     study, measure = view.study, MEASURES[view.options.get("measure", "final")]
@@ -216,7 +213,6 @@ def heatmap(view: _View) -> Figure:
     return figure
 
 
-@figure_of(KINDS)
 def gains(view: _View) -> Figure:
     """What each row gains over another one (``options.than``: row → the other), a cell for each column.
 
@@ -256,7 +252,6 @@ def gains(view: _View) -> Figure:
     return figure
 
 
-@figure_of(KINDS)
 def dots(view: _View) -> Figure:
     """A row's mean and deviation beside the paper's, a panel per column: as bars, such means would look equal."""
     study, name = view.study, view.options.get("measure", "final")
@@ -284,7 +279,6 @@ def dots(view: _View) -> Figure:
     return figure
 
 
-@figure_of(KINDS)
 def splits(view: _View) -> Figure:
     """How many samples of each class a client has in each column."""
     from fedpews.build import load_data
@@ -297,7 +291,6 @@ def splits(view: _View) -> Figure:
     return figure
 
 
-@figure_of(KINDS)
 def activations(view: _View) -> Figure:
     """Per client and layer: each neuron's activation over the rounds, of one row and its first seed."""
     (row,) = view.rows
@@ -321,3 +314,14 @@ def activations(view: _View) -> Figure:
     figure.supylabel("neuron")
     figure.suptitle(view.study.row_label(row))
     return figure
+
+
+KINDS: dict[str, Callable[[_View], Figure]] = {
+    "curves": curves,
+    "heatmap": heatmap,
+    "gains": gains,
+    "dots": dots,
+    "splits": splits,
+    "activations": activations,
+}
+"""Every kind of figure that a study can name."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedpews.report.compare import Comparison, columns, compare, goal_text, remarks, table
+from fedpews.report.plots import colors
 from fedpews.report.runs import Run, settings
-from fedpews.report.style import colors
 from fedpews.results import layout
 from fedpews.results.columns import COLUMNS
 from fedpews.results.masks import EACH_CLIENT_UP_TO, Ownership

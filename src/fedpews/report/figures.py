@@ -1,4 +1,4 @@
-"""Figures for papers, in one style; text stays text. A kind of figure is a function in this file."""
+"""Figures for papers, in one style; text stays text. A kind of figure of runs is a function in this file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedpews.errors import ConfigError
-from fedpews.report.plots import Masks, plain, plot_curves, plot_heatmap, plot_masks
-from fedpews.report.runs import Run, scale, settings
-from fedpews.report.style import PAGE, colors, new_figure, save, styled
-from fedpews.results.records import client_values, evaluated, value_of
+from fedpews.report.plots import PAGE, colors, new_figure, plain, plot_curves, save, styled
+from fedpews.report.runs import Run
+from fedpews.results.masks import Ownership
+from fedpews.results.records import client_values, evaluated
 from fedpews.tasks.names import is_share
 
 if TYPE_CHECKING:
@@ -20,20 +20,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("pdf", "svg", "png")
 
-Kinds = dict[str, Callable[[Any], "Figure"]]
+NAMED = 30
+"""Up to so many classes or clients, each is named."""
 
-KINDS: Kinds = {}
-"""Every kind of figure of runs, by name."""
-
-
-def figure_of(kinds: Kinds) -> Callable[[Callable[[Any], Figure]], Callable[[Any], Figure]]:
-    """Add a function to kinds of figures, under its name."""
-
-    def add(function: Callable[[Any], Figure]) -> Callable[[Any], Figure]:
-        kinds[function.__name__] = function
-        return function
-
-    return add
+DRAWN = 200
+"""Up to so many clients are drawn; dots of more would overlap."""
 
 
 def draw(
@@ -41,46 +32,27 @@ def draw(
     kind: str = "curves",
     path: str | Path | None = None,
     format: str | None = None,
-    masks: Sequence[Masks] | None = None,
 ) -> Figure:
     """A figure of one run or several; also written to ``path`` when one is given.
 
     Args:
         kind: one of ``KINDS``.
         format: pdf, svg or png; by default that of the path.
-        masks: what the figure of masks shows, of runs that have no folder.
     """
     if kind not in KINDS:
         raise ConfigError(f"there is no figure of kind {kind!r}; choose from {', '.join(KINDS)}")
     with styled():
-        figure = KINDS[kind](runs) if masks is None else draw_masks(masks)
+        figure = KINDS[kind](runs)
         if path is not None:
             save(figure, path, format)
     return figure
 
 
-def masks_of(run: Run) -> Masks | None:
-    """The masks of a run's first seed in the last round that has any; None where single clients' are not kept."""
-    kept = [record for record in run.neurons if record.owned is not None]
-    if not kept:
-        return None
-    last = max((r for r in kept if r.seed == kept[0].seed), key=lambda r: r.round)
-    return Masks(
-        run.label,
-        last.masks(),
-        [run.client_names[client] for client in last.clients],
-        run.federation.get("layers", []),
-        f"{run.label}, round {last.round}, seed {last.seed}",
-    )
-
-
-@figure_of(KINDS)
 def curves(runs: Sequence[Run]) -> Figure:
     """The metric over rounds."""
     return _curves(runs, target=runs[0].goal.value)
 
 
-@figure_of(KINDS)
 def bytes(runs: Sequence[Run]) -> Figure:
     """The metric over what was sent and received."""
     return _curves(runs, over="bytes")
@@ -94,25 +66,46 @@ def _curves(runs: Sequence[Run], **options: Any) -> Figure:
     return figure
 
 
-@figure_of(KINDS)
 def masks(runs: Sequence[Run]) -> Figure:
-    """Who owned which neurons in the last warmup round."""
-    return draw_masks([masks for run in runs if (masks := masks_of(run)) is not None])
-
-
-def draw_masks(masks: Sequence[Masks]) -> Figure:
-    """The masks of several runs, one below the other."""
-    if not masks:
+    """Who owned which neurons in the last warmup round of the first seed, one run below the other."""
+    shown = []
+    for run in runs:
+        # with many clients, single clients' masks are not kept
+        kept = [record for record in run.neurons if record.owned is not None]
+        of_seed = [record for record in kept if record.seed == kept[0].seed]
+        if of_seed:
+            shown.append((run, max(of_seed, key=lambda record: record.round)))
+    if not shown:
         raise ConfigError("no run here has kept masks: there was no warmup, or there are too many clients")
-    heights = [min(3.0, 0.7 + 0.16 * len(each.clients)) for each in masks]
+    heights = [min(3.0, 0.7 + 0.16 * len(last.clients)) for _, last in shown]
     figure = new_figure(PAGE, sum(heights) + 0.3)
-    rows = figure.subplots(len(masks), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
-    for axes, each in zip(rows, masks, strict=True):
-        plot_masks(axes, each)
+    rows = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axes, (run, last) in zip(rows, shown, strict=True):
+        _plot_masks(axes, run, last)
     return figure
 
 
-@figure_of(KINDS)
+def _plot_masks(axes: Any, run: Run, last: Ownership) -> None:
+    """Clients × neurons: every cell one colour, a line between layers."""
+    from matplotlib.colors import ListedColormap
+
+    layers = run.federation.get("layers", [])
+    shades = ListedColormap(["#eef0f2", colors([run.label])[run.label].light])
+    axes.imshow(last.masks(), aspect="auto", interpolation="none", cmap=shades, vmin=0, vmax=1)
+    axes.grid(visible=False)
+    for layer in layers[1:]:
+        axes.axvline(layer["start"] - 0.5, color="white", linewidth=2)
+    axes.set_xticks(
+        [layer["start"] + (layer["size"] - 1) / 2 for layer in layers],
+        [plain(str(layer["name"])) for layer in layers],
+    )
+    axes.tick_params(length=0)
+    if len(last.clients) <= NAMED:
+        names = run.client_names or [f"client {number}" for number in range(1 + max(last.clients))]
+        axes.set_yticks(range(len(last.clients)), [plain(names[client]) for client in last.clients])
+    axes.set_title(plain(f"{run.label}, round {last.round}, seed {last.seed}"), loc="left")
+
+
 def clients(runs: Sequence[Run]) -> Figure:
     """Each client's metric at the end."""
     metric = runs[0].goal.metric
@@ -141,36 +134,62 @@ def clients(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-@figure_of(KINDS)
-def heatmap(runs: Sequence[Run]) -> Figure:
-    """The final metric of runs that differ in one or two keys."""
-    varied = [(key, values) for key, values in settings(runs) if len(set(values)) > 1]
-    if not 1 <= len(varied) <= 2:
-        keys = ", ".join(key for key, _ in varied) or "nothing"
-        raise ConfigError(f"a heat map needs runs that differ in one or two keys; these differ in {keys}")
-    (across, columns), (down, rows) = varied[-1], (varied[0] if len(varied) == 2 else ("", [""] * len(runs)))
-    wide, tall, metric = _ordered(columns), _ordered(rows), runs[0].goal.metric
-    values = [[math.nan] * len(wide) for _ in tall]
-    for run, row, column in zip(runs, rows, columns, strict=True):
-        ends = [scale(metric, value_of(evaluated(records)[-1], metric)) for records in run.by_seed.values()]
-        known = [value for value in ends if value is not None]
-        values[tall.index(row)][wide.index(column)] = fmean(known) if known else math.nan
-    figure = new_figure(min(PAGE, 2.2 + 0.8 * len(wide)), 1.2 + 0.4 * len(tall))
-    axes = figure.subplots()
-    plot_heatmap(axes, values, [plain(row) for row in tall], [plain(column) for column in wide])
-    axes.grid(visible=False)
-    axes.set(
-        xlabel=plain(across),
-        ylabel=plain(down),
-        title=plain(f"final {metric}{' (%)' * is_share(metric)}, mean over seeds"),
-    )
+def draw_split(
+    counts: Sequence[Sequence[int]],
+    class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+    path: str | Path | None = None,
+) -> Figure:
+    """The split of a data set; ``counts`` is (clients, classes), a tensor or nested lists.
+
+    >>> figure = draw_split([[400, 0], [0, 400]])
+    """
+    clients, classes = min(len(counts), DRAWN), len(counts[0])
+    figure = new_figure(min(16, 2.5 + 0.3 * clients), min(14, 1.5 + 0.25 * classes))
+    plot_split(figure.subplots(), counts, class_names, client_names)
+    if path is not None:
+        figure.savefig(path, dpi=150)
     return figure
 
 
-def _ordered(values: Sequence[str]) -> list[str]:
-    """Numbers by size, anything else in its order."""
-    once = list(dict.fromkeys(values))
-    try:
-        return sorted(once, key=float)
-    except ValueError:
-        return once
+def plot_split(
+    axes: Any,
+    counts: Sequence[Sequence[int]],
+    class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+) -> None:
+    """Classes × clients, a dot's area the number of samples, on given axes."""
+    rows = [[int(value) for value in row] for row in counts[:DRAWN]]
+    most = max((value for row in rows for value in row), default=1) or 1
+    clients, classes = len(rows), len(rows[0])
+    box = axes.get_window_extent()
+    points = 72 / axes.figure.dpi
+    # a dot at most fills its cell
+    cell = min(16, points * box.width / clients, points * box.height / classes)
+    dots = [
+        (i, k, max(0.5, (0.9 * cell) ** 2 * n / most))
+        for i, row in enumerate(rows)
+        for k, n in enumerate(row)
+        if n
+    ]
+    x, y, sizes = zip(*dots, strict=True) if dots else ((), (), ())
+    axes.scatter(x, y, s=sizes, color="C0", alpha=0.8, linewidths=0)
+    axes.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(classes - 0.3, -0.7))
+    if len(counts) > DRAWN:
+        axes.set_title(f"the first {DRAWN} of {len(counts):,} clients")
+    if clients <= NAMED:
+        names = [plain(name) for name in client_names] or [str(i) for i in range(clients)]
+        axes.set_xticks(range(clients), names, rotation=90 * bool(client_names))
+    if classes <= NAMED:
+        axes.set_yticks(
+            range(classes), [plain(name) for name in class_names] or [str(k) for k in range(classes)]
+        )
+
+
+KINDS: dict[str, Callable[[Sequence[Run]], Figure]] = {
+    "curves": curves,
+    "bytes": bytes,
+    "masks": masks,
+    "clients": clients,
+}
+"""Every kind of figure of runs, by name."""

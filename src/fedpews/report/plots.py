@@ -1,25 +1,147 @@
-"""What a figure is made of: curves, heat maps, masks and splits, drawn on given axes."""
+"""The style of every figure, a colour for each label, and what is drawn on given axes: curves and heat maps.
+
+Colours differ also with red-green colour blindness. The page uses them, too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedpews.report.style import PALETTE, Color, colors, new_figure
+from fedpews.errors import ConfigError
 from fedpews.results.columns import COLUMNS
+from fedpews.results.files import write_atomically
 from fedpews.results.records import Record, Rounds, value_of
 from fedpews.results.statistics import Difference
 from fedpews.tasks.names import is_share
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
+
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#8a929b",
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8eb",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#5b636d",
+    "ytick.color": "#5b636d",
+    "xtick.labelcolor": "#16191d",
+    "ytick.labelcolor": "#16191d",
+    "lines.solid_capstyle": "round",
+    # text stays text: a journal can search it and set it in its own font
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    # the same runs give the same bytes
+    "svg.hashsalt": "fedpews",
+}
+
+PAGE = 7.2
+"""Inches: the width of a page, both columns of a two-column paper."""
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures that are drawn and saved inside have the style."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure with no window and no global state, unlike pyplot's; a notebook shows it."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            return _drawn(self, "png")
+
+    return Shown(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, path: str | Path, format: str | None = None) -> None:
+    """Write a figure without the time of day in it; the format is that of the name unless given."""
+    kind = format or Path(path).suffix.removeprefix(".") or "png"
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ConfigError(
+            f"{path}: there is no picture of kind {kind!r}; choose from {', '.join(sorted(known))}"
+        )
+    # whole or not at all, and never through a link in a folder of others
+    write_atomically(Path(path), _drawn(figure, kind, dpi=200, metadata=undated))
+
+
+def _drawn(figure: Figure, kind: str, **options: Any) -> bytes:
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, **options)
+    return drawn.getvalue()
+
+
+class Color(NamedTuple):
+    """The same colour on white and on black."""
+
+    light: str
+    dark: str
+
+
+# after Okabe and Ito, with enough contrast for thin lines on either ground
+PALETTE = (
+    Color("#5c6773", "#a9b4c0"),  # grey: the baseline
+    Color("#0072b2", "#56b4e9"),
+    Color("#c8500a", "#ff9145"),
+    Color("#00835f", "#3dd6a5"),
+    Color("#a8327d", "#ea8cc6"),
+    Color("#836400", "#e6c84a"),
+    Color("#5a4fcf", "#a8a2ff"),
+    Color("#7a3b12", "#d3a17e"),
+    # for more than eight labels at once; these differ in lightness as much as in hue
+    Color("#1c2126", "#eef2f6"),
+    Color("#5c7a00", "#bfe05a"),
+    Color("#b3001b", "#ff7a85"),
+)
+
+USUAL = {
+    "fedavg": 0,
+    "fedavg+pews": 1,
+    "fedavg+pews-fixed": 2,
+    "fedavg+pews-auto": 3,
+    "fedprox": 7,
+    "fedprox+pews": 4,
+    "scaffold": 5,
+    "scaffold+pews": 6,
+}
+"""The most common methods have the same colour on every page."""
+
+
+def colors(labels: Sequence[str]) -> dict[str, Color]:
+    """A colour for each label; two share one only when there are more labels than colours.
+
+    >>> colors(["mine", "fedavg"])["fedavg"] == PALETTE[0]
+    True
+    """
+    chosen = {label: USUAL[label] for label in labels if label in USUAL}
+    free = [number for number in range(1, len(PALETTE)) if number not in chosen.values()]
+    free = free or list(range(len(PALETTE)))
+    others = [label for label in dict.fromkeys(labels) if label not in chosen]
+    chosen |= {label: free[index % len(free)] for index, label in enumerate(others)}
+    return {label: PALETTE[chosen[label]] for label in labels}
+
 
 LABELS = {
     "accuracy": "global test accuracy (%)",
@@ -193,93 +315,3 @@ def plot_differences(
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0)
-
-
-@dataclass(frozen=True)
-class Masks:
-    """Who owned which neurons in one round of one seed."""
-
-    label: str
-    owned: NDArray[np.bool_]  # (clients, neurons)
-    clients: Sequence[str]
-    layers: Sequence[Mapping[str, Any]]  # name, start, size
-    title: str
-
-
-def plot_masks(axes: Any, masks: Masks) -> None:
-    """Clients × neurons on given axes: every cell one colour, a line between layers."""
-    from matplotlib.colors import ListedColormap
-
-    tint = colors([masks.label])[masks.label].light
-    shades = ListedColormap(["#eef0f2", tint])
-    axes.imshow(masks.owned, aspect="auto", interpolation="none", cmap=shades, vmin=0, vmax=1)
-    axes.grid(visible=False)
-    for layer in masks.layers[1:]:
-        axes.axvline(layer["start"] - 0.5, color="white", linewidth=2)
-    axes.set_xticks(
-        [layer["start"] + (layer["size"] - 1) / 2 for layer in masks.layers],
-        [plain(str(layer["name"])) for layer in masks.layers],
-    )
-    axes.tick_params(length=0)
-    if len(masks.clients) <= NAMED:
-        axes.set_yticks(range(len(masks.clients)), [plain(name) for name in masks.clients])
-    axes.set_title(plain(masks.title), loc="left")
-
-
-NAMED = 30
-"""Up to so many classes or clients, each is named."""
-
-DRAWN = 200
-"""Up to so many clients are drawn; dots of more would overlap."""
-
-
-def draw_split(
-    counts: Sequence[Sequence[int]],
-    class_names: Sequence[str] = (),
-    client_names: Sequence[str] = (),
-    path: str | Path | None = None,
-) -> Figure:
-    """The split of a data set; ``counts`` is (clients, classes), a tensor or nested lists.
-
-    >>> figure = draw_split([[400, 0], [0, 400]])
-    """
-    clients, classes = min(len(counts), DRAWN), len(counts[0])
-    figure = new_figure(min(16, 2.5 + 0.3 * clients), min(14, 1.5 + 0.25 * classes))
-    plot_split(figure.subplots(), counts, class_names, client_names)
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure
-
-
-def plot_split(
-    axes: Any,
-    counts: Sequence[Sequence[int]],
-    class_names: Sequence[str] = (),
-    client_names: Sequence[str] = (),
-) -> None:
-    """Classes × clients, a dot's area the number of samples, on given axes."""
-    rows = [[int(value) for value in row] for row in counts[:DRAWN]]
-    most = max((value for row in rows for value in row), default=1) or 1
-    clients, classes = len(rows), len(rows[0])
-    box = axes.get_window_extent()
-    points = 72 / axes.figure.dpi
-    # a dot at most fills its cell
-    cell = min(16, points * box.width / clients, points * box.height / classes)
-    dots = [
-        (i, k, max(0.5, (0.9 * cell) ** 2 * n / most))
-        for i, row in enumerate(rows)
-        for k, n in enumerate(row)
-        if n
-    ]
-    x, y, sizes = zip(*dots, strict=True) if dots else ((), (), ())
-    axes.scatter(x, y, s=sizes, color="C0", alpha=0.8, linewidths=0)
-    axes.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(classes - 0.3, -0.7))
-    if len(counts) > DRAWN:
-        axes.set_title(f"the first {DRAWN} of {len(counts):,} clients")
-    if clients <= NAMED:
-        names = [plain(name) for name in client_names] or [str(i) for i in range(clients)]
-        axes.set_xticks(range(clients), names, rotation=90 * bool(client_names))
-    if classes <= NAMED:
-        axes.set_yticks(
-            range(classes), [plain(name) for name in class_names] or [str(k) for k in range(classes)]
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ class Run:
     summary: dict[str, Any]
     config: dict[str, Any]
     finished: bool = True
+    in_memory: tuple[dict[str, Any], list[Ownership]] = ({}, [])
+    """What a run without a folder knows of its federation and its neurons."""
 
     @cached_property
     def by_seed(self) -> dict[int, list[Record]]:
@@ -40,13 +42,13 @@ class Run:
 
     @cached_property
     def federation(self) -> dict[str, Any]:
-        """Clients' names, counts of classes and layers; empty for a run without a folder."""
-        return {} if self.path is None else read_federation(self.path)
+        """Clients' names, counts of classes and layers."""
+        return self.in_memory[0] if self.path is None else read_federation(self.path)
 
     @cached_property
     def neurons(self) -> list[Ownership]:
         """Who owned which neurons, in the rounds that were recorded."""
-        kept = [] if self.path is None else read_neurons(self.path)
+        kept = self.in_memory[1] if self.path is None else read_neurons(self.path)
         return [record for record in kept if record.round <= self.rounds]
 
     @property
@@ -93,32 +95,17 @@ def find_runs(folders: Sequence[Path], only_ready: bool = False) -> list[Run]:
     Args:
         only_ready: leave out, without an error, those that have not finished their first round.
     """
-    runs, paths = [], []
+    runs = []
     for path in folders_of_runs(folders, missing_ok=only_ready):
         run = read_run(path)
         if run is not None:
             runs.append(run)
-            paths.append(path)
         elif not only_ready:
             raise ConfigError(f"{path}: the run has not finished its first round")
-    names = _names([run.label for run in runs], paths)
-    return [replace(run, label=name) for run, name in zip(runs, names, strict=True)]
-
-
-def _names(labels: Sequence[str], paths: Sequence[Path]) -> list[str]:
-    """Labels that tell the runs apart: where two are the same, with what differs of their folders.
-
-    >>> _names(["fedavg", "fedavg", "ist"], [Path("a/fedavg"), Path("b/fedavg"), Path("b/ist")])
-    ['fedavg (a)', 'fedavg (b)', 'ist']
-    """
-    ways: list[Callable[[Path], str]] = [lambda p: p.name, lambda p: p.parent.name, str]
-    chosen = {}
-    for label in labels:
-        alike = [path for other, path in zip(labels, paths, strict=True) if other == label]
-        chosen[label] = next(way for way in ways if way is str or len({way(p) for p in alike}) == len(alike))
+    labels = [run.label for run in runs]
     return [
-        label if labels.count(label) == 1 else f"{label} ({chosen[label](path)})"
-        for label, path in zip(labels, paths, strict=True)
+        run if labels.count(run.label) == 1 else replace(run, label=f"{run.label} ({run.path})")
+        for run in runs
     ]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedpews.data.statistics import Statistics
 from fedpews.report.html import render, write_html
-from fedpews.report.style import PALETTE
+from fedpews.report.plots import PALETTE
 
 SCRIPTS = ("base.js", "statistics.js")
 
@@ -181,8 +181,9 @@ def _about(stats: Statistics) -> str:
 def _features(stats: Statistics) -> list[dict[str, Any]]:
     """Each feature with its edges and, at each site, mean, deviation, missing values, range and shares of the cells."""
     features: list[dict[str, Any]] = []
-    for index, (name, pooled) in enumerate(zip(stats.features, stats.pooled(), strict=True)):
-        edges = stats.edges[index]
+    for index, (name, edges, pooled) in enumerate(
+        zip(stats.features, stats.edges, stats.pooled(), strict=True)
+    ):
         sites = []
         for site, sums in stats.sites.items():
             feature, cells = sums.features[index], stats.histograms[site][index]
