@@ -82,7 +82,7 @@ def test_a_study_runs_a_tiny_round_and_writes_its_page(name: str, images: Path, 
     found = [Runner(tmp_path, data_dir=images).run(cell) for cell in small]
 
     assert [(one.status, one.message) for one in found] == [("done", "")] * len(found)
-    page = write_page(conclude(study, found), tmp_path, images)
+    page = write_page(conclude(study, found), tmp_path)
     assert study.title in page.read_text()
     assert (tmp_path / f"{name}.png").stat().st_size > 5000
 

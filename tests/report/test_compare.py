@@ -173,7 +173,7 @@ def test_several_comparisons_are_corrected_together() -> None:
 def test_a_narrow_window_folds_names_and_never_cuts_a_number(
     runs_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedpews.cli.runs.out", Console(highlight=False, width=40))
+    monkeypatch.setattr("fedpews.cli.console.out", Console(highlight=False, width=40))
     done = fedpews("compare", str(runs_folder))
 
     assert done.code == 0, done.stderr

@@ -37,14 +37,6 @@ def test_a_curve_is_the_mean_over_the_seeds_that_all_have_the_round() -> None:
     assert spread == pytest.approx([10, 10])
 
 
-def test_a_smoothed_curve_is_a_running_mean() -> None:
-    axes = new_figure(4, 3).subplots()
-
-    plot_curves(axes, {"a": [record(0, t, t / 10) for t in range(1, 4)]}, smooth=2)
-
-    assert axes.lines[0].get_ydata() == pytest.approx([10, 15, 25])
-
-
 def test_the_end_of_the_warmup_and_the_target_are_marked() -> None:
     axes = new_figure(4, 3).subplots()
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -20,6 +21,9 @@ out = Console(highlight=False, emoji=False)
 """For results."""
 err = Console(stderr=True, highlight=False, emoji=False)
 """For everything else."""
+
+SHORT = 12
+"""Characters of a text that stay on one line, however narrow the window."""
 
 NO_MEMORY = ("not enough memory", "can't allocate memory")
 """Words of torch, in a RuntimeError."""
@@ -78,14 +82,22 @@ def as_known(error: Exception) -> FedpewsError | None:
 
 def print_table(
     rows: Sequence[Sequence[str]],
-    title: str | None = None,
+    title: str = "",
     numbers: Container[str] = ("MB", "samples", "classes", "bytes sent"),
 ) -> None:
-    """Print rows, of which the first has the names of the columns; those of numbers are on the right."""
-    table = Table(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in rows[0]:
-        # folded, not cut: a path or a list must not lose its end
-        table.add_column(escape(column), overflow="fold", justify="right" if column in numbers else "left")
+    """Print rows, of which the first has the names of the columns; those of numbers are on the right.
+
+    In a narrow window text is folded, and numbers run on: a number that is cut is another number.
+    """
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    needed = 0
+    for head, *cells in zip(*rows, strict=True):
+        is_number, width = head in numbers, max(map(len, [head, *cells]))
+        width = width if is_number else min(SHORT, width)
+        overflow: Literal["crop", "fold"] = "crop" if is_number else "fold"
+        justify: Literal["right", "left"] = "right" if is_number else "left"
+        table.add_column(escape(head), no_wrap=is_number, overflow=overflow, justify=justify, min_width=width)
+        needed += width + 3
     for row in rows[1:]:
         table.add_row(*map(escape, row))
-    out.print(table)
+    Console(highlight=False, emoji=False, width=max(out.width, needed)).print(table)

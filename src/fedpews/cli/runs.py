@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from fedpews.cli.console import err, out
+from fedpews.cli.console import err, out, print_table
 from fedpews.cli.options import (
     Config,
     DataDir,
@@ -39,9 +36,6 @@ from fedpews.results.layout import REPORT, legal_name
 if TYPE_CHECKING:
     from fedpews.callbacks import Callback
     from fedpews.experiment import Experiment
-
-SHORT_NAME = 12
-"""Characters of a method's name that stay on one line, however narrow the window."""
 
 _kinds = list(KINDS)
 
@@ -188,20 +182,10 @@ def compare(
     runs = find_runs(folders)
     goal = runs[0].goal
     reach = "" if goal.value is None else f"rounds to reach {goal_text(goal)}; "
-    title, heads = f"{reach}mean ± standard deviation over seeds", columns(runs)
-    grid = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    rows = table(runs)
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    # in a narrow window a name is folded, and what is still too wide runs on: a number that is cut is another number
-    grid.add_column(escape(heads[0]), overflow="fold", min_width=min(SHORT_NAME, widths[0]))
-    for column, width in zip(heads[1:], widths[1:], strict=True):
-        grid.add_column(escape(column), no_wrap=True, justify="right", min_width=width)
-    for row in rows:
-        grid.add_row(*map(escape, row))
+    heads = columns(runs)
     for sentence in remarks(runs):
         say(sentence)
-    needed = min(SHORT_NAME, widths[0]) + sum(widths[1:]) + 3 * len(widths)
-    Console(highlight=False, emoji=False, width=max(out.width, needed)).print(grid)
+    print_table([heads, *table(runs)], f"{reach}mean ± standard deviation over seeds", heads[1:])
     for sentence in verdicts(runs):
         say(sentence)
     if plot is not None:

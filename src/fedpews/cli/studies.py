@@ -171,7 +171,7 @@ def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
 
     with _resumable(), connect(on) as cluster:
         outcome = run_study(study, runner, cluster=cluster)
-    _show_outcome(outcome, write_page(outcome, runner.root, runner.data_dir))
+    _show_outcome(outcome, write_page(outcome, runner.root))
     say(best_cells(outcome))
     if not study.measures[0].startswith("validation:"):
         say("this is on the test data; to choose by it, use validation data: --set data.validation=0.2")

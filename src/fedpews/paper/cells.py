@@ -40,8 +40,6 @@ class CellResult:
     runs: dict[int, list[Record]] = field(default_factory=dict)  # finished seeds
     status: str = NOT_RUN  # done, part done, diverged, data missing, busy, stopped, failed, not run
     message: str = ""
-    error: str = ""
-    """The class of the error that ended it."""
     folders: tuple[Path, ...] = ()
     machines: tuple[str, ...] = ()
     """The machines of its runs, where they were recorded."""
@@ -122,7 +120,7 @@ class Runner:
             if not result.missing:  # another process has finished it
                 return result
             status, message = describe(error)
-            return replace(result, status=status, message=message, error=type(error).__name__)
+            return replace(result, status=status, message=message)
         return self.read(cell)
 
     def _folders(self, cell: Cell) -> list[Path]:

@@ -206,7 +206,7 @@ def run_at_worker(version: str, runner: Runner, marker: str, cell: Cell, topic: 
         root = runner.root if is_shared else Path(folder)
         result = replace(runner, root=root, callbacks=_callbacks(cell.experiment, topic)).run(cell)
         files = {} if is_shared else pack(root / "runs" / cell.name)
-        return {"status": result.status, "message": result.message, "error": result.error, "files": files}
+        return {"status": result.status, "message": result.message, "files": files}
 
 
 def _callbacks(experiment: Experiment, topic: str | None) -> list[Callback]:
@@ -237,13 +237,13 @@ def _collect(runner: Runner, cell: Cell, future: Future) -> CellResult:
         unpack(answer["files"], runner.root / "runs" / cell.name)
     except Exception as error:  # noqa: BLE001 - after any error of a worker or the network the other cells go on
         status, message = describe(error)
-        answer = {"status": status, "message": message, "error": type(error).__name__}
+        answer = {"status": status, "message": message}
     result = runner.read(cell)
     if not result.missing:
         return result
     if answer["status"] == "done":
         answer |= {"status": "failed", "message": "the worker finished it, but its run is not here"}
-    return replace(result, status=answer["status"], message=answer["message"], error=answer["error"])
+    return replace(result, status=answer["status"], message=answer["message"])
 
 
 def pack(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from fedpews.config import STUDIES
 from fedpews.paper.cells import CellResult
 from fedpews.paper.measures import MEASURES, Measure, printed
 from fedpews.paper.study import Study
-from fedpews.report.figures import plot_split
 from fedpews.report.plots import (
     OUTCOMES,
     USUAL,
@@ -95,7 +93,6 @@ class _View:
     options: Mapping[str, Any]
     rows: Sequence[str]
     tints: Mapping[str, Color]
-    data_dir: Path | None
 
     @property
     def columns(self) -> list[str]:
@@ -120,13 +117,13 @@ class _View:
         return {seed: measure.restricted(run, goal) for seed, run in result.runs.items()}
 
 
-def draw(study: Study, results: Results, data_dir: Path | None = None) -> list[Figure]:
+def draw(study: Study, results: Results) -> list[Figure]:
     """Every figure of a study that has a run to draw."""
     figures, tints = [], _tints(study, results)
     for figure in study.figures:
         rows = figure.options.get("rows", list(study.rows))
         if any(result.runs for (row, _), result in results.items() if row in rows):
-            view = _View(study, results, figure.options, rows, tints, data_dir)
+            view = _View(study, results, figure.options, rows, tints)
             figures.append(KINDS[figure.kind](view))
     return figures
 
@@ -172,7 +169,7 @@ def _shared_legend(figure: Figure) -> None:
 def curves(view: _View) -> Figure:
     """A panel for each column and key: each row's mean over seeds.
 
-    Options: ``keys``; ``titles`` of the panels; ``over`` seconds or bytes instead of rounds; ``smooth``; ``target``.
+    Options: ``keys``; ``titles`` of the panels; ``over`` seconds or bytes instead of rounds; ``target``.
     """
     options, keys = view.options, view.options.get("keys", ["accuracy"])
     panels = [(column, key) for column in view.columns for key in keys]
@@ -181,9 +178,8 @@ def curves(view: _View) -> Figure:
     for axes, (column, key), title in zip(every, panels, titles, strict=False):
         goals = [result.cell.experiment.goal for (_, c), result in view.results.items() if c == column]
         target = goals[0].value if options.get("target") and key == "accuracy" else None
-        over, smooth = options.get("over"), options.get("smooth", 1)
-        lines = view.lines(column)
-        plot_curves(axes, lines, key, over=over, target=target, smooth=smooth, tints=view.tints)
+        over = options.get("over")
+        plot_curves(axes, view.lines(column), key, over=over, target=target, tints=view.tints)
         if key == "accuracy" and over is None:
             plot_paper(axes, view.study, column, view.rows)
         if key == "seconds":
@@ -279,18 +275,6 @@ def dots(view: _View) -> Figure:
     return figure
 
 
-def splits(view: _View) -> Figure:
-    """How many samples of each class a client has in each column."""
-    from fedpews.build import load_data
-
-    figure, panels = _panels(len(view.columns))
-    for axes, column in zip(panels, view.columns, strict=False):
-        result = next(result for (_, c), result in view.results.items() if c == column and result.runs)
-        plot_split(axes, load_data(result.cell.experiment, data_dir=view.data_dir).counts().tolist())
-        axes.set_title(view.study.column_label(column), fontsize=10)
-    return figure
-
-
 def activations(view: _View) -> Figure:
     """Per client and layer: each neuron's activation over the rounds, of one row and its first seed."""
     (row,) = view.rows
@@ -321,7 +305,6 @@ KINDS: dict[str, Callable[[_View], Figure]] = {
     "heatmap": heatmap,
     "gains": gains,
     "dots": dots,
-    "splits": splits,
     "activations": activations,
 }
 """Every kind of figure that a study can name."""

@@ -64,10 +64,8 @@ class Outcome:
 
     @property
     def failed(self) -> int:
-        """Cells that failed now, without those that are known to diverge from earlier runs."""
-        return sum(
-            result.status in ("failed", "diverged") and result.error != "" for result in self.table.values()
-        )
+        """Cells that failed; one that diverges has a result."""
+        return sum(result.status == "failed" for result in self.table.values())
 
     @property
     def command(self) -> str:
@@ -194,12 +192,12 @@ def distance_rows(outcome: Outcome) -> list[list[str]]:
     return _rows(study, [column for column, line in study.columns.items() if line.drawn], text)
 
 
-def write_page(outcome: Outcome, folder: Path, data_dir: Path | None = None) -> Path:
+def write_page(outcome: Outcome, folder: Path) -> Path:
     """Write NAME.md, its figures, and NAME.json for the index; a NAME.notes.md beside them becomes part of the page."""
     study = outcome.study
     folder.mkdir(parents=True, exist_ok=True)
     names = []
-    for number, figure in enumerate(draw(study, outcome.table, data_dir), 1):
+    for number, figure in enumerate(draw(study, outcome.table), 1):
         names.append(f"{study.name}.png" if number == 1 else f"{study.name}-{number}.png")
         figure.savefig(folder / names[-1], dpi=110)
     path, notes = folder / f"{study.name}.md", folder / f"{study.name}.notes.md"

@@ -43,7 +43,7 @@ def reproduce(
         publishing = replace(runner, published=folder / RUNS)
         outcome = run_study(study, publishing, only=only, run=run, cluster=cluster)
         if any(result.status != NOT_RUN for result in outcome.table.values()):
-            write_page(outcome, folder, runner.data_dir)
+            write_page(outcome, folder)
         yield outcome
 
 

@@ -167,7 +167,6 @@ def plot_curves(
     *,
     over: str | None = None,
     target: float | None = None,
-    smooth: int = 1,
     tints: Mapping[str, Color] | None = None,
 ) -> None:
     """One line per run on given axes, the mean over seeds with its standard deviation.
@@ -176,7 +175,6 @@ def plot_curves(
 
     Args:
         over: a key of ``COSTS``: the mean against the cost so far, without the rest.
-        smooth: the window of a running mean.
         tints: the labels' colours where other axes show some of the same runs.
     """
     tints = tints or colors(list(runs))
@@ -189,7 +187,6 @@ def plot_curves(
             costs = _so_far(records, COSTS[over][1])
             axes.plot([costs[round - 1] for round in x], mean, **look)
             continue
-        mean, spread = _smooth(mean, smooth), _smooth(spread, smooth)
         axes.plot(x, mean, **look)
         # no accuracy is below 0 or above 100 %, and no loss below 0, whatever a standard deviation says
         floor, ceiling = (0.0, 100.0) if percent else (-math.inf, math.inf)
@@ -245,15 +242,6 @@ def plain(text: str) -> str:
 def _factor(key: str) -> int:
     """Metrics between 0 and 1 are shown in percent; other columns (density, seconds) as they are."""
     return 100 if key not in COLUMNS and key != "seconds" and is_share(key) else 1
-
-
-def _smooth(values: list[float], window: int) -> list[float]:
-    """Running mean over the last ``window`` values.
-
-    >>> _smooth([1.0, 3.0, 5.0], 2)
-    [1.0, 2.0, 4.0]
-    """
-    return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
 
 
 def plot_heatmap(
