@@ -19,7 +19,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Circle, Patch
 
 import fedpews
-from fedpews.paper.published import read_published
+from fedpews.paper.cells import read_published
 from fedpews.paper.study import cells, load_study
 
 HERE = Path(__file__).parent

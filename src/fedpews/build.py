@@ -35,8 +35,8 @@ from fedpews.neurons.modules import batch_counters, prepared
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
 from fedpews.options import option_types
+from fedpews.results.files import read_tensors
 from fedpews.results.schema import GIVEN
-from fedpews.results.tensors import read_tensors
 from fedpews.seeds import fold, global_generator
 from fedpews.tasks import Task, make
 from fedpews.tasks.names import short

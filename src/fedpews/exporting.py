@@ -31,12 +31,11 @@ from fedpews.experiment import Experiment
 from fedpews.neurons.modules import arguments, main_output
 from fedpews.result import Run, build_module, load
 from fedpews.results import layout
-from fedpews.results.files import write_atomically
+from fedpews.results.files import read_tensors, write_atomically
 from fedpews.results.masks import read_federation
 from fedpews.results.records import client_values
 from fedpews.results.schema import GIVEN
 from fedpews.results.statistics import interval
-from fedpews.results.tensors import read_tensors
 from fedpews.tasks.names import show
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import Tree

@@ -24,11 +24,10 @@ from fedpews.models.adapters import has_adapters
 from fedpews.neurons.modules import arguments, main_output
 from fedpews.neurons.network import Network
 from fedpews.results import layout
-from fedpews.results.files import is_expected, read_sums, read_verified
+from fedpews.results.files import is_expected, read_sums, read_tensors, read_verified
 from fedpews.results.masks import Ownership, read_federation
 from fedpews.results.records import Rounds, read_rounds
 from fedpews.results.schema import GIVEN, read_summary
-from fedpews.results.tensors import read_tensors
 from fedpews.tasks.names import show
 from fedpews.trees import Tree
 

@@ -251,7 +251,6 @@ class Training:
         """The result of the rounds so far."""
         setup, experiment, rule, models = self.setup, self.setup.experiment, self.rule, self.server.models()
         summary = summarize(self.records, experiment.method_label, experiment.goal, setup.data.client_names)
-        summary["clients_judged_on"] = setup.data.evaluated_on
         runs = {seed: self._of_seed(seed) for seed in experiment.seeds}
         if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
             summary["ended_after"] = [run[-1]["round"] for run in runs.values()]

@@ -26,7 +26,7 @@ from fedpews.methods.contract import Cohort, Download
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.wire import decode_download, decode_upload, encode_download
 from fedpews.neurons.network import Network
-from fedpews.results.tensors import read_nest, read_tensors, write_nest
+from fedpews.results.files import read_nest, read_tensors, write_nest
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -70,7 +70,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             '        record["answered"] = len(part.uploads)\n',
         ),
         (
-            "results/columns.py",
+            "results/records.py",
             "COLUMNS = {\n",
             '    "answered": Column("Clients that answered", "The clients of the round."),\n',
         ),
@@ -86,8 +86,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         (
             "report/figures.py",
             END,
-            '\n\n@figure_of(KINDS)\ndef empty(given: Any) -> Figure:\n    """A page without a curve."""\n'
-            "    return new_figure(3.0, 2.0)\n",
+            '\n\ndef empty(given: Any) -> Figure:\n    """A page without a curve."""\n'
+            '    return new_figure(3.0, 2.0)\n\n\nKINDS["empty"] = empty\n',
         )
     ],
     "masks for a warmup": [

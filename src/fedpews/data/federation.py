@@ -92,13 +92,6 @@ class Federation:
         return tuple((self.test_owner == client).nonzero().flatten() for client in range(len(self)))
 
     @property
-    def evaluated_on(self) -> str:
-        """The data on which a client's accuracy is evaluated."""
-        if self.test_owner is None:
-            return "the common test set, at each client's mix of classes"
-        return "each client's own test samples"
-
-    @property
     def outputs(self) -> str:
         """The number of classes, labels or targets that a model predicts, in words."""
         names = {"regression": "target", "multilabel": "label"}

@@ -37,10 +37,9 @@ from fedpews.flower.statistics import answer, is_scaled, privacy_of
 from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, decode_download, encode_upload
-from fedpews.results.files import write_atomically
+from fedpews.results.files import read_nest, write_atomically, write_nest
 from fedpews.results.layout import SITE_STATUS
 from fedpews.results.memories import Version
-from fedpews.results.tensors import read_nest, write_nest
 from fedpews.tasks.metrics import Sums
 from fedpews.tasks.names import show
 from fedpews.trees import Nest, Tree, nest_bytes

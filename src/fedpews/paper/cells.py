@@ -1,13 +1,26 @@
-"""Run what is missing of a cell, and read what is on disk. A cell's runs are ordinary run folders."""
+"""Run what is missing of a cell, and read what is on disk. A cell's runs are ordinary run folders.
+
+Finished runs are also published in compact form, one small file per cell, from which pages can be computed again: what
+the cell changes from the defaults and, for every seed, the columns of its records, numbers to five digits, repeated
+values as value and count. It is JSON, compressed with gzip.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from zlib import error as ZlibError
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from fedpews.errors import (
     ClientDiverged,
@@ -19,17 +32,26 @@ from fedpews.errors import (
     first_line,
 )
 from fedpews.experiment import Experiment
-from fedpews.paper.published import read_published
+from fedpews.outside import MEGABYTE, parse_json, read_bytes, shaped
 from fedpews.paper.study import Cell
 from fedpews.results import layout
+from fedpews.results.files import write_atomically
 from fedpews.results.records import Record, Rounds, read_rounds
-from fedpews.results.schema import ActivationShape, read_lines, read_summary
+from fedpews.results.schema import ActivationShape, Machines, read_lines, read_summary
 
 if TYPE_CHECKING:
     from fedpews.callbacks import Callback
 
 NOT_RUN = "not run"
 """The status of a cell of which no seed has finished."""
+DIGITS = 5
+MOST_BYTES = 256 * MEGABYTE
+"""Of a cell's runs when unpacked; 10 seeds of 500 rounds have one million."""
+MOST_ROUNDS = 10**6
+MOST_CHARACTERS = 1000
+"""Characters of the message of a cell that diverged."""
+CLIENTS = 10
+"""Lists with a number per client are kept up to this many clients."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +114,8 @@ class Runner:
         if not result.missing:
             return replace(result, status="done")
         # a run that diverged has no summary, so only the published file knows
-        if published.diverged:
-            return replace(result, status="diverged", message=published.diverged)
+        if published.status == "diverged":
+            return replace(result, status="diverged", message=published.message)
         return replace(result, status="part done" if runs else NOT_RUN)
 
     def run(self, cell: Cell) -> CellResult:
@@ -187,3 +209,119 @@ def _with_activations(folder: Path, records: list[Record]) -> list[Record]:
     # a resumed round is there twice, with the same numbers
     extra = {(line["seed"], line["round"]): line for line in read_lines(file, ActivationShape)}
     return [record | extra.get((record["seed"], record["round"]), {}) for record in records]
+
+
+class CellShape(TypedDict):
+    """What a published file holds."""
+
+    row: str
+    column: str
+    draws: Any
+    experiment: dict[str, Any]
+    runs: dict[Annotated[str, Field(pattern=r"^\d{1,20}$")], dict[str, list[Any]]]
+    diverged: NotRequired[Annotated[str, Field(max_length=MOST_CHARACTERS)]]
+    machines: NotRequired[Machines]
+
+
+def publish(result: CellResult, folder: Path) -> None:
+    """Write a cell's finished seeds beside those that its file already has, and why others diverged."""
+    cell = result.cell
+    every = {**read_published(folder, cell).runs, **result.runs}
+    content = {
+        "row": cell.row,
+        "column": cell.column,
+        "draws": cell.draws,
+        "experiment": cell.changes(),
+        "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
+        **({"diverged": result.message[:MOST_CHARACTERS]} if result.status == "diverged" else {}),
+        **({"machines": list(result.machines)} if result.machines else {}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    # no time of day in the file: the same runs give the same bytes
+    write_atomically(_path(folder, cell), gzip.compress(text.encode(), mtime=0))
+
+
+def read_published(folder: Path | None, cell: Cell) -> CellResult:
+    """What was published of a cell; nothing if there is no file of this experiment."""
+    if folder is None or not (path := _path(folder, cell)).exists():
+        return CellResult(cell)
+    content = _read(path)
+    if content["experiment"] != cell.changes() or content["draws"] != cell.draws:
+        return CellResult(cell)
+    try:
+        runs = {int(seed): _unpack(columns) for seed, columns in content["runs"].items()}
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    status = "diverged" if "diverged" in content else NOT_RUN
+    machines = tuple(content.get("machines", ()))
+    return CellResult(cell, runs, status, content.get("diverged", ""), machines=machines)
+
+
+def _read(path: Path) -> CellShape:
+    """The content of a file, unpacked up to the size that a cell's runs can have."""
+    try:
+        with gzip.open(BytesIO(read_bytes(path, MOST_BYTES))) as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ConfigError(f"{path} has more than {MOST_BYTES:,} bytes when unpacked")
+        content: CellShape = shaped(CellShape, parse_json(text.decode(), str(path)), str(path))
+    except (OSError, EOFError, ValueError, ZlibError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return content
+
+
+def _path(folder: Path, cell: Cell) -> Path:
+    return folder / f"{cell.name}.json.gz"
+
+
+def _pack(records: Sequence[Record]) -> dict[str, Any]:
+    """Records as columns, without long lists. Rounds without an evaluation lack some of the keys."""
+    columns: dict[str, Any] = {}
+    for key in dict.fromkeys(key for record in records for key in record):
+        rows = [row for row, record in enumerate(records) if key in record]
+        if not all(_is_kept(records[row][key]) for row in rows):
+            continue
+        column = _column([records[row][key] for row in rows])
+        columns[key] = column if len(rows) == len(records) else ["at", rows, column]
+    return columns
+
+
+def _is_kept(value: Any) -> bool:
+    return not isinstance(value, list) or (
+        len(value) <= CLIENTS and not any(isinstance(v, list) for v in value)
+    )
+
+
+def _column(values: list[Any]) -> list[Any]:
+    """[value, count] for each run of equal values where that is shorter, else the values."""
+    short = [_short(value) for value in values]
+    runs = [[value, len(list(same))] for value, same in groupby(short)]
+    return ["runs", *runs] if 2 * len(runs) < len(short) else short
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _unpack(columns: Mapping[str, list[Any]]) -> list[Record]:
+    whole = {key: _values(column) for key, column in columns.items() if column[:1] != ["at"]}
+    records: list[Record] = [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+    for key, column in columns.items():
+        if column[:1] == ["at"]:
+            _, rows, values = column
+            for row, value in zip(rows, _values(values), strict=True):
+                if not 0 <= row < len(records):
+                    raise ValueError(f"{key} has no round {row}")
+                records[row][key] = value
+    return records
+
+
+def _values(column: list[Any]) -> list[Any]:
+    if column[:1] != ["runs"]:
+        return column
+    if sum(count for _, count in column[1:]) > MOST_ROUNDS:
+        raise ValueError(f"more than {MOST_ROUNDS:,} rounds")
+    return [value for value, count in column[1:] for _ in range(count)]

@@ -61,11 +61,8 @@ class Outcome:
     table: Results
     readings: Readings
     verdicts: list[Verdict]
-
-    @property
-    def failed(self) -> int:
-        """Cells that failed; one that diverges has a result."""
-        return sum(result.status == "failed" for result in self.table.values())
+    failed: int = 0
+    """Cells that were run now and failed or diverged."""
 
     @property
     def command(self) -> str:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError
-from fedpews.paper.cells import NOT_RUN, CellResult, Runner
+from fedpews.paper.cells import NOT_RUN, CellResult, Runner, publish
 from fedpews.paper.cluster import Cluster
 from fedpews.paper.page import RUNS, Outcome, conclude, write_page
-from fedpews.paper.published import Published, publish
 from fedpews.paper.study import Cell, Study, adapted, cells, load_study, studies
 
 
@@ -65,11 +64,11 @@ def run_study(
     results = {}
     for result in itertools.chain(finished, new):
         if runner.published is not None and (result.folders or result.status == "diverged"):
-            diverged = result.message if result.status == "diverged" else ""
-            publish(result.cell, Published(result.runs, diverged, result.machines), runner.published)
+            publish(result, runner.published)
         results[result.cell.name] = result
     table = [replace(results[c.name], cell=c) if c.name in results else runner.read(c) for c in every]
-    return conclude(study, table)
+    failed = [c.name for c in todo if results[c.name].status in ("failed", "diverged")]
+    return replace(conclude(study, table), failed=len(failed))
 
 
 def _run_here(study: Study, runner: Runner, todo: Sequence[Cell]) -> Iterator[CellResult]:

@@ -15,9 +15,8 @@ from fedpews.report.compare import Comparison, columns, compare, goal_text, rema
 from fedpews.report.plots import colors
 from fedpews.report.runs import Run, settings
 from fedpews.results import layout
-from fedpews.results.columns import COLUMNS
 from fedpews.results.masks import EACH_CLIENT_UP_TO, Ownership
-from fedpews.results.records import client_values, evaluated, value_of
+from fedpews.results.records import COLUMNS, client_values, evaluated, value_of
 from fedpews.results.schema import GIVEN
 from fedpews.results.statistics import ENOUGH_SEEDS, SIGNIFICANT
 from fedpews.tasks.names import is_share

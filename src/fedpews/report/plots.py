@@ -15,9 +15,8 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpews.errors import ConfigError
-from fedpews.results.columns import COLUMNS
 from fedpews.results.files import write_atomically
-from fedpews.results.records import Record, Rounds, value_of
+from fedpews.results.records import COLUMNS, Record, Rounds, value_of
 from fedpews.results.statistics import Difference
 from fedpews.tasks.names import is_share
 

@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any
 from fedpews.errors import CheckpointError
 from fedpews.outside import json_lines
 from fedpews.results import layout
-from fedpews.results.files import digest, matching, read_bytes, remove_file, sync, write_atomically
+from fedpews.results.files import (
+    digest,
+    matching,
+    read_bytes,
+    read_nest,
+    remove_file,
+    sync,
+    write_atomically,
+    write_nest,
+)
 from fedpews.results.memories import Version, file_name
-from fedpews.results.tensors import read_nest, write_nest
 
 if TYPE_CHECKING:
     from fedpews.trees import Nest, Tree

@@ -88,7 +88,7 @@ class RunFolder:
         """Write the configuration and delete the summary, which is that of a shorter run."""
         self._unlist(layout.SUMMARY)
         remove_file(self.path / layout.SUMMARY)
-        self._write(layout.CONFIG, toml.encode())
+        self._write({layout.CONFIG: toml.encode()})
 
     def start(self, resumed: Checkpoint | None, memories: Store) -> list[Record]:
         """Continue from a checkpoint, or from the start; the records until there."""
@@ -111,7 +111,7 @@ class RunFolder:
         """Write ``federation(masked)``, once; ``masked``: whether clients owned neurons in an earlier round."""
         if not self.is_intact(layout.FEDERATION):
             described = federation(not self._growing[layout.NEURONS].is_empty)
-            self._write(layout.FEDERATION, (json.dumps(described) + "\n").encode())
+            self._write({layout.FEDERATION: (json.dumps(described) + "\n").encode()})
 
     def append(self, records: Sequence[Record], observed: Sequence[Ownership] = ()) -> None:
         """Append the records of a round, and which neurons each client owned in it."""
@@ -162,21 +162,20 @@ class RunFolder:
         }
         # last: a folder with a summary is a finished run, so everything else must be there
         files[layout.SUMMARY] = (json.dumps(summary, indent=2) + "\n").encode()
+        self._write(files)
+
+    def _unlist(self, *names: str) -> None:
+        """Remove files from the list before they change: a kill in between must not make them look damaged."""
+        listed = [name for name in names if self.sums.pop(name, None) is not None]
+        if listed:
+            write_sums(self.path, self.sums)
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        """Write files in their order, and list them."""
+        self._unlist(*files)
         for name, data in files.items():
             write_atomically(self.path / name, data)
             self.sums[name] = digest(data)
-        write_sums(self.path, self.sums)
-
-    def _unlist(self, name: str) -> None:
-        """Remove a file from the list before it is written again: a kill in between must not make it look damaged."""
-        if self.sums.pop(name, None) is not None:
-            write_sums(self.path, self.sums)
-
-    def _write(self, name: str, data: bytes) -> None:
-        """Write a file and list it."""
-        self._unlist(name)
-        write_atomically(self.path / name, data)
-        self.sums[name] = digest(data)
         write_sums(self.path, self.sums)
 
 

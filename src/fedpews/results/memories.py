@@ -11,8 +11,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import finalize
 
-from fedpews.results.files import remove_file, sync
-from fedpews.results.tensors import read_nest, write_nest
+from fedpews.results.files import read_nest, remove_file, sync, write_nest
 
 if TYPE_CHECKING:
     import torch

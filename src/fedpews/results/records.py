@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedpews.errors import ConfigError, need_extra
 from fedpews.outside import shaped
 from fedpews.results import layout
-from fedpews.results.columns import COLUMNS
 from fedpews.results.files import is_expected
 from fedpews.results.schema import RecordShape, Values, read_lines
 from fedpews.tasks.names import Goal, higher_is_better
@@ -19,6 +19,40 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of each round, besides the metrics of the task.
+
+    Args:
+        title: the title of its chart.
+        text: one sentence below the chart.
+        unit: a share is drawn in percent, from 0 to 100; a cosine with a line at 0.
+    """
+
+    title: str
+    text: str
+    unit: Literal["", "share", "cosine"] = ""
+
+
+COLUMNS = {
+    "loss": Column("Test loss", "The global model on the test data."),
+    "train_loss": Column("Training loss", "Mean over the clients of the round, on their own data."),
+    "update_cosine": Column(
+        "Do the clients' updates agree?",
+        "Mean cosine between the updates of two clients, on the weights both own. Below 0 they cancel out.",
+        "cosine",
+    ),
+    "density": Column("What a client trains", "Share of the neurons, mean over clients.", "share"),
+    "coverage": Column(
+        "What the clients train together", "Share of the neurons that at least one client owns.", "share"
+    ),
+    "overlap": Column(
+        "What two clients share", "Neurons both own, of those either owns; mean over pairs.", "share"
+    ),
+}
+"""The columns that the report draws: the only list of them. `fedpews.measure` computes them."""
 
 
 class Rounds(list[Record]):

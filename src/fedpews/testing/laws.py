@@ -27,7 +27,7 @@ from fedpews.methods.contract import (
 from fedpews.methods.subnetwork import AssignedClient
 from fedpews.methods.wire import decode_download, decode_upload, encode_download, encode_upload
 from fedpews.neurons.network import Batch, Network
-from fedpews.results.tensors import read_nest, write_nest
+from fedpews.results.files import read_nest, write_nest
 from fedpews.seeds import global_generator
 from fedpews.testing.playground import Played, Playground, Samples, small_clients, small_network
 from fedpews.trees import Nest, flatten, leaves, pick, unflatten
