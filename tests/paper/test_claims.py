@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedpews.paper.claims import Verdict, evaluate_claims, summarise
-from fedpews.paper.page import Outcome, apart_rows
-from fedpews.paper.study import Claim
+from fedpews.paper.cells import CellResult
+from fedpews.paper.claims import Verdict, conclude, evaluate_claims, summarise
+from fedpews.paper.page import apart_rows
+from fedpews.paper.study import Claim, cells
 from toy import study
 
 SEEDS = range(6)
@@ -172,7 +173,14 @@ def test_our_number_is_compared_with_the_papers_where_both_have_a_spread() -> No
     paper = {"final": {"fedavg": ["70 ± 1", "60"], "pews": ["75 ± 2", "× ± NA"]}}
     ours = readings([1.0, 3.0, 2.0, 1.0, 3.0, 2.0]) | readings([1.0, 2.0], "b")
     del ours["final", "pews", "a"][99]
-    outcome = Outcome(study(paper=paper), {}, ours, [])
+    toy = study(paper=paper)
+    results = []
+    for cell in cells(toy):
+        finals = ours["final", cell.row, cell.column]
+        results.append(
+            CellResult(cell, {seed: [{"accuracy": value / 100}] for seed, value in finals.items()})
+        )
+    outcome = conclude(toy, results)
 
     header, fedavg, pews = apart_rows(outcome, "final")
 

@@ -20,8 +20,9 @@ from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.paper import cluster as cluster_module
 from fedpews.paper.cells import Runner
+from fedpews.paper.claims import Outcome
 from fedpews.paper.cluster import connect, local_processes, pack, unpack
-from fedpews.paper.page import Outcome, number_rows
+from fedpews.paper.page import number_rows
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import Line, cells
 from fedpews.results.folder import RunFolder

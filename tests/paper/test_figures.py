@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from fedpews.errors import ConfigError
 from fedpews.paper.cells import CellResult, Runner
+from fedpews.paper.claims import Outcome
 from fedpews.paper.figures import draw
 from fedpews.paper.page import write_page
 from fedpews.paper.reproduce import run_study
@@ -40,7 +41,7 @@ def test_a_row_has_one_colour_in_all_panels_and_a_usual_method_its_own(tmp_path:
     toy = study(rows=rows, paper={}, claims=[], seeds=[0])
     outcome = run_study(toy, Runner(tmp_path))
 
-    (figure,) = draw(toy, outcome.table)
+    (figure,) = draw(outcome)
 
     first, second = (
         {line.get_label(): line.get_color() for line in axes.get_lines()} for axes in figure.axes
@@ -61,7 +62,7 @@ def test_rows_of_one_figure_have_colours_of_their_own_also_where_a_study_has_mor
     many = study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[], seeds=[0])
     many = many.model_copy(update={"figures": [Figure(options={"rows": named})]})
 
-    (figure,) = draw(many, run_study(many, Runner(tmp_path)).table)
+    (figure,) = draw(run_study(many, Runner(tmp_path)))
 
     lines = [line for line in figure.axes[0].get_lines() if not line.get_label().startswith("_")]
     assert [line.get_label() for line in lines] == [rows[row].label for row in named]
@@ -100,7 +101,7 @@ def test_gains_are_blue_orange_or_grey_and_framed_over_the_best_of_a_column() ->
         )
         for cell in cells(toy)
     }
-    (figure,) = draw(toy, results)
+    (figure,) = draw(Outcome(toy, results))
 
     patches = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     fills = {

@@ -15,7 +15,8 @@ from fedpews.errors import ConfigError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.paper import cells as cells_module
 from fedpews.paper.cells import Runner
-from fedpews.paper.page import conclude, markdown, write_index, write_page
+from fedpews.paper.claims import conclude
+from fedpews.paper.page import markdown, write_index, write_page
 from fedpews.paper.reproduce import reproduce, run_study
 from fedpews.paper.study import Cell, Figure, Line, adapted, canonical, cells, load_study
 from fedpews.paper.sweep import make_sweep, parse_grid

@@ -12,8 +12,9 @@ import fedpews
 from fedpews.config import override, recipes
 from fedpews.experiment import Experiment
 from fedpews.paper.cells import Runner
+from fedpews.paper.claims import conclude
 from fedpews.paper.measures import MEASURES, printed
-from fedpews.paper.page import conclude, write_page
+from fedpews.paper.page import write_page
 from fedpews.paper.study import adapted, cells, load_study, studies
 from fedpews.running import run
 

@@ -32,8 +32,7 @@ from fedpews.errors import ConfigError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
     from fedpews.paper.cells import Runner
-    from fedpews.paper.claims import Verdict
-    from fedpews.paper.page import Outcome
+    from fedpews.paper.claims import Outcome, Verdict
     from fedpews.paper.search import Search
     from fedpews.paper.study import Study
     from fedpews.paper.sweep import Grid

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 from typing import NamedTuple
 
 from fedpews.options import Table
+from fedpews.paper.cells import CellResult
 from fedpews.paper.measures import MEASURES, printed
 from fedpews.paper.study import Claim, Study
 from fedpews.results.statistics import (
@@ -47,6 +49,58 @@ class Verdict(Table):
     """Of the exact sign-flip test, corrected (Holm) for all claims of the page; None where there is no such test.
 
     For a claim that no difference is large, of the two one-sided tests against the margin."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A study with the results of its cells."""
+
+    study: Study
+    table: Mapping[tuple[str, str], CellResult]
+    """By row and column."""
+    failed: int = 0
+    """Cells that were run now and failed or diverged."""
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """On every claim, row and column."""
+        measures = dict.fromkeys(claim.measure for claim in self.study.claims)
+        return evaluate_claims(
+            self.study, {(m, *c): self.values(m, *c) for m in measures for c in self.table}
+        )
+
+    def result(self, row: str, column: str) -> CellResult | None:
+        """Of a cell; of a baseline, in the column where it was run."""
+        return self.table.get((row, self.study.column_for(row, column)))
+
+    def values(self, measure: str, row: str, column: str, restricted: bool = True) -> dict[int, float]:
+        """A measure of each finished seed of a cell.
+
+        Args:
+            restricted: a target that was never reached counts as all rounds, else it is infinite.
+        """
+        result = self.result(row, column)
+        if result is None:
+            return {}
+        read = MEASURES[measure].restricted if restricted else MEASURES[measure].read
+        values = {seed: read(run, result.cell.experiment.goal) for seed, run in result.runs.items()}
+        return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+    @property
+    def command(self) -> str:
+        """The command that runs it again."""
+        return self.study.command or f"fedpews reproduce {self.study.name}"
+
+    @property
+    def scale(self) -> list[str]:
+        """What differs from the paper's scale, if anything."""
+        changed = ", ".join(f"{key} = {value}" for key, value in self.study.departures.items())
+        return [f"changed: {changed}"] if changed else []
+
+
+def conclude(study: Study, results: Sequence[CellResult]) -> Outcome:
+    """A study with the results of its cells."""
+    return Outcome(study, {(result.cell.row, result.cell.column): result for result in results})
 
 
 class _Draft(NamedTuple):

@@ -16,8 +16,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedpews.config import STUDIES
-from fedpews.paper.cells import CellResult
-from fedpews.paper.measures import MEASURES, Measure, printed
+from fedpews.paper.claims import Outcome
+from fedpews.paper.measures import MEASURES, printed
 from fedpews.paper.study import Study
 from fedpews.report.plots import (
     OUTCOMES,
@@ -35,9 +35,6 @@ from fedpews.results.statistics import Difference, corrected, paired_difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Results = Mapping[tuple[str, str], CellResult]
-"""(row, column) → its runs."""
 
 Curve = tuple[list[int], list[float]]
 """Rounds and accuracies in percent."""
@@ -88,11 +85,14 @@ def plot_paper(axes: Any, study: Study, column: str, rows: Sequence[str]) -> Non
 class _View:
     """What a figure is drawn from."""
 
-    study: Study
-    results: Results
+    outcome: Outcome
     options: Mapping[str, Any]
     rows: Sequence[str]
     tints: Mapping[str, Color]
+
+    @property
+    def study(self) -> Study:
+        return self.outcome.study
 
     @property
     def columns(self) -> list[str]:
@@ -101,41 +101,29 @@ class _View:
 
     def lines(self, column: str, rows: Sequence[str] | None = None) -> dict[str, list[Record]]:
         """Label → records of the rows that have runs in a column, and of baselines."""
-        lines = {}
-        for row in rows or self.rows:
-            result = self.results.get((row, self.study.column_for(row, column)))
-            if result is not None and result.runs:
-                lines[self.study.row_label(row)] = result.records
-        return lines
-
-    def values(self, row: str, column: str, measure: Measure) -> dict[int, float]:
-        """A measure of each seed of a cell."""
-        result = self.results.get((row, self.study.column_for(row, column)))
-        if result is None:
-            return {}
-        goal = result.cell.experiment.goal
-        return {seed: measure.restricted(run, goal) for seed, run in result.runs.items()}
+        results = {self.study.row_label(row): self.outcome.result(row, column) for row in rows or self.rows}
+        return {label: result.records for label, result in results.items() if result and result.runs}
 
 
-def draw(study: Study, results: Results) -> list[Figure]:
+def draw(outcome: Outcome) -> list[Figure]:
     """Every figure of a study that has a run to draw."""
-    figures, tints = [], _tints(study, results)
-    for figure in study.figures:
-        rows = figure.options.get("rows", list(study.rows))
-        if any(result.runs for (row, _), result in results.items() if row in rows):
-            view = _View(study, results, figure.options, rows, tints)
-            figures.append(KINDS[figure.kind](view))
+    figures, tints = [], _tints(outcome)
+    for figure in outcome.study.figures:
+        rows = figure.options.get("rows", list(outcome.study.rows))
+        if any(result.runs for (row, _), result in outcome.table.items() if row in rows):
+            figures.append(KINDS[figure.kind](_View(outcome, figure.options, rows, tints)))
     return figures
 
 
-def _tints(study: Study, results: Results) -> dict[str, Color]:
+def _tints(outcome: Outcome) -> dict[str, Color]:
     """A colour for each row, the same in all panels and figures; the first row of a usual method has its colour."""
+    study = outcome.study
     known: dict[str, str] = {}  # label → what its colour is chosen by
     named = [row for figure in study.figures for row in figure.options.get("rows", [])]
     # rows that a figure names come first: with more rows than colours, those must not share one
     for row in dict.fromkeys([*named, *study.rows]):
         label = study.row_label(row)
-        methods = [result.cell.experiment.method.name for (r, _), result in results.items() if r == row]
+        methods = [result.cell.experiment.method.name for (r, _), result in outcome.table.items() if r == row]
         is_usual = bool(methods) and methods[0] in USUAL and methods[0] not in known.values()
         known[label] = methods[0] if is_usual else label
     chosen = colors(list(known.values()))
@@ -176,7 +164,7 @@ def curves(view: _View) -> Figure:
     titles = options.get("titles", [view.study.column_label(column) for column, _ in panels])
     figure, every = _panels(len(panels))
     for axes, (column, key), title in zip(every, panels, titles, strict=False):
-        goals = [result.cell.experiment.goal for (_, c), result in view.results.items() if c == column]
+        goals = [result.cell.experiment.goal for (_, c), result in view.outcome.table.items() if c == column]
         target = goals[0].value if options.get("target") and key == "accuracy" else None
         over = options.get("over")
         plot_curves(axes, view.lines(column), key, over=over, target=target, tints=view.tints)
@@ -191,7 +179,7 @@ def curves(view: _View) -> Figure:
 
 def heatmap(view: _View) -> Figure:
     """Left: the curves of some rows in one column. Right: every cell's mean."""
-    study, measure = view.study, MEASURES[view.options.get("measure", "final")]
+    study, name = view.study, view.options.get("measure", "final")
     rows, columns = list(study.rows), list(study.columns)
     figure = new_figure(12, max(3.5, 1.4 + 0.34 * len(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -202,10 +190,10 @@ def heatmap(view: _View) -> Figure:
         plot_paper(left, study, column, drawn)
         left.set_title(study.column_label(column), fontsize=10)
         left.legend(fontsize=8)
-    known = [[list(view.values(row, column, measure).values()) for column in columns] for row in rows]
-    means = [[_mean(values) for values in line] for line in known]
+    known = [[view.outcome.values(name, row, column).values() for column in columns] for row in rows]
+    means = [[_mean(list(values)) for values in line] for line in known]
     plot_heatmap(right, means, [*map(study.row_label, rows)], [*map(study.column_label, columns)])
-    right.set_title(measure.label, fontsize=10)
+    right.set_title(MEASURES[name].label, fontsize=10)
     return figure
 
 
@@ -216,20 +204,21 @@ def gains(view: _View) -> Figure:
     """
     from matplotlib.patches import Patch
 
-    study, than = view.study, view.options["than"]
-    measure = MEASURES[view.options.get("measure", "final")]
+    study, values, than = view.study, view.outcome.values, view.options["than"]
+    name = view.options.get("measure", "final")
+    measure = MEASURES[name]
     rows = list(than)
     sign = 1 if measure.higher_is_better else -1
     cells: dict[tuple[int, int], Difference] = {}
     framed = []
     for j, column in enumerate(study.columns):
-        others = {row: view.values(row, column, measure) for row in dict.fromkeys(than[row] for row in rows)}
-        pairs = [(view.values(row, column, measure), others[than[row]]) for row in rows]
+        others = {row: values(name, row, column) for row in dict.fromkeys(than.values())}
+        pairs = [(values(name, row, column), others[than[row]]) for row in rows]
         differences = [paired_difference(*pair, measure.higher_is_better) for pair in pairs]
         tested = [i for i, difference in enumerate(differences) if difference.seeds]
         adjusted = corrected([differences[i] for i in tested])
         cells |= {(i, j): difference for i, difference in zip(tested, adjusted, strict=True)}
-        means = {row: sign * fmean(values.values()) for row, values in others.items() if values}
+        means = {row: sign * fmean(known.values()) for row, known in others.items() if known}
         best = max(means, key=lambda row: means[row], default=None)
         # unless all of the others have run, the best of them is not known
         framed += [(i, j) for i in tested if than[rows[i]] == best and len(means) == len(others)]
@@ -255,7 +244,7 @@ def dots(view: _View) -> Figure:
     figure, panels = _panels(len(view.columns), most=2, height=1.3 + 0.34 * len(study.rows))
     for axes, column in zip(panels, view.columns, strict=False):
         rows = [row for row in study.rows if column in study.columns_of(row)]
-        ours = [list(view.values(row, column, measure).values()) for row in rows]
+        ours = [list(view.outcome.values(name, row, column).values()) for row in rows]
         here = [(_mean(values), stdev(values) if len(values) > 1 else 0.0) for values in ours]
         paper = [printed(study.paper_number(name, row, column)) for row in rows]
         for label, side, shift, look, color in (
@@ -263,9 +252,9 @@ def dots(view: _View) -> Figure:
             ("the paper", paper, 0.13, "s", "0.6"),
         ):
             means, deviations = zip(*side, strict=True)
-            places = [i + shift for i in range(len(rows))]
+            heights = [i + shift for i in range(len(rows))]
             # a number that is not known is NaN, and not drawn
-            axes.errorbar(means, places, xerr=deviations, fmt=look, color=color, capsize=3, label=label)
+            axes.errorbar(means, heights, xerr=deviations, fmt=look, color=color, capsize=3, label=label)
         axes.set_yticks(range(len(rows)), [study.row_label(row) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(axis="y", color="0.92")
@@ -278,7 +267,7 @@ def dots(view: _View) -> Figure:
 def activations(view: _View) -> Figure:
     """Per client and layer: each neuron's activation over the rounds, of one row and its first seed."""
     (row,) = view.rows
-    runs = view.results[row, next(iter(view.study.columns))].runs
+    runs = view.outcome.table[row, next(iter(view.study.columns))].runs
     records = [record for record in next(iter(runs.values())) if "activations" in record]
     if not records:  # published runs have none
         return new_figure(4, 1)

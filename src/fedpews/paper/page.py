@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -13,15 +12,13 @@ from statistics import fmean
 from pydantic import Field
 
 from fedpews.options import Table
-from fedpews.paper.cells import NOT_RUN, CellResult
-from fedpews.paper.claims import Readings, Verdict, evaluate_claims, summarise
-from fedpews.paper.figures import Results, curve_of, distance, draw
+from fedpews.paper.cells import NOT_RUN
+from fedpews.paper.claims import Outcome, Verdict, summarise
+from fedpews.paper.figures import curve_of, distance, draw
 from fedpews.paper.measures import MEASURES, printed, spread
 from fedpews.paper.study import SWEEP, Study, studies
-from fedpews.results.records import Record
 from fedpews.results.schema import read_object
 from fedpews.results.statistics import unpaired_interval
-from fedpews.tasks.names import Goal
 
 PAPER_SEEDS = 3
 """Behind each of the paper's means and deviations."""
@@ -53,51 +50,6 @@ class Facts(Table):
         write_index(folder)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A study with its results and the verdicts on its claims."""
-
-    study: Study
-    table: Results
-    readings: Readings
-    verdicts: list[Verdict]
-    failed: int = 0
-    """Cells that were run now and failed or diverged."""
-
-    @property
-    def command(self) -> str:
-        """The command that runs it again."""
-        return self.study.command or f"fedpews reproduce {self.study.name}"
-
-    @property
-    def scale(self) -> list[str]:
-        """What differs from the paper's scale, if anything."""
-        changed = ", ".join(f"{key} = {value}" for key, value in self.study.departures.items())
-        return [f"changed: {changed}"] if changed else []
-
-
-def conclude(study: Study, results: Sequence[CellResult]) -> Outcome:
-    """Read every measure from the finished cells, and evaluate the claims."""
-    table = {(result.cell.row, result.cell.column): result for result in results}
-    names = dict.fromkeys([*study.measures, *(claim.measure for claim in study.claims)])
-    readings = {
-        (name, *cell): _values(result, MEASURES[name].read)
-        for name in names
-        for cell, result in table.items()
-    }
-    finite = {
-        (name, *cell): _values(result, MEASURES[name].restricted)
-        for name in names
-        for cell, result in table.items()
-    }
-    return Outcome(study, table, readings, evaluate_claims(study, finite))
-
-
-def _values(result: CellResult, read: Callable[[Sequence[Record], Goal], float]) -> dict[int, float]:
-    values = {seed: read(run, result.cell.experiment.goal) for seed, run in result.runs.items()}
-    return {seed: value for seed, value in values.items() if not math.isnan(value)}
-
-
 def finding(outcome: Outcome) -> str:
     """What the runs say, in one sentence: the first claim that ran, then all of them; or else the best cells."""
     ran = [verdict for verdict in outcome.verdicts if verdict.seeds]
@@ -116,7 +68,9 @@ def best_cells(outcome: Outcome) -> str:
     measure = MEASURES[name]
     pick, word = (max, "highest") if measure.higher_is_better else (min, "lowest")
     known = {
-        cell: list(values.values()) for cell in outcome.table if (values := outcome.readings[name, *cell])
+        cell: list(values.values())
+        for cell in outcome.table
+        if (values := outcome.values(name, *cell, restricted=False))
     }
     columns = [list(study.columns)] if study.item == SWEEP else [[column] for column in study.columns]
     best = []
@@ -149,7 +103,7 @@ def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
         result = outcome.table.get((row, column))
         if result is None:
             return ""
-        values = list(outcome.readings[measure, row, column].values())
+        values = list(outcome.values(measure, row, column, restricted=False).values())
         ours = "–" if result.runs else result.status.replace(NOT_RUN, "")
         if values:
             ours = spread(values, MEASURES[measure].digits)
@@ -166,7 +120,7 @@ def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:
     def text(row: str, column: str) -> str:
         if column not in study.columns_of(row):
             return ""
-        values = list(outcome.readings.get((measure, row, column), {}).values())
+        values = list(outcome.values(measure, row, column, restricted=False).values())
         mean, deviation = printed(study.paper_number(measure, row, column))
         # a seed that never reaches the target has no number, and without it the mean would be too good
         if len(values) < 2 or not all(map(math.isfinite, [mean, deviation, *values])):
@@ -182,7 +136,7 @@ def distance_rows(outcome: Outcome) -> list[list[str]]:
     study = outcome.study
 
     def text(row: str, column: str) -> str:
-        result = outcome.table.get((row, study.column_for(row, column)))
+        result = outcome.result(row, column)
         paper = curve_of(study, row, column)
         return f"{distance(result.records, paper):.1f}" if result and result.runs and paper else "–"
 
@@ -194,7 +148,7 @@ def write_page(outcome: Outcome, folder: Path) -> Path:
     study = outcome.study
     folder.mkdir(parents=True, exist_ok=True)
     names = []
-    for number, figure in enumerate(draw(study, outcome.table), 1):
+    for number, figure in enumerate(draw(outcome), 1):
         names.append(f"{study.name}.png" if number == 1 else f"{study.name}-{number}.png")
         figure.savefig(folder / names[-1], dpi=110)
     path, notes = folder / f"{study.name}.md", folder / f"{study.name}.notes.md"

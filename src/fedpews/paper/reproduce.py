@@ -10,8 +10,9 @@ from typing import Any
 
 from fedpews.errors import ConfigError
 from fedpews.paper.cells import NOT_RUN, CellResult, Runner, publish
+from fedpews.paper.claims import Outcome, conclude
 from fedpews.paper.cluster import Cluster
-from fedpews.paper.page import RUNS, Outcome, conclude, write_page
+from fedpews.paper.page import RUNS, write_page
 from fedpews.paper.study import Cell, Study, adapted, cells, load_study, studies
 
 
