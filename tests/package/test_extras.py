@@ -84,7 +84,6 @@ COMMANDS = {
     "plot plain": WORKS,
     "reproduce table1 --no-run --quiet": WORKS,
     "reproduce table1 --quiet --on local:1": "cluster",
-    "plan nothing": WORKS,
     "sweep trial.toml --quiet --grid train.lr=0.1 --out swept": WORKS,
     "sweep trial.toml --quiet --grid train.lr=0.1,0.2 --on local:1": "cluster",
     "sweep trial.toml --quiet --grid train.lr=0.1..0.2 --search optuna": "search",

@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from fedpews.paper.plan import plan
 from torch import Tensor, nn
 
 import fedpews
 from fedpews.callbacks import stop_signal
 from fedpews.engines.compiled.cache import remove_abandoned, run_apart, scratch_folder
 from fedpews.errors import Interrupted
-from fedpews.paper.cells import Runner
-from fedpews.paper.study import load_study
 from fedpews.results.checkpoint import newest
 from waiting import when
 
@@ -97,16 +94,6 @@ def test_a_second_ctrl_c_stops_at_once_and_says_where_the_run_goes_on(tmp_path: 
     killer.join()
     assert heard == ["finishing this round"]
     assert len(passes) < 10**5
-
-
-def test_a_plan_that_is_told_to_stop_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(*_: Any) -> None:
-        raise Interrupted("stopped after round 1 of 6")
-
-    monkeypatch.setattr("fedpews.paper.plan.round_seconds", told)
-    study = load_study("table1")
-    with pytest.raises(Interrupted):
-        list(plan(study, Runner(tmp_path)))
 
 
 def test_a_command_run_apart_has_a_process_group_of_its_own() -> None:
