@@ -29,6 +29,7 @@ from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError, RunFailed, first_line, need_extra
 from fedpews.experiment import Experiment
 from fedpews.neurons.modules import arguments, main_output
+from fedpews.report.compare import markdown
 from fedpews.result import Run, build_module, load
 from fedpews.results import layout
 from fedpews.results.files import read_tensors, write_atomically
@@ -166,25 +167,25 @@ def _choose(
 
 
 def model_card(chosen: Chosen, format: str, difference: float) -> str:
-    """What a person needs to know about the files: method, data, metrics, versions, and how to make them again."""
+    """About the files: method, data, metrics, versions, and how to make them again."""
     experiment, run = chosen.experiment, chosen.run
-    lines = [
-        f"# {experiment.method_label} on {experiment.data.name}",
-        "",
-        f"This is {chosen.about}, written by fedpews {__version__} as {format}. On {chosen.compared_on} its "
-        f"outputs differ from the PyTorch module's by at most {difference:.1g} of the largest.",
-        "",
+    facts = [
         f"- method: {experiment.method_label}, {experiment.rounds} rounds, seeds {experiment.seeds}",
         f"- model: {experiment.model.name}, {sum(p.numel() for p in chosen.module.parameters()):,} parameters",
         f"- task: {experiment.task.name}",
         f"- inputs: {_inputs(chosen)}",
         f"- versions: Python {platform.python_version()}, torch {torch.__version__}, fedpews {__version__}",
-        "",
+    ]
+    text = [
+        f"# {experiment.method_label} on {experiment.data.name}",
+        f"This is {chosen.about}, written by fedpews {__version__} as {format}. On {chosen.compared_on} its "
+        f"outputs differ from the PyTorch module's by at most {difference:.1g} of the largest.",
+        "\n".join(facts),
     ]
     if run is not None:
-        lines += _data_section(run) + _metrics_section(run)
-        lines += ["## Make it again", "", f"    fedpews run config.toml --out {run.folder.name}", ""]
-    return "\n".join([*lines, "## config.toml", "", "```toml", experiment.to_toml().rstrip(), "```", ""])
+        text += _data_section(run) + _metrics_section(run)
+        text += ["## Make it again", f"    fedpews run config.toml --out {run.folder.name}"]
+    return "\n\n".join([*text, "## config.toml", f"```toml\n{experiment.to_toml().rstrip()}\n```\n"])
 
 
 def _inputs(chosen: Chosen) -> str:
@@ -203,19 +204,15 @@ def _data_section(run: Run) -> list[str]:
     facts, least = read_federation(run.folder), run.experiment.data.min_count
     counts = facts.get("counts")
     if not counts:
-        return ["## Data", "", "The data is at the sites, and its counts are not known here.", ""]
-    names = _client_names(run, len(counts))
-    classes = facts.get("class_names") or [str(label) for label in range(len(counts[0]))]
+        return ["## Data", "The data is at the sites, and its counts are not known here."]
+    rows = [["client", *(facts.get("class_names") or [str(label) for label in range(len(counts[0]))])]]
+    for name, row in zip(_client_names(run, len(counts)), counts, strict=False):
+        cells = suppress(torch.tensor(row), torch.tensor(row), least)
+        rows.append([name, *(f"<{least}" if cell is None else str(cell) for cell in cells)])
     text = (
         f"Training samples of each class at each client; cells of fewer than {least} samples are suppressed."
     )
-    lines = ["## Data", "", text, "", f"| client | {' | '.join(classes)} |", f"|---|{'---|' * len(classes)}"]
-    for name, row in zip(names, counts, strict=False):
-        cells = suppress(torch.tensor(row), torch.tensor(row), least)
-        lines.append(
-            f"| {name} | {' | '.join(f'<{least}' if cell is None else str(cell) for cell in cells)} |"
-        )
-    return [*lines, ""]
+    return ["## Data", text, markdown(rows)]
 
 
 def _metrics_section(run: Run) -> list[str]:
@@ -223,23 +220,23 @@ def _metrics_section(run: Run) -> list[str]:
     metric, last = run.experiment.goal.metric, max(record["round"] for record in run.rounds)
     final = [record for record in run.rounds if record["round"] == last]
     over_all = [value for value in run.summary["final"][metric]["by_seed"] if value is not None]
-    rows = [("all", over_all)]
+    measured = [("all", over_all)]
     if final[0].get("sites"):
         for name in final[0]["sites"]:
-            rows.append((name, [record.get("sites", {}).get(name, {}).get(metric) for record in final]))
+            measured.append((name, [record.get("sites", {}).get(name, {}).get(metric) for record in final]))
     else:
         by_client = [client_values(record, metric) or [] for record in final]
         names = _client_names(run, max(map(len, by_client), default=0))
-        rows += [(name, [row[i] for row in by_client if i < len(row)]) for i, name in enumerate(names)]
-    lines = ["## Metrics", "", f"Of the global model after round {last}, {len(over_all)} seed(s).", ""]
-    lines += [f"| where | {metric} | 95 % interval |", "|---|---|---|"]
-    for name, values in rows:
+        measured += [(name, [row[i] for row in by_client if i < len(row)]) for i, name in enumerate(names)]
+    rows = [["where", metric, "95 % interval"]]
+    for name, values in measured:
         known = [value for value in values if value is not None]
         if known:
             low, high = interval(known)
             span = f"{show(metric, low)} to {show(metric, high)}" if len(known) > 1 else "one seed"
-            lines.append(f"| {name} | {show(metric, sum(known) / len(known))} | {span} |")
-    return [*lines, ""]
+            rows.append([name, show(metric, sum(known) / len(known)), span])
+    text = f"Of the global model after round {last}, {len(over_all)} seed(s)."
+    return ["## Metrics", text, markdown(rows)]
 
 
 def _client_names(run: Run, count: int) -> list[str]:

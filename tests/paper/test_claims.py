@@ -74,11 +74,11 @@ def test_what_only_its_own_interval_says_is_not_concluded() -> None:
 
 def test_fewer_rounds_are_better() -> None:
     claim = Claim(text="faster", rows=["pews"], than="fedavg", measure="rounds", columns=["a"])
-    found = {
+    measured = {
         ("rounds", "pews", "a"): dict(enumerate([100.0, 90, 95, 100, 90, 95])),
         ("rounds", "fedavg", "a"): dict(enumerate([120.0, 130, 125, 120, 130, 125])),
     }
-    (verdict,) = evaluate_claims(study(claims=[claim]), found)
+    (verdict,) = evaluate_claims(study(claims=[claim]), measured)
     assert verdict.agrees is True
     assert verdict.ours.startswith("+30.0 rounds [")  # (20 + 40 + 30 + 20 + 40 + 30) / 6
 
@@ -99,23 +99,23 @@ def test_near_asks_that_the_whole_interval_is_small(gains: list[float], agrees: 
 def test_near_tests_that_no_difference_is_large_not_that_there_is_none() -> None:
     claim = Claim(text="same", kind="near", rows=["pews"], than="fedavg", within=1.0)
     gains = [0.3, 0.2, 0.3, 0.2, 0.3, 0.2]  # a small difference beyond doubt: the interval is above 0
-    found = readings(gains) | readings([8.0, -8.0, 7.0, -7.0, 6.0, -6.0], "b")
+    measured = readings(gains) | readings([8.0, -8.0, 7.0, -7.0, 6.0, -6.0], "b")
 
-    small, unknown = evaluate_claims(study(claims=[claim]), found)
+    small, unknown = evaluate_claims(study(claims=[claim]), measured)
 
     assert small.agrees is True
     assert small.finding == "no difference larger than 0.31 points"  # 0.25 + 2.571·√(0.003/6)
     # one flip of 64 is as far above -1, and one as far below 1; Holm doubles the smaller of two
     assert small.p == pytest.approx(2 / 64)
-    # that no difference is found between numbers so far apart does not make them near
+    # that no difference is measured between numbers so far apart does not make them near
     assert (unknown.agrees, unknown.p) == (None, pytest.approx(0.5, abs=0.2))
     assert unknown.finding == "undecided"
 
 
 def test_shrinks_compares_the_gain_in_the_first_column_with_the_last_seed_by_seed() -> None:
     claim = Claim(text="shrinks", kind="shrinks", rows=["pews"], than="fedavg")
-    found = readings([5.0, 6.0, 5.0, 6.0, 5.0, 6.0]) | readings([1.0, 1.0, 2.0, 2.0, 1.0, 2.0], "b", 80.0)
-    (verdict,) = evaluate_claims(study(claims=[claim]), found)
+    measured = readings([5.0, 6.0, 5.0, 6.0, 5.0, 6.0]) | readings([1.0, 1.0, 2.0, 2.0, 1.0, 2.0], "b", 80.0)
+    (verdict,) = evaluate_claims(study(claims=[claim]), measured)
     assert verdict.agrees is True
     assert verdict.ours.startswith("+4.00 points [")  # (4 + 5 + 3 + 4 + 4 + 4) / 6
 
@@ -136,9 +136,9 @@ def test_between_looks_at_the_interval_not_at_the_mean() -> None:
 def test_a_baseline_is_compared_with_in_every_column() -> None:
     rows = dict(study().rows)
     rows["fedavg"] = rows["fedavg"].model_copy(update={"columns": ["a"], "baseline": True})
-    found = readings([1.0] * 8) | {("final", "pews", "b"): dict.fromkeys(range(8), 69.0)}
+    measured = readings([1.0] * 8) | {("final", "pews", "b"): dict.fromkeys(range(8), 69.0)}
 
-    verdicts = evaluate_claims(study(rows=rows, paper={}), found)
+    verdicts = evaluate_claims(study(rows=rows, paper={}), measured)
 
     assert [verdict.agrees for verdict in verdicts] == [True, False]
 
@@ -146,9 +146,9 @@ def test_a_baseline_is_compared_with_in_every_column() -> None:
 def test_a_row_of_one_column_is_not_compared_with_elsewhere() -> None:
     rows = dict(study().rows)
     rows["fedavg"] = rows["fedavg"].model_copy(update={"columns": ["a"]})
-    found = readings([1.0] * 6) | {("final", "pews", "b"): dict.fromkeys(SEEDS, 69.0)}
+    measured = readings([1.0] * 6) | {("final", "pews", "b"): dict.fromkeys(SEEDS, 69.0)}
 
-    verdicts = evaluate_claims(study(rows=rows, paper={}), found)
+    verdicts = evaluate_claims(study(rows=rows, paper={}), measured)
 
     assert [verdict.finding for verdict in verdicts] == ["better by 1.00 points", "not run"]
 
@@ -162,11 +162,11 @@ def test_the_paper_says_in_words_when_one_side_never_arrives() -> None:
 
 
 def test_several_cells_are_summed_up_without_hiding_the_undecided() -> None:
-    places = [
+    verdicts = [
         Verdict(claim="", where="", paper="", ours="", seeds=seeds, finding="", agrees=agrees)
         for agrees, seeds in ((True, 6), (None, 6), (False, 6), (None, 0))
     ]
-    assert summarise(places) == "agrees in 1 of 4 cells, contradicts in 1, undecided in 1, 1 not run"
+    assert summarise(verdicts) == "agrees in 1 of 4 cells, contradicts in 1, undecided in 1, 1 not run"
 
 
 def test_our_number_is_compared_with_the_papers_where_both_have_a_spread() -> None:

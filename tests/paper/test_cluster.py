@@ -42,11 +42,11 @@ def _no_html(monkeypatch: pytest.MonkeyPatch) -> None:
 def numbers(outcome: Outcome) -> dict[Any, Any]:
     """Every record but its times."""
     return {
-        place: {
+        cell: {
             seed: [{key: value for key, value in record.items() if key != "seconds"} for record in run]
-            for seed, run in found.runs.items()
+            for seed, run in result.runs.items()
         }
-        for place, found in outcome.table.items()
+        for cell, result in outcome.table.items()
     }
 
 
@@ -123,9 +123,9 @@ def test_a_stopped_command_leaves_runs_that_the_same_command_resumes(dask: Dask,
 
     for cell in every:
         (folder,) = (root / "runs" / cell.name).iterdir()
-        # nobody holds it, and it is not finished
-        with closing(RunFolder(folder)) as held:
-            assert held.has_run
+        # it is not locked, and not finished
+        with closing(RunFolder(folder)) as unlocked:
+            assert unlocked.has_run
         assert 0 < len(read_rounds(folder)) < 2000
     assert not list(root.glob(".cluster-*"))
 
@@ -157,9 +157,9 @@ def test_a_cell_that_another_process_holds_is_busy_and_not_failed(tmp_path: Path
     folder = tmp_path / "runs" / cell.name / "seeds-0-1"
 
     with closing(RunFolder(folder)):
-        held = Runner(tmp_path).run(cell)
+        result = Runner(tmp_path).run(cell)
 
-    assert held.status == "busy"
+    assert result.status == "busy"
     assert Runner(tmp_path).run(cell).status == "done"
 
 

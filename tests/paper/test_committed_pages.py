@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from fedpews.paper.cells import Runner
-from fedpews.paper.page import apart_rows, markdown, number_rows
+from fedpews.paper.page import apart_rows, number_rows
 from fedpews.paper.reproduce import run_study
 from fedpews.paper.study import load_study
+from fedpews.report.compare import markdown
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NUMBER = re.compile(r"\d+\.\d+")

@@ -39,10 +39,10 @@ def test_a_cell_that_diverges_says_so_also_on_a_page_that_is_rebuilt(tmp_path: P
 
     again = run_study(wild, Runner(tmp_path / "nothing", tmp_path / "published"), run=False)
 
-    first, found = (outcome.table["fedavg", "a"] for outcome in (ran, again))
-    assert (found.status, found.message) == ("diverged", first.message)
-    assert "diverges in round 1 of seed 0" in found.message
-    assert str(tmp_path) not in found.message  # it is published
+    first, second = (outcome.table["fedavg", "a"] for outcome in (ran, again))
+    assert (second.status, second.message) == ("diverged", first.message)
+    assert "diverges in round 1 of seed 0" in second.message
+    assert str(tmp_path) not in second.message  # it is published
     assert [outcome.failed for outcome in (ran, again)] == [2, 0]
     assert ["FedAvg", "diverged"] in number_rows(again, "final")
     page = write_page(again, tmp_path / "pages").read_text()

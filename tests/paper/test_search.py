@@ -62,8 +62,8 @@ def search_in(root: Path, search: Search, storage: str | None = None) -> list[An
 
 
 def settings(trial: Any) -> dict[str, Any]:
-    found: dict[str, Any] = trial.user_attrs["settings"]
-    return found
+    suggested: dict[str, Any] = trial.user_attrs["settings"]
+    return suggested
 
 
 def sweep(*arguments: str) -> Any:
@@ -86,11 +86,11 @@ def sweep(*arguments: str) -> Any:
     ],
 )
 def test_a_range_is_read_with_its_kind_of_numbers(text: str, expected: Range) -> None:
-    key, found = parse_grid(text)
-    assert found == expected
-    assert isinstance(found, Range)
-    assert [type(found.low), type(found.high)] == [type(expected.low), type(expected.high)]
-    assert parse_grid(f"{key}={found}") == (key, found)
+    key, parsed = parse_grid(text)
+    assert parsed == expected
+    assert isinstance(parsed, Range)
+    assert [type(parsed.low), type(parsed.high)] == [type(expected.low), type(expected.high)]
+    assert parse_grid(f"{key}={parsed}") == (key, parsed)
 
 
 @pytest.mark.parametrize("text", ["a=2..1", "a=1..1", "a=0..1:log", "a=-1..1:log", "a=0..1:0", "a=0..1:-1"])
@@ -211,7 +211,7 @@ def test_finished_trials_are_not_run_again_and_more_can_be_asked_for(config: str
 
     assert more[:2] == first
     assert len(more) == 4
-    assert len({str(settings(one)) for one in more}) == 4
+    assert len({str(settings(trial)) for trial in more}) == 4
     assert folders().items() > before.items()
 
 
@@ -247,9 +247,9 @@ def test_a_hopeless_trial_is_given_up_and_leaves_no_run_that_looks_finished(tmp_
         run_search(search, study, Runner(tmp_path))
         trials = ended(study)
 
-    pruned = [one for one in trials if one.state.name == "PRUNED"]
+    pruned = [trial for trial in trials if trial.state.name == "PRUNED"]
     assert pruned
-    assert {one.user_attrs["note"] for one in pruned} == {"no better than the median of the others"}
+    assert {trial.user_attrs["note"] for trial in pruned} == {"no better than the median of the others"}
     done = [file.parent for file in tmp_path.glob(f"runs/*/*/{layout.SUMMARY}")]
     assert len(done) == len(trials) - len(pruned)
     assert {read_rounds(folder)[-1]["round"] for folder in done} == {8}
@@ -260,9 +260,9 @@ def test_settings_that_diverge_are_given_up_and_do_not_fail_the_search(config: s
 
     trials = search_in(tmp_path, search)
 
-    diverged = [one for one in trials if settings(one) == {"train.lr": 1e30}]
+    diverged = [trial for trial in trials if settings(trial) == {"train.lr": 1e30}]
     assert diverged
-    assert all(one.state.name == "PRUNED" and "finite" in one.user_attrs["note"] for one in diverged)
+    assert all(trial.state.name == "PRUNED" and "finite" in trial.user_attrs["note"] for trial in diverged)
     assert not any(map(has_failed, trials))
 
 
@@ -286,11 +286,11 @@ def test_on_workers_a_search_comes_to_the_numbers_of_one_process(
     with open_study(search, tmp_path / "there") as study:
         there = ended(study)
     assert len(there) == 5
-    assert {one.state.name for one in there} == {"COMPLETE"}
-    here = {str(settings(one)): one.value for one in search_in(tmp_path / "here", search)}
-    for one in there:
-        assert one.value == here.get(str(settings(one)), one.value)
-    assert {str(settings(one)) for one in there} & here.keys()
+    assert {trial.state.name for trial in there} == {"COMPLETE"}
+    here = {str(settings(trial)): trial.value for trial in search_in(tmp_path / "here", search)}
+    for trial in there:
+        assert trial.value == here.get(str(settings(trial)), trial.value)
+    assert {str(settings(trial)) for trial in there} & here.keys()
 
 
 # ---- several processes
@@ -310,7 +310,7 @@ def test_a_folder_takes_one_search_at_a_time_and_the_next_goes_on_with_its_trial
     # it ended without a word about its trial
     trials = search_in(tmp_path, search)
 
-    assert [settings(one) for one in trials] == [{"train.lr": rate}]
+    assert [settings(trial) for trial in trials] == [{"train.lr": rate}]
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
@@ -327,7 +327,7 @@ def test_a_trial_in_another_folder_is_run_again_only_without_heartbeats(
     monkeypatch.setattr("fedpews.paper.search.LOST_AFTER", 1)
     trials = when(lambda: search_in(tmp_path / "two", search, url))
 
-    assert [settings(one) for one in trials] == [{"train.lr": rate}]
+    assert [settings(trial) for trial in trials] == [{"train.lr": rate}]
 
 
 def test_without_optuna_the_command_says_how_to_get_it(
@@ -345,11 +345,11 @@ def test_without_optuna_the_command_says_how_to_get_it(
 def postgres() -> Iterator[str]:
     """A real server with a database of its own, listening on a socket in a folder; its URL."""
     pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
-    places = [path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
-    found = shutil.which("initdb") or (str(places[-1] / "initdb") if places else None)
-    if found is None:
+    installed = [path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
+    program = shutil.which("initdb") or (str(installed[-1] / "initdb") if installed else None)
+    if program is None:
         pytest.skip("there is no PostgreSQL server here: apt install postgresql")
-    programs = Path(found).resolve().parent
+    programs = Path(program).resolve().parent
     # a socket's path must be short, and the server's user must be able to reach it
     folder = Path(tempfile.mkdtemp(prefix="fedpews-pg-"))
     # the server refuses to run as root

@@ -16,10 +16,11 @@ from fedpews.experiment import Experiment
 from fedpews.paper import cells as cells_module
 from fedpews.paper.cells import Runner
 from fedpews.paper.claims import conclude
-from fedpews.paper.page import markdown, write_index, write_page
+from fedpews.paper.page import write_index, write_page
 from fedpews.paper.reproduce import reproduce, run_study
 from fedpews.paper.study import Cell, Figure, Line, adapted, canonical, cells, load_study
 from fedpews.paper.sweep import make_sweep, parse_grid
+from fedpews.report.compare import markdown
 from toy import TINY, study
 
 
@@ -79,7 +80,7 @@ def test_missing_data_and_a_failing_run_leave_the_others_alone(
 
     outcome = run_study(study(columns=columns, paper={}), Runner(tmp_path))
 
-    statuses = {place: found.status for place, found in outcome.table.items()}
+    statuses = {cell: result.status for cell, result in outcome.table.items()}
     assert statuses["fedavg", "missing"] == "data missing"
     assert "cifar" in outcome.table["fedavg", "missing"].message
     assert statuses["fedavg", "failing"] == "diverged"
@@ -180,7 +181,7 @@ def test_a_sweep_is_a_table_of_all_combinations(tmp_path: Path) -> None:
     outcome = run_study(make_sweep(str(config), grid), Runner(tmp_path))
 
     assert len(outcome.table) == 4
-    assert all(found.status == "done" for found in outcome.table.values())
+    assert all(result.status == "done" for result in outcome.table.values())
     rates = {cell.experiment.train.lr for cell in cells(outcome.study)}
     assert rates == {0.01, 0.1}
     assert write_page(outcome, tmp_path).exists()
@@ -192,13 +193,13 @@ def test_a_sweep_over_methods_sets_an_option_of_one_of_them(keys: tuple[str, str
     made = make_sweep(
         "synthetic-3.2k", {key: grid[key] for key in keys}, [0], {"fedprox.mu": 0.5, "rounds": 3}
     )
-    found = {
-        (one.method_label, one.train.lr, one.rounds): one.method.model_extra
-        for one in (cell.experiment for cell in cells(made))
+    options = {
+        (each.method_label, each.train.lr, each.rounds): each.method.model_extra
+        for each in (cell.experiment for cell in cells(made))
     }
-    assert found == {
-        (name, rate, 3): options
-        for name, options in (("fedavg", {}), ("fedprox", {"mu": 0.5}))
+    assert options == {
+        (name, rate, 3): expected
+        for name, expected in (("fedavg", {}), ("fedprox", {"mu": 0.5}))
         for rate in (0.01, 0.1)
     }
 
@@ -275,7 +276,7 @@ def test_a_sweep_over_methods_names_the_best_by_validation_data(tmp_path: Path) 
     assert best in " ".join(answer.output.split())
     assert "test data" not in answer.output
     ran = [Experiment.load(file) for file in tmp_path.glob("runs/*/*/config.toml")]
-    assert {(one.method_label, one.train.lr, one.rounds) for one in ran} == {
+    assert {(each.method_label, each.train.lr, each.rounds) for each in ran} == {
         (method, rate, 3) for method in ("fedavg", "fedavg+pews") for rate in (0.01, 0.1)
     }
 
@@ -338,9 +339,9 @@ def test_an_index_over_a_file_that_is_none_of_ours_names_it(tmp_path: Path) -> N
 
 
 def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None:
-    told: list[str] = []
-    outcome = run_study(study(), Runner(tmp_path, log=told.append), only="pews:b,fedavg:a")
-    assert [text.partition(": ")[2].partition(", 2")[0] for text in told][:2] == [
+    lines: list[str] = []
+    outcome = run_study(study(), Runner(tmp_path, log=lines.append), only="pews:b,fedavg:a")
+    assert [text.partition(": ")[2].partition(", 2")[0] for text in lines][:2] == [
         "PeWS, B, 3 rounds",
         "FedAvg, A",
     ]
@@ -351,7 +352,7 @@ def test_only_the_cells_asked_for_are_run_in_their_order(tmp_path: Path) -> None
 
 def test_a_column_alone_stands_for_all_its_cells(tmp_path: Path) -> None:
     outcome = run_study(study(), Runner(tmp_path), only=":a")
-    statuses = {place: result.status for place, result in outcome.table.items()}
+    statuses = {cell: result.status for cell, result in outcome.table.items()}
     assert {row: statuses[row, "a"] for row in ("fedavg", "pews")} == {"fedavg": "done", "pews": "done"}
     assert {statuses["fedavg", "b"], statuses["pews", "b"]} == {"not run"}
 

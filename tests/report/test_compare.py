@@ -46,16 +46,16 @@ BASE, HIGHER = [0.5, 0.6, 0.7] * 2, [0.6, 0.7, 0.8] * 2
 
 
 def test_better_is_said_with_both_numbers_and_the_interval() -> None:
-    (told,) = verdicts([made("fedavg", BASE), made("pews", HIGHER)])
+    (sentence,) = verdicts([made("fedavg", BASE), made("pews", HIGHER)])
 
-    assert told.startswith("pews: 70 % vs 60 % (fedavg), +10 points [10, 10], 6 seeds.")
+    assert sentence.startswith("pews: 70 % vs 60 % (fedavg), +10 points [10, 10], 6 seeds.")
 
 
 def test_what_is_to_be_lowered_has_a_difference_below_zero() -> None:
-    (one,) = compare([made("fedavg", HIGHER, metric="loss"), made("pews", BASE, metric="loss")])
+    (comparison,) = compare([made("fedavg", HIGHER, metric="loss"), made("pews", BASE, metric="loss")])
 
-    assert one.final.outcome == "better"
-    assert one.sentences == ["pews: 0.60 vs 0.70 (fedavg), −0.10 loss [−0.10, −0.10], 6 seeds."]
+    assert comparison.final.outcome == "better"
+    assert comparison.sentences == ["pews: 0.60 vs 0.70 (fedavg), −0.10 loss [−0.10, −0.10], 6 seeds."]
 
 
 @pytest.mark.parametrize(
@@ -66,40 +66,43 @@ def test_what_is_to_be_lowered_has_a_difference_below_zero() -> None:
     ],
 )
 def test_too_few_seeds_say_so_instead_of_a_verdict(finals: list[float], words: str) -> None:
-    (told,) = verdicts([made("fedavg", finals), made("pews", [value + 0.1 for value in finals])])
+    (sentence,) = verdicts([made("fedavg", finals), made("pews", [value + 0.1 for value in finals])])
 
-    assert told.startswith(words)
+    assert sentence.startswith(words)
 
 
 def test_an_undecided_difference_is_given_with_its_interval_and_not_as_a_bound() -> None:
     # gains of 20, -10 and -10 points: mean 0, sd 17.3, t(2) = 4.303, half of the interval 43
-    (told,) = verdicts([made("fedavg", [0.5] * 3), made("pews", [0.7, 0.4, 0.4])])
+    (sentence,) = verdicts([made("fedavg", [0.5] * 3), made("pews", [0.7, 0.4, 0.4])])
 
-    assert told.startswith("3 seeds are too few to tell: pews 0 points against fedavg, between −43 and +43.")
+    assert sentence.startswith(
+        "3 seeds are too few to tell: pews 0 points against fedavg, between −43 and +43."
+    )
 
 
 def test_a_comparison_among_several_is_decided_by_the_corrected_p() -> None:
     alone = made("fedavg", BASE), made("pews", HIGHER)
 
-    told = verdicts([*alone, made("ist", HIGHER)])
+    sentences = verdicts([*alone, made("ist", HIGHER)])
 
     assert [
-        one.outcome for one in (compare(alone)[0].final, compare([*alone, made("ist", HIGHER)])[0].final)
+        difference.outcome
+        for difference in (compare(alone)[0].final, compare([*alone, made("ist", HIGHER)])[0].final)
     ] == [
         "better",
         "undecided",
     ]
     # two flips of 64, twice
-    assert told[0].startswith(
+    assert sentences[0].startswith(
         "6 seeds do not decide: pews +10 points against fedavg, between +10 and +10; p = 0.062 (Holm)."
     )
 
 
 def test_where_nobody_arrives_nobody_is_tied() -> None:
-    (told,) = verdicts([made("fedavg", [0.5, 0.6, 0.7]), made("pews", [0.6, 0.7, 0.8])])
+    (sentence,) = verdicts([made("fedavg", [0.5, 0.6, 0.7]), made("pews", [0.6, 0.7, 0.8])])
 
-    assert told.endswith("Neither reaches 90 % within 3 rounds.")
-    assert "tied" not in told
+    assert sentence.endswith("Neither reaches 90 % within 3 rounds.")
+    assert "tied" not in sentence
 
 
 @pytest.mark.parametrize(
@@ -118,10 +121,10 @@ def test_seeds_that_arrive_are_counted_and_rounds_are_bounded_by_no_empty_number
 ) -> None:
     base, other = made("fedavg", [0.5] * seeds, target=0.6), made("pews", [0.9] * seeds, target=0.6)
 
-    (one,) = compare([base, other])
+    (comparison,) = compare([base, other])
 
-    assert one.reach.mean == 1.0  # round 2 (0.6) against all 3
-    assert one.sentences[1] == words
+    assert comparison.reach.mean == 1.0  # round 2 (0.6) against all 3
+    assert comparison.sentences[1] == words
 
 
 def test_a_target_that_no_seed_reaches_is_reached_by_none() -> None:
@@ -142,12 +145,12 @@ def test_other_data_is_not_compared_and_said_first() -> None:
 def test_an_unfinished_run_is_compared_at_the_last_round_both_have() -> None:
     done, going = made("fedavg", [0.9] * 3), made("pews", [0.5] * 3, rounds=2)
 
-    (one,) = compare([done, going])
+    (comparison,) = compare([done, going])
 
     assert remarks([done, going]) == ["pews is not finished: round 2 of 3."]
     assert table([done, going])[1][0] == "pews (round 2 of 3)"
-    assert one.final.mean == pytest.approx(50 - 60)  # 0.9 · 2/3 at round 2
-    assert "at round 2, the last both have" in one.sentences[0]
+    assert comparison.final.mean == pytest.approx(50 - 60)  # 0.9 · 2/3 at round 2
+    assert "at round 2, the last both have" in comparison.sentences[0]
 
 
 def test_runs_without_a_common_seed_are_not_compared() -> None:
@@ -166,8 +169,8 @@ def test_one_seed_has_no_deviation() -> None:
 def test_several_comparisons_are_corrected_together() -> None:
     runs = [made("a", [0.5, 0.6, 0.7]), made("b", [0.6, 0.7, 0.8]), made("c", [0.7, 0.8, 0.9])]
 
-    assert [one.final.p for one in compare(runs[:2])] == [0.25]
-    assert [one.final.p for one in compare(runs)] == [0.5, 0.5]
+    assert [comparison.final.p for comparison in compare(runs[:2])] == [0.25]
+    assert [comparison.final.p for comparison in compare(runs)] == [0.5, 0.5]
 
 
 def test_a_narrow_window_folds_names_and_never_cuts_a_number(

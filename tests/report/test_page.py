@@ -31,9 +31,9 @@ from fedpews.tasks.names import Goal
 
 
 def document(page: Path) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="document">(.*?)</script>', page.read_text())
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
+    script = re.search(r'<script type="application/json" id="document">(.*?)</script>', page.read_text())
+    assert script is not None
+    data: dict[str, Any] = json.loads(script[1])
     return data
 
 
@@ -61,7 +61,7 @@ def write_large(folder: Path, method: str, seeds: int, rounds: int, clients: int
         for t in range(1, 101)
         for seed in range(seeds)
     ]
-    (folder / "neurons.jsonl").write_text("".join(json.dumps(one.record()) + "\n" for one in owned))
+    (folder / "neurons.jsonl").write_text("".join(json.dumps(each.record()) + "\n" for each in owned))
     layers = [{"name": f"hidden.{i}", "start": i * neurons // 4, "size": neurons // 4} for i in range(4)]
     about = {"clients": clients, "client_names": [], "class_names": [], "counts": [[10] * 10] * clients}
     (folder / "federation.json").write_text(json.dumps(about | {"layers": layers, "data": "x"}))
@@ -77,7 +77,7 @@ def test_six_runs_of_five_seeds_and_500_rounds_fit_in_two_megabytes(tmp_path: Pa
     page = write_report([tmp_path], tmp_path / "report.html")
 
     assert page.stat().st_size < 2_000_000
-    assert all(len(one["rounds"]) == 500 for one in document(page)["runs"])
+    assert all(len(each["rounds"]) == 500 for each in document(page)["runs"])
 
 
 def test_a_longer_run_is_thinned_and_that_is_said(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_curves_on_the_page_are_those_of_the_run(runs_folder: Path, tmp_path: Pa
 
     for shown, run_ in zip(data["runs"], find_runs([runs_folder]), strict=True):
         assert shown["summary"] == json.loads((runs_folder / shown["label"] / "summary.json").read_text())
-        for place, rows in enumerate(run_.by_seed.values()):
+        for index, rows in enumerate(run_.by_seed.values()):
             for key in ("accuracy", "loss", "update_cosine"):
-                values = np.frombuffer(b64decode(shown["curves"][key][place]), "<f4")
+                values = np.frombuffer(b64decode(shown["curves"][key][index]), "<f4")
                 assert values == pytest.approx([record[key] for record in rows], rel=1e-6)
 
 
@@ -199,7 +199,7 @@ def test_a_run_of_several_methods_prints_the_path_of_its_one_page_last(tmp_path:
     assert done.code == 0, done.stderr
     page = tmp_path / "both" / "report.html"
     assert done.stdout.splitlines()[-1] == f"look at {page}"
-    assert [one["label"] for one in document(page)["runs"]] == ["fedavg", "fedavg+pews"]
+    assert [each["label"] for each in document(page)["runs"]] == ["fedavg", "fedavg+pews"]
 
 
 def test_run_itself_draws_nothing(runs_folder: Path) -> None:
@@ -221,9 +221,9 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
         method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
     )
     answer = connection.getresponse()
-    found = answer.status, answer.read(), answer.headers
+    response = answer.status, answer.read(), answer.headers
     connection.close()
-    return found
+    return response
 
 
 def test_a_watched_folder_has_two_addresses_and_no_other(watched: int) -> None:
@@ -290,5 +290,5 @@ def test_every_client_is_shown_by_the_metric_that_counts_on_its_own_test_samples
     assert clients["own"]
     assert clients["final"] == pytest.approx(result.rounds[-1]["client_metrics"][metric])
     for number, packed in enumerate(clients["values"]):
-        found = [record["client_metrics"][metric][number] for record in result.rounds]
-        assert np.frombuffer(b64decode(packed), "<f4") == pytest.approx(found, rel=1e-4)
+        values = [record["client_metrics"][metric][number] for record in result.rounds]
+        assert np.frombuffer(b64decode(packed), "<f4") == pytest.approx(values, rel=1e-4)

@@ -55,10 +55,10 @@ def report(runs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report([runs_folder], tmp_path_factory.mktemp("page") / "report.html")
 
 
-def wait_for(place: Any, text: str) -> None:
+def wait_for(element: Any, text: str) -> None:
     from playwright.sync_api import expect
 
-    expect(place).to_contain_text(text, timeout=120_000)
+    expect(element).to_contain_text(text, timeout=120_000)
 
 
 def plot_of(page: Any, title: str) -> Any:
@@ -222,11 +222,11 @@ def test_a_value_shown_is_the_mean_of_the_seeds_in_rounds_jsonl(
     point_at(page, plot_of(page, "Accuracy"), 0.6)
 
     lines = (runs_folder / "fedavg" / "rounds.jsonl").read_text().splitlines()
-    found = [100 * r["accuracy"] for r in map(json.loads, lines) if r["round"] == 4]
-    mean = sum(found) / 3
+    values = [100 * r["accuracy"] for r in map(json.loads, lines) if r["round"] == 4]
+    mean = sum(values) / 3
     wait_for(page.locator("#tip b"), "round 4")
-    told = page.locator("#tip tr").first.inner_text()
-    assert float(told.split("\t")[1].split(" ")[0]) == pytest.approx(mean, abs=0.051)
+    shown = page.locator("#tip tr").first.inner_text()
+    assert float(shown.split("\t")[1].split(" ")[0]) == pytest.approx(mean, abs=0.051)
 
 
 def test_the_legend_hides_a_run_everywhere(look: Open, report: Path) -> None:
@@ -296,10 +296,10 @@ def test_over_bytes_the_curves_end_at_what_was_sent(look: Open, report: Path, ru
     point_at(page, plot_of(page, "Accuracy"), 0.999)
 
     totals = json.loads((runs_folder / "fedavg" / "summary.json").read_text())["totals"]
-    told = page.locator("#tip b").inner_text()
+    shown = page.locator("#tip b").inner_text()
     megabytes = (totals["bytes_up"] + totals["bytes_down"]) / 3 / 1e6
-    assert told.endswith(" MB")
-    assert float(told.split(" ")[0]) == pytest.approx(megabytes, rel=0.1)
+    assert shown.endswith(" MB")
+    assert float(shown.split(" ")[0]) == pytest.approx(megabytes, rel=0.1)
 
 
 def test_dark_mode_follows_the_system_and_the_button(look: Open, report: Path) -> None:
@@ -353,11 +353,11 @@ def test_every_chart_has_its_numbers_behind_it(look: Open, report: Path) -> None
     page = look(report)
 
     tables = page.locator("details.data")
-    for place in range(tables.count()):
-        tables.nth(place).locator("summary").click()
+    for index in range(tables.count()):
+        tables.nth(index).locator("summary").click()
 
     assert tables.count() >= 10
-    assert all(tables.nth(place).locator("tbody tr").count() for place in range(tables.count()))
+    assert all(tables.nth(index).locator("tbody tr").count() for index in range(tables.count()))
 
 
 def test_every_picture_and_control_has_a_name_for_screen_readers(look: Open, report: Path) -> None:

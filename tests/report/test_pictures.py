@@ -113,7 +113,7 @@ def test_masks_are_drawn_without_interpolation_one_cell_for_each_neuron(runs_fol
 
 def test_a_label_has_the_same_colour_in_every_figure_and_on_the_page(runs_folder: Path) -> None:
     runs = find_runs([runs_folder])
-    page = {one["label"]: one["light"] for one in collect(runs)["runs"]}
+    page = {run["label"]: run["light"] for run in collect(runs)["runs"]}
 
     for kind in ("curves", "bytes", "clients"):
         axes = draw(runs, kind).axes[0]

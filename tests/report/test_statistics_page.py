@@ -34,7 +34,7 @@ PARTLY = [[0] * 300 + [1] * 100, [0] * 100 + [1] * 300]
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("statistics", "words"),
     [
         (sites(DISJOINT), "Label sets are disjoint: a warmup is worth trying."),
         (sites(ALIKE), "Alike: plain FedAvg."),
@@ -44,8 +44,8 @@ PARTLY = [[0] * 300 + [1] * 100, [0] * 100 + [1] * 300]
         (sites([[0, 1] * 10]), "One site: there is nothing to compare."),
     ],
 )
-def test_the_advice_follows_from_the_distances(found: Statistics, words: str) -> None:
-    assert advise(found)[0].startswith(words)
+def test_the_advice_follows_from_the_distances(statistics: Statistics, words: str) -> None:
+    assert advise(statistics)[0].startswith(words)
 
 
 def test_the_numbers_of_the_advice_are_those_of_the_measured_rules() -> None:

@@ -59,9 +59,9 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     return [record | {"seconds": 0} for record in read_rounds(folder)]
 
 
-def flip(path: Path, place: int = -3) -> None:
+def flip(path: Path, position: int = -3) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
 
 
@@ -83,8 +83,8 @@ def test_a_flipped_bit_heals_from_the_checkpoint_before_and_says_so(
     name: str, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopped(tmp_path)
-    place = tmp_path / "checkpoint" / name
-    flip(max(place.iterdir(), key=lambda file: int(file.stem.split("-")[2])) if place.is_dir() else place)
+    path = tmp_path / "checkpoint" / name
+    flip(max(path.iterdir(), key=lambda file: int(file.stem.split("-")[2])) if path.is_dir() else path)
     run(tmp_path, resume=True)
     assert "is damaged" in caplog.text
     assert "going on from the checkpoint of round 6" in caplog.text
@@ -100,9 +100,9 @@ def test_where_no_checkpoint_is_whole_the_run_is_refused(tmp_path: Path) -> None
         run(tmp_path, resume=True)
 
 
-def test_a_changed_record_is_refused_by_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_changed_record_is_refused_by_every_reader(tmp_path: Path) -> None:
     stopped(tmp_path)
-    flip(tmp_path / "rounds.jsonl", place=40)
+    flip(tmp_path / "rounds.jsonl", position=40)
     with pytest.raises(CheckpointError, match=r"rounds\.jsonl"):
         run(tmp_path, resume=True)
     with pytest.raises(CheckpointError, match=r"rounds\.jsonl"):
@@ -121,10 +121,10 @@ def test_a_checkpoint_that_names_another_round_is_not_believed(
 ) -> None:
     stopped(tmp_path)
     path = tmp_path / "checkpoint" / "round-7.json"
-    found = json.loads(path.read_text())
-    found["checkpoint"]["round"] = 3
-    found["digest"] = files.digest(json.dumps(found["checkpoint"]).encode())
-    path.write_text(json.dumps(found))
+    contents = json.loads(path.read_text())
+    contents["checkpoint"]["round"] = 3
+    contents["digest"] = files.digest(json.dumps(contents["checkpoint"]).encode())
+    path.write_text(json.dumps(contents))
     (path.parent / "round-7.json").rename(path.parent / "round-3.json")
     shutil.copy(path.parent / "state-7.safetensors", path.parent / "state-3.safetensors")
     (path.parent / "round-6.json").unlink()

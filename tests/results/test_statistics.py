@@ -21,26 +21,26 @@ from fedpews.results.statistics import (
 
 
 def test_the_interval_of_a_few_seeds_is_students() -> None:
-    found = paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
+    difference = paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
 
     # sd 1, standard error 1/√3, t(0.975, 2) = 4.3027
-    assert (found.mean, found.seeds) == (2.0, 3)
-    assert (found.low, found.high) == pytest.approx(
+    assert (difference.mean, difference.seeds) == (2.0, 3)
+    assert (difference.low, difference.high) == pytest.approx(
         (2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-4
     )
 
 
 def test_only_seeds_that_both_have_are_paired() -> None:
-    found = paired_difference({0: 5.0, 1: 6.0, 2: 7.0, 9: 100.0}, {0: 4.0, 1: 5.0, 2: 6.0, 3: 0.0})
+    difference = paired_difference({0: 5.0, 1: 6.0, 2: 7.0, 9: 100.0}, {0: 4.0, 1: 5.0, 2: 6.0, 3: 0.0})
 
-    assert (found.mean, found.low, found.high, found.seeds) == (1.0, 1.0, 1.0, 3)
+    assert (difference.mean, difference.low, difference.high, difference.seeds) == (1.0, 1.0, 1.0, 3)
 
 
 def test_where_less_is_better_fewer_is_a_gain() -> None:
-    found = paired_difference([10, 12, 11] * 2, [20, 22, 21] * 2, higher_is_better=False)
+    difference = paired_difference([10, 12, 11] * 2, [20, 22, 21] * 2, higher_is_better=False)
 
-    assert found.outcome == "better"
-    assert found.describe(0, " rounds") == "better by 10 rounds"
+    assert difference.outcome == "better"
+    assert difference.describe(0, " rounds") == "better by 10 rounds"
 
 
 def test_swapping_the_two_turns_better_into_worse_by_as_much() -> None:
@@ -56,29 +56,29 @@ def test_an_interval_with_zero_inside_decides_nothing_and_bounds_nothing() -> No
 
 
 def test_what_the_interval_says_and_the_corrected_p_does_not_is_undecided() -> None:
-    one = paired_difference([0.9, 0.8, 0.7] * 2, [0.6] * 6)  # unanimous: p = 2/64
+    alone = paired_difference([0.9, 0.8, 0.7] * 2, [0.6] * 6)  # unanimous: p = 2/64
 
-    assert one.outcome == "better"
-    assert [found.outcome for found in corrected([one, one])] == ["undecided"] * 2  # Holm: 4/64
+    assert alone.outcome == "better"
+    assert [difference.outcome for difference in corrected([alone, alone])] == ["undecided"] * 2  # Holm: 4/64
 
 
 @pytest.mark.parametrize(("seeds", "words"), [(1, "1 seed"), (5, "5 seeds")])
 def test_fewer_than_six_seeds_are_not_enough_however_far_apart(seeds: int, words: str) -> None:
-    found = paired_difference([0.9] * seeds, [0.1] * seeds)
+    difference = paired_difference([0.9] * seeds, [0.1] * seeds)
 
-    assert found.describe() == f"not enough runs ({words})"
+    assert difference.describe() == f"not enough runs ({words})"
 
 
 def test_no_common_seed_says_nothing() -> None:
-    found = paired_difference({0: 1.0}, {1: 1.0})
+    difference = paired_difference({0: 1.0}, {1: 1.0})
 
-    assert (found.seeds, found.outcome, found.p) == (0, "not enough runs", 1.0)
+    assert (difference.seeds, difference.outcome, difference.p) == (0, "not enough runs", 1.0)
 
 
 def test_equal_gains_up_to_rounding_are_one_number_not_an_interval_of_noise() -> None:
-    found = paired_difference([0.3, 0.2, 0.1], [0.2, 0.1, 0.0])
+    difference = paired_difference([0.3, 0.2, 0.1], [0.2, 0.1, 0.0])
 
-    assert found.low == found.high == pytest.approx(0.1)
+    assert difference.low == difference.high == pytest.approx(0.1)
 
 
 def test_the_sign_flip_test_counts_every_flip() -> None:
@@ -127,6 +127,6 @@ def test_holm_multiplies_the_smallest_most_and_never_reorders() -> None:
 def test_a_seed_that_never_arrives_counts_as_the_whole_run() -> None:
     slow, fast = restricted_rounds([40, None, None], 50), restricted_rounds([30, 20, 35], 50)
 
-    found = paired_difference(fast, slow, higher_is_better=False)
+    difference = paired_difference(fast, slow, higher_is_better=False)
 
-    assert found.mean == pytest.approx(((40 - 30) + (50 - 20) + (50 - 35)) / 3)
+    assert difference.mean == pytest.approx(((40 - 30) + (50 - 20) + (50 - 35)) / 3)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpews.config import STUDIES
 from fedpews.paper.claims import Outcome
-from fedpews.paper.measures import MEASURES, printed
+from fedpews.paper.measures import MEASURES, mean, printed
 from fedpews.paper.study import Study
 from fedpews.report.plots import (
     OUTCOMES,
@@ -140,10 +140,6 @@ def _panels(count: int, height: float = 3.4, most: int = 4) -> tuple[Figure, lis
     return figure, panels
 
 
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else math.nan
-
-
 def _shared_legend(figure: Figure) -> None:
     """One legend below all panels: a label has one colour in all of them, and inside it would hide the curves."""
     known: dict[str, Any] = {}
@@ -191,7 +187,7 @@ def heatmap(view: _View) -> Figure:
         left.set_title(study.column_label(column), fontsize=10)
         left.legend(fontsize=8)
     known = [[view.outcome.values(name, row, column).values() for column in columns] for row in rows]
-    means = [[_mean(list(values)) for values in line] for line in known]
+    means = [[mean(list(values)) for values in line] for line in known]
     plot_heatmap(right, means, [*map(study.row_label, rows)], [*map(study.column_label, columns)])
     right.set_title(MEASURES[name].label, fontsize=10)
     return figure
@@ -245,7 +241,7 @@ def dots(view: _View) -> Figure:
     for axes, column in zip(panels, view.columns, strict=False):
         rows = [row for row in study.rows if column in study.columns_of(row)]
         ours = [list(view.outcome.values(name, row, column).values()) for row in rows]
-        here = [(_mean(values), stdev(values) if len(values) > 1 else 0.0) for values in ours]
+        here = [(mean(values), stdev(values) if len(values) > 1 else 0.0) for values in ours]
         paper = [printed(study.paper_number(name, row, column)) for row in rows]
         for label, side, shift, look, color in (
             ("here", here, -0.13, "o", "C0"),

@@ -70,7 +70,7 @@ def late_validation(records: Run, goal: Goal) -> float:
 
 
 def _late(accuracies: Sequence[float]) -> float:
-    return 100 * _mean(accuracies[-max(1, len(accuracies) // 10) :])
+    return 100 * mean(accuracies[-max(1, len(accuracies) // 10) :])
 
 
 def rounds(records: Run, goal: Goal) -> float:
@@ -100,7 +100,7 @@ def upload(records: Run, goal: Goal) -> float:
 
 def activation_overlap(records: Run, goal: Goal) -> float:
     """In the last ten rounds."""
-    return 100 * _mean([r["activation_overlap"] for r in records if "activation_overlap" in r][-10:])
+    return 100 * mean([r["activation_overlap"] for r in records if "activation_overlap" in r][-10:])
 
 
 def _values(records: Run, key: str, is_warmup: bool = True) -> list[float]:
@@ -108,7 +108,8 @@ def _values(records: Run, key: str, is_warmup: bool = True) -> list[float]:
     return [r[key] for r in records if key in r and (r["phase"] == "warmup") == is_warmup]
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """NaN without values."""
     return fmean(values) if values else math.nan
 
 
@@ -128,11 +129,11 @@ MEASURES: dict[str, Measure] = _Measures(
     ),
     density=Measure(
         "fraction of the neurons that a client trains",
-        lambda run, goal: _mean(_values(run, "density")),
+        lambda run, goal: mean(_values(run, "density")),
         False,
     ),
     coverage=Measure(
-        "fraction of the neurons that any client trains", lambda run, goal: _mean(_values(run, "coverage"))
+        "fraction of the neurons that any client trains", lambda run, goal: mean(_values(run, "coverage"))
     ),
     upload=Measure("bytes up in a warmup round over a plain one's", upload, False),
     kilobytes=Measure(
@@ -175,5 +176,5 @@ def printed(text: str) -> tuple[float, float]:
         except ValueError:
             return math.nan
 
-    mean, _, deviation = text.partition("±")
-    return number(mean.strip()), number(deviation.strip())
+    average, _, deviation = text.partition("±")
+    return number(average.strip()), number(deviation.strip())

@@ -17,6 +17,7 @@ from fedpews.paper.claims import Outcome, Verdict, summarise
 from fedpews.paper.figures import curve_of, distance, draw
 from fedpews.paper.measures import MEASURES, printed, spread
 from fedpews.paper.study import SWEEP, Study, studies
+from fedpews.report.compare import markdown
 from fedpews.results.schema import read_object
 from fedpews.results.statistics import unpaired_interval
 
@@ -211,12 +212,6 @@ def _thumbnail(page: Path, title: str) -> str:
     figure = f"{page.stem}.png"
     shown = page.exists() and f"({figure})" in page.read_text()
     return f'[<img src="{figure}" width="180" alt="{escape(title)}">]({page.name})' if shown else ""
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first row is its header."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
 
 def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:

@@ -36,9 +36,10 @@ from fedpews.errors import (
 from fedpews.experiment import Experiment, known_keys
 from fedpews.paper.cells import CellResult, Runner, report_validation
 from fedpews.paper.cluster import Cluster
-from fedpews.paper.page import Facts, markdown
+from fedpews.paper.page import Facts
 from fedpews.paper.study import Cell, canonical
 from fedpews.paper.sweep import Grid, Range, command
+from fedpews.report.compare import markdown
 from fedpews.results.files import write_atomically
 from fedpews.results.records import evaluated, value_of
 from fedpews.tasks.names import show

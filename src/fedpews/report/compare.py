@@ -44,6 +44,12 @@ def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     return rows
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its header."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+
+
 def goal_text(goal: Goal) -> str:
     """What is to be reached, in words."""
     if goal.metric == "accuracy" and goal.value is not None:
