@@ -7,8 +7,7 @@ run there, and a resumed run is continued there, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +22,13 @@ if TYPE_CHECKING:
 PROJECT = "fedpews"
 
 
-@dataclass(frozen=True)
-class Tracker:
-    """One seed's run at a tracker."""
+Log = Callable[[int, dict[str, float]], Any]
+"""Called with a round and its numbers."""
 
-    log: Callable[[int, dict[str, float]], Any]
-    """Called with the round and its numbers."""
-    close: Callable[[], Any]
+Opened = tuple[Log, Callable[[], Any]]
+"""A seed's run at a tracker: how to log to it, and how to close it."""
 
-
-Open = Callable[[Path, str, int, dict[str, Any], int], Tracker]
+Open = Callable[[Path, str, int, dict[str, Any], int], Opened]
 """(folder, name, seed, config, rounds done before) -> the seed's run."""
 
 
@@ -49,27 +45,24 @@ def tracking(names: Sequence[str], folder: Path) -> Iterator[Callback]:
             raise ConfigError(f"there is no tracker {name!r}; choose from {', '.join(TRACKERS)}")
         need_extra(name, name, f"--log {name}")
         openers.append(TRACKERS[name])
-    opened: dict[int, list[Tracker]] = {}
+    logs: dict[int, list[Log]] = {}
+    with ExitStack() as stack:
 
-    def begin(experiment: Experiment, done: int, engine: str) -> None:
-        for seed in experiment.seeds:
-            config = experiment.to_dict() | {"seed": seed}
-            opened[seed] = [
-                start(folder, f"{experiment.method_label}-seed-{seed}", seed, config, done)
-                for start in openers
-            ]
+        def begin(experiment: Experiment, done: int, engine: str) -> None:
+            for seed in experiment.seeds:
+                logs[seed] = []
+                config = experiment.to_dict() | {"seed": seed}
+                for start in openers:
+                    log, close = start(folder, f"{experiment.method_label}-seed-{seed}", seed, config, done)
+                    stack.callback(close)
+                    logs[seed].append(log)
 
-    def round(records: Sequence[Record]) -> None:
-        for record in records:
-            for tracker in opened[record["seed"]]:
-                tracker.log(record["round"], scalars(record))
+        def round(records: Sequence[Record]) -> None:
+            for record in records:
+                for log in logs[record["seed"]]:
+                    log(record["round"], scalars(record))
 
-    try:
         yield Callback(begin=begin, round=round)
-    finally:
-        for trackers in opened.values():
-            for tracker in trackers:
-                tracker.close()
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -90,7 +83,7 @@ def _identity(folder: Path, seed: int) -> str:
     return blake2b(f"{folder.resolve()}|{seed}".encode(), digest_size=8).hexdigest()
 
 
-def _tensorboard(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+def _tensorboard(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Opened:
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard" / name), purge_step=done + 1 if done else None)
@@ -99,10 +92,10 @@ def _tensorboard(folder: Path, name: str, seed: int, config: dict[str, Any], don
         for key, value in values.items():
             writer.add_scalar(key, value, round)
 
-    return Tracker(log, writer.close)
+    return log, writer.close
 
 
-def _wandb(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+def _wandb(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Opened:
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,10 +109,10 @@ def _wandb(folder: Path, name: str, seed: int, config: dict[str, Any], done: int
         reinit="create_new",
         resume="allow",
     )
-    return Tracker(lambda round, values: run.log(values, step=round), run.finish)
+    return lambda round, values: run.log(values, step=round), run.finish
 
 
-def _mlflow(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+def _mlflow(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Opened:
     from mlflow import MlflowClient
     from mlflow.tracking import get_tracking_uri, is_tracking_uri_set
 
@@ -140,15 +133,15 @@ def _mlflow(folder: Path, name: str, seed: int, config: dict[str, Any], done: in
         for key, value in values.items():
             client.log_metric(run_id, key, value, step=round)
 
-    return Tracker(log, lambda: client.set_terminated(run_id))
+    return log, lambda: client.set_terminated(run_id)
 
 
-def _trackio(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Tracker:
+def _trackio(folder: Path, name: str, seed: int, config: dict[str, Any], done: int) -> Opened:
     import trackio
 
     name = f"{name}-{_identity(folder, seed)[:6]}"
     run = trackio.init(project=PROJECT, name=name, config=config, resume="allow", embed=False)
-    return Tracker(lambda round, values: run.log(values, step=round), run.finish)
+    return lambda round, values: run.log(values, step=round), run.finish
 
 
 TRACKERS: Mapping[str, Open] = {
