@@ -182,6 +182,10 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
         lambda run: (run / "rounds.jsonl").write_bytes(b"\xff\n") and None,
     ),
     "a summary without totals": ("summary.json", _edit("summary.json", _whole(totals={}))),
+    "a summary without a target": (
+        "summary.json",
+        _edit("summary.json", lambda text: text.replace('"target":', '"goal":')),
+    ),
     "a summary that is a list": ("summary.json", _edit("summary.json", lambda _: "[]")),
     "a summary of another seed": ("summary.json", _edit("summary.json", _whole(seeds=[7, 8]))),
     "a summary with a value too few": ("summary.json", _edit("summary.json", _whole(seeds=[0]))),

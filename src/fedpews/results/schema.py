@@ -75,7 +75,7 @@ class SummaryShape(TypedDict, total=False):
     rounds_to_target: Required[Reach]
     totals: Required[Totals]
     target_metric: Required[str]
-    target: Number | None
+    target: Required[Number | None]
     final: Required[dict[str, Spread]]
     machines: Machines
 
