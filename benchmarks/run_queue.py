@@ -2,7 +2,7 @@
 
     python benchmarks/run_queue.py [--jobs 2] [--out build/lab] [FILE]
 
-FILE (default benchmarks/queue.txt) has a line for each piece of work: ``study cells seeds [KEY=VALUE ...]``,
+FILE (default benchmarks/queue.txt) has a line for each piece of work: ``study cells seeds [KEY=VALUE ...] [--small]``,
 or a script, ``python FILE ...``. A line ``wait`` waits for all lines before it. What is finished is skipped, so the
 same command goes on after a stop. Afterwards put the runs in compact form into the repository:
 ``fedpews reproduce STUDY --no-run --out build/lab --pages docs/results``.
@@ -29,9 +29,11 @@ def command(line: str, out: Path, number: int) -> list[str]:
     if line.startswith("python "):
         return [sys.executable, *line.split()[1:]]
     study, cells, seeds, *rest = line.split()
+    settings = [word for word in rest if not word.startswith("--")] + ["runtime.workers=1"]
     words = [sys.executable, "-m", "fedpews", "reproduce", study, "--cells", cells, "--seeds", seeds]
     words += ["--out", str(out), "--pages", str(out / f"pages-{number}"), "--quiet"]
-    words += [word for setting in (*rest, "runtime.workers=1") for word in ("--set", setting)]
+    words += [word for word in rest if word.startswith("--")]
+    words += [word for setting in settings for word in ("--set", setting)]
     # never in the way of anything else
     return (["chrt", "-i", "0"] if shutil.which("chrt") else ["nice", "-n", "19"]) + words
 

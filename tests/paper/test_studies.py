@@ -18,7 +18,7 @@ from fedpews.paper.cells import Runner
 from fedpews.paper.claims import conclude
 from fedpews.paper.page import write_index, write_page
 from fedpews.paper.reproduce import reproduce, run_study
-from fedpews.paper.study import Cell, Figure, Line, adapted, canonical, cells, load_study
+from fedpews.paper.study import Cell, Figure, Line, Small, adapted, canonical, cells, load_study
 from fedpews.paper.sweep import make_sweep, parse_grid
 from fedpews.report.compare import markdown
 from toy import TINY, study
@@ -362,3 +362,24 @@ def test_fixed_masks_that_zero_what_is_unowned_or_are_evaluated_whole_are_cells_
     names = {(cell.row, cell.column): cell.name for cell in cells(study)}
     assert names["fixed", "s128"] != names["fixed-all", "s128"]
     assert names["fixed", "long-s128"] != names["fixed-zero", "long-s128"]
+
+
+def test_the_small_version_has_its_own_name_seeds_cells_and_page(tmp_path: Path) -> None:
+    toy = study(
+        columns={"a": Line(set=TINY), "b": Line(set=TINY)},
+        paper={},
+        small=Small(seeds=[0], set={"train.lr": 0.5}, columns={"b": {"train.lr": 0.25}}, cells=":a"),
+    )
+    small = adapted(toy, None, {}, small=True)
+
+    assert (small.name, small.seeds, small.command) == ("toy-small", [0], "fedpews reproduce toy --small")
+    assert [cell.experiment.train.lr for cell in cells(small)] == [0.5, 0.5, 0.25, 0.25]
+    assert small.scale == ["changed (--small): train.lr = 0.5", "changed in b: train.lr = 0.25"]
+    assert adapted(study(), None, {}, small=True).name == "toy"  # no small version
+
+
+def test_small_runs_the_cells_of_the_small_version(tmp_path: Path) -> None:
+    (outcome,) = reproduce("sota", Runner(tmp_path), small=True, run=False)
+    assert outcome.study.name == "sota-small"
+    data = {cell.experiment.data.name for cell in cells(outcome.study)}
+    assert data == {"cifar-mnist", "pathmnist+octmnist+bloodmnist"}

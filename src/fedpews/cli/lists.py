@@ -155,9 +155,11 @@ def _recipes() -> Iterator[tuple[str, str]]:
 def _studies() -> Iterator[tuple[str, str]]:
     from fedpews.paper.study import load_study, studies
 
-    for name in studies():
+    for name, file in studies().items():
         study = load_study(name)
-        yield name, f"{study.item}: {study.title}"
+        # the third line of every study's file
+        time = file.read_text().splitlines()[2].removeprefix("# Expected time: ").rstrip(".")
+        yield name, f"{study.item}: {study.title} ({time})"
 
 
 def _keys() -> Iterator[tuple[str, ...]]:

@@ -82,6 +82,9 @@ Storage = Annotated[
 
 def reproduce(
     name: Name,
+    small: Annotated[
+        bool, typer.Option("--small", help="Run a scaled-down version of studies that take days.")
+    ] = False,
     folder: Results = Path("results"),
     pages: Annotated[
         Path | None, typer.Option(help="Folder for the pages.", show_default="the --out folder")
@@ -113,6 +116,7 @@ def reproduce(
         for outcome in reproduce_study(
             name,
             _runner(folder, data_dir, quiet),
+            small=small,
             seeds=parse_seeds(seeds),
             changed=parse_settings(set_),
             pages=pages,
@@ -252,7 +256,7 @@ def _show_outcome(outcome: Outcome, page: Path) -> None:
 
     study = outcome.study
     out.print(f"[bold]{escape(study.item)}: {escape(study.title)}[/]")
-    for sentence in outcome.scale:
+    for sentence in outcome.study.scale:
         out.print(f"[yellow]not at the paper's scale:[/] {escape(sentence)}", soft_wrap=True)
     for measure in study.measures:
         brackets = "; in brackets the paper's" if study.paper.get(measure) else ""

@@ -91,12 +91,6 @@ class Outcome:
         """The command that runs it again."""
         return self.study.command or f"fedpews reproduce {self.study.name}"
 
-    @property
-    def scale(self) -> list[str]:
-        """What differs from the paper's scale, if anything."""
-        changed = ", ".join(f"{key} = {value}" for key, value in self.study.departures.items())
-        return [f"changed: {changed}"] if changed else []
-
 
 def conclude(study: Study, results: Sequence[CellResult]) -> Outcome:
     """A study with the results of its cells."""

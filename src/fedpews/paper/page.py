@@ -16,7 +16,7 @@ from fedpews.paper.cells import NOT_RUN
 from fedpews.paper.claims import Outcome, Verdict, summarise
 from fedpews.paper.figures import curve_of, distance, draw
 from fedpews.paper.measures import MEASURES, printed, spread
-from fedpews.paper.study import SWEEP, Study, studies
+from fedpews.paper.study import SMALL, SWEEP, Study, studies
 from fedpews.report.compare import markdown
 from fedpews.results.schema import read_object
 from fedpews.results.statistics import unpaired_interval
@@ -57,7 +57,7 @@ def finding(outcome: Outcome) -> str:
     if not ran:
         return best_cells(outcome)
     first = [verdict for verdict in outcome.verdicts if verdict.claim == ran[0].claim]
-    text = f"{ran[0].claim}: {summarise(first)}{_reserve(outcome.scale)}"
+    text = f"{ran[0].claim}: {summarise(first)}{_reserve(outcome.study.scale)}"
     if len(first) < len(outcome.verdicts):
         text += f"; all claims together: {summarise(outcome.verdicts)}"
     return f"{text}."
@@ -160,7 +160,7 @@ def write_page(outcome: Outcome, folder: Path) -> Path:
         item=study.item,
         title=study.title,
         command=outcome.command,
-        scale=outcome.scale,
+        scale=outcome.study.scale,
         seeds=len(study.seeds),
         cells=f"{done} of {len(outcome.table)}",
         verdicts=outcome.verdicts,
@@ -172,8 +172,9 @@ def write_index(folder: Path) -> Path:
     """README.md of a folder of pages: the table of claims, then the items."""
     order = list(studies())
     facts = [Facts(**read_object(file, Facts)) for file in sorted(folder.glob("*.json"))]
-    facts.sort(key=lambda fact: (order.index(fact.name) if fact.name in order else 99, fact.name))
-    names = [fact.name for fact in facts]
+    studied = {fact.name: fact.name.removesuffix(SMALL) for fact in facts}
+    names = set(studied.values())
+    facts.sort(key=lambda f: (order.index(studied[f.name]) if studied[f.name] in order else 99, f.name))
     is_paper = any(name in order for name in names)
     items = [["figure", "item", "what", "cells finished", "seeds", *["scale"] * is_paper]] + [
         [
@@ -219,8 +220,8 @@ def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:
     study = outcome.study
     # a sweep has no scale of the paper's to keep to
     scale = "" if study.item == SWEEP else " Not scaled down."
-    if outcome.scale:
-        scale = f" **Not at the paper's scale**: {'; '.join(outcome.scale)}."
+    if outcome.study.scale:
+        scale = f" **Not at the paper's scale**: {'; '.join(outcome.study.scale)}."
     draws = f", seed s on data draw s mod {study.draws}" if study.draws > 1 else ""
     known = dict.fromkeys(machine for result in outcome.table.values() for machine in result.machines)
     machines = f"; measured on {' and '.join(known)}" if known else ""

@@ -20,6 +20,7 @@ def reproduce(
     name: str,
     runner: Runner,
     *,
+    small: bool = False,
     seeds: Sequence[int] | None = None,
     changed: Mapping[str, Any] | None = None,
     pages: Path | None = None,
@@ -33,15 +34,17 @@ def reproduce(
     pages show the runs that exist, in run folders or in compact form.
 
     Args:
+        small: the scaled-down version of a study that has one.
         changed: settings that are changed in every cell.
         only: cells to run, ``row``, ``row:column`` or ``:column``, several joined by commas, in this order; all by
             default.
     """
     folder = pages or runner.root
     for each in list(studies()) if name == "all" else [name]:
-        study = adapted(load_study(each), seeds, changed or {})
+        study = adapted(load_study(each), seeds, changed or {}, small)
         publishing = replace(runner, published=folder / RUNS)
-        outcome = run_study(study, publishing, only=only, run=run, cluster=cluster)
+        chosen = only or (study.small.cells if study.small and study.is_small else None)
+        outcome = run_study(study, publishing, only=chosen, run=run, cluster=cluster)
         if any(result.status != NOT_RUN for result in outcome.table.values()):
             write_page(outcome, folder)
         yield outcome

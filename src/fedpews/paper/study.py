@@ -21,6 +21,9 @@ from fedpews.options import Table
 from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.results.layout import legal_name
 
+SMALL = "-small"
+"""Ends the name of a study's small version and of its page."""
+
 SWEEP = "Sweep"
 """The item of a study that is not about the paper."""
 
@@ -69,6 +72,15 @@ class Figure(Table):
     options: dict[str, Any] = Field({})
 
 
+class Small(Table):
+    """The version of a study that two cores can run; its page says what is scaled down."""
+
+    seeds: list[int] = Field([0, 1, 2, 3, 4, 5])
+    set: dict[str, Any] = Field({}, description="changes in all cells")
+    columns: dict[str, dict[str, Any]] = Field({}, description="further changes in single columns")
+    cells: str | None = Field(None, description="the cells to run, as --cells names them; by default all")
+
+
 class Study(Table):
     """One item of the paper. ``paper`` holds its numbers: measure → row → a number for each column, as printed."""
 
@@ -88,12 +100,27 @@ class Study(Table):
     probe: Literal["activations"] | None = Field(None, description="what to record besides the rounds")
     notes: str = ""
     command: str = Field("", description="what makes it again, if that is not `fedpews reproduce NAME`")
+    small: Small | None = Field(None, description="None for a study that is small already")
+    is_small: bool = Field(False, description="whether the cells are those of the small version")
     changed: dict[str, Any] = Field({}, description="what --set changes in every cell; the page says so")
 
     @property
     def departures(self) -> dict[str, Any]:
         """The changed settings that can change a number."""
         return {key: value for key, value in self.changed.items() if not key.startswith("runtime.")}
+
+    @property
+    def scale(self) -> list[str]:
+        """What differs from the paper's scale, if anything."""
+        changes = {"": self.departures}
+        if self.small and self.is_small:
+            each = {f" in {self.column_label(column)}": set for column, set in self.small.columns.items()}
+            changes = {" (--small)": flatten(self.small.set), **each, **changes}
+        lists = {
+            where: ", ".join(f"{key} = {value}" for key, value in flatten(set).items())
+            for where, set in changes.items()
+        }
+        return [f"changed{where}: {text}" for where, text in lists.items() if text]
 
     def row_label(self, row: str) -> str:
         return self.rows[row].label or row
@@ -213,10 +240,17 @@ def _problems(study: Study) -> Iterator[str]:
                 yield f"a figure of kind {figure.kind!r} names {row!r}, which is no row"
 
 
-def adapted(study: Study, seeds: Sequence[int] | None, changed: Mapping[str, Any]) -> Study:
-    """The study with other seeds, and with settings changed in every cell."""
-    new = study.model_copy(update={"seeds": list(seeds or study.seeds), "changed": dict(changed)})
-    flags = [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
+def adapted(
+    study: Study, seeds: Sequence[int] | None, changed: Mapping[str, Any], small: bool = False
+) -> Study:
+    """The study, or its small version, with other seeds and with settings changed in every cell."""
+    values: dict[str, Any] = {"seeds": list(seeds or study.seeds), "changed": dict(changed)}
+    flags = []
+    if small and study.small is not None:
+        values |= {"name": study.name + SMALL, "is_small": True, "seeds": list(seeds or study.small.seeds)}
+        flags.append("--small")
+    new = study.model_copy(update=values)
+    flags += [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
     flags += [f"--set {key}={value}" for key, value in new.departures.items()]
     return new.model_copy(update={"command": " ".join([f"fedpews reproduce {study.name}", *flags])})
 
@@ -234,7 +268,10 @@ def cells(study: Study) -> list[Cell]:
 def _experiment(study: Study, row: str, column: str) -> Experiment:
     across, down = study.columns[column], study.rows[row]
     values = read_config(down.base or across.base or study.base)
-    for layer in (across.set, down.set, down.at.get(column, {}), study.changed, {"seeds": study.seeds}):
+    layers = [across.set, down.set, down.at.get(column, {})]
+    if study.small is not None and study.is_small:
+        layers += [study.small.set, study.small.columns.get(column, {})]
+    for layer in (*layers, study.changed, {"seeds": study.seeds}):
         values = override(values, flatten(layer))
     return canonical(Experiment(**values))
 
