@@ -22,8 +22,8 @@ from fedpews.flower.deploy.app_folder import new_app, starter
 from fedpews.flower.deploy.keys import make_server_keys, make_site_key
 from fedpews.flower.deploy.loopback import up
 from fedpews.flower.deploy.processes import Processes
+from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.logs import site_number
-from fedpews.flower.roster import Expected, Seen
 from fedpews.flower.site import MemoryLost, SiteMemory
 from waiting import when
 

@@ -17,8 +17,9 @@ from fedpews.config import FlowerTable
 from fedpews.errors import CheckpointError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.flower.app import serve
-from fedpews.flower.engine import FlowerEngine, TooFewSites, is_enough
+from fedpews.flower.engine import FlowerEngine
 from fedpews.flower.messages import pack, unpack
+from fedpews.flower.roster import TooFewSites, is_enough
 from fedpews.results.records import read_rounds
 from fedpews.running import run
 

@@ -21,11 +21,10 @@ from fedpews.engines.client_round import count_steps
 from fedpews.errors import RunFailed
 from fedpews.flower.app import serve
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
-from fedpews.flower.engine import TooFewSites
 from fedpews.flower.limits import MOST_BYTES
 from fedpews.flower.logs import without_traceback
 from fedpews.flower.messages import pack, read_request
-from fedpews.flower.roster import KnownSite, KnownSites
+from fedpews.flower.roster import KnownSite, KnownSites, TooFewSites
 from fedpews.flower.scores import score_records
 from fedpews.flower.site import Site
 from fedpews.methods.contract import Upload

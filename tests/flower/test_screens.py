@@ -25,9 +25,9 @@ from fedpews.flower.deploy.keys import fingerprint, make_site_key
 from fedpews.flower.deploy.loopback import Loopback
 from fedpews.flower.deploy.processes import Processes
 from fedpews.flower.deploy.site_process import SiteProcess
-from fedpews.flower.engine import SitesRefused
+from fedpews.flower.hello import read_hello
 from fedpews.flower.logs import append_line, save_failure
-from fedpews.flower.roster import KnownSite, KnownSites, read_hello
+from fedpews.flower.roster import KnownSite, KnownSites, SitesRefused
 from fedpews.methods.wire import BadMessage
 
 

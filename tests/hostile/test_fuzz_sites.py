@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedpews.flower.hello import Facts, hello_content, read_hello
 from fedpews.flower.messages import (
     Request,
     SeedDownload,
@@ -24,7 +25,6 @@ from fedpews.flower.messages import (
     reply_content,
     request_content,
 )
-from fedpews.flower.roster import Facts, hello_content, read_hello
 from fedpews.flower.scores import ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Regression, Segmentation

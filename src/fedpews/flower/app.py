@@ -22,6 +22,7 @@ from fedpews.flower.data import server_data
 from fedpews.flower.deploy.app_folder import CONFIG
 from fedpews.flower.deploy.processes import leave_with_parent
 from fedpews.flower.engine import FlowerEngine
+from fedpews.flower.hello import Facts, hello_content
 from fedpews.flower.logs import (
     clear_failure,
     log_line,
@@ -31,7 +32,7 @@ from fedpews.flower.logs import (
     without_traceback,
 )
 from fedpews.flower.messages import Request, read_request, reply_content
-from fedpews.flower.roster import REFUSED, Facts, KnownSites, hello_content
+from fedpews.flower.roster import REFUSED, KnownSites
 from fedpews.flower.scores import score_records
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
 from fedpews.flower.statistics import KIND, collect, is_scaled, read_statistics

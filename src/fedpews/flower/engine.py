@@ -16,12 +16,12 @@ from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedpews.build import Setup, schedule
-from fedpews.config import FlowerTable
 from fedpews.data.inputs import take
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part, Score
-from fedpews.errors import ConfigError, RunFailed
+from fedpews.errors import RunFailed
+from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.limits import SAMPLES_MULTIPLE, is_metric
 from fedpews.flower.logs import Answer, Attempt, SiteLog
 from fedpews.flower.messages import (
@@ -33,7 +33,7 @@ from fedpews.flower.messages import (
     request_content,
     size_on_wire,
 )
-from fedpews.flower.roster import Expected, KnownSites, Roster, Seen
+from fedpews.flower.roster import KnownSites, Roster, TooFewSites, is_enough
 from fedpews.flower.scores import ScoreCheck, least
 from fedpews.flower.site import AcceptedRounds
 from fedpews.flower.uploads import NormRule, UploadCheck, norms, sample_sums
@@ -58,14 +58,6 @@ TYPES = {
     "personal": f"{MessageType.EVALUATE}.personal",
 }
 """Flower's types of messages, by kind; all other kinds are queries."""
-
-
-class TooFewSites(RunFailed):
-    """Not enough sites are connected, or not enough of them answered."""
-
-
-class SitesRefused(ConfigError):
-    """Sites that the round needs cannot take part as they were started."""
 
 
 class FlowerEngine(Engine):
@@ -276,7 +268,9 @@ class FlowerEngine(Engine):
         by_site: dict[int, list[Job]] = {}
         for job in jobs:
             by_site.setdefault(job.client, []).append(job)
-        nodes = self._gather(list(by_site))
+        seconds = 0.0 if self._started else self.limits.join_seconds
+        nodes = self.roster.gather(by_site, self.limits, seconds, f"round {self._round}")
+        self._started = True
         attempt.sites = {
             site: Answer("absent", self.roster.refused.get(site, "not connected"))
             for site in by_site
@@ -337,38 +331,6 @@ class FlowerEngine(Engine):
                 )
         return done
 
-    def _gather(self, sites: Sequence[int]) -> dict[int, int]:
-        """The nodes of the sites to ask: at the start of all of them, later of those connected, but enough."""
-        limits = self.limits
-        connected = self.roster.wait_for(sites, 0.0 if self._started else limits.join_seconds)
-        self._check_refused(sites, connected)
-        least = min(limits.min_sites, len(sites))
-        if len(connected) < least:
-            self.site_log.report(
-                f"round {self._round} needs {least} sites and {len(connected)} are connected; waiting"
-            )
-            until = time.monotonic() + limits.wait_seconds
-            while len(connected) < least and time.monotonic() < until:
-                connected = self.roster.wait_for(sites, 2.0)
-                self._check_refused(sites, connected)
-        if len(connected) < least:
-            raise TooFewSites(
-                f"round {self._round} needs at least {least} sites (flower.min_sites), but only {len(connected)} of "
-                f"{len(sites)} came within {limits.wait_seconds:g} s (flower.wait_seconds): "
-                f"{sorted(connected) or 'none'}. The rounds before are saved: start the sites and go on with --resume."
-            )
-        self._started = True
-        return connected
-
-    def _check_refused(self, sites: Sequence[int], connected: Mapping[int, int]) -> None:
-        """Stop at once if waiting cannot help: without the refused sites too few are left."""
-        refused = {site for site in self.roster.refused if site in sites and site not in connected}
-        if refused and not is_enough(self.limits, len(sites), len(sites) - len(refused)):
-            each = self.roster.describe_refused(refused)
-            raise SitesRefused(
-                f"round {self._round} cannot begin. {each}. Correct that and go on with --resume."
-            )
-
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
         """Ask the sites for the scores on their samples; only sums over samples leave a site."""
         parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
@@ -426,13 +388,6 @@ class FlowerEngine(Engine):
                 answer = attempt.sites.setdefault(client, Answer())
                 answer.outcome, answer.why = "refused", f"seed {seed}: {why}"
         return moved
-
-
-def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:
-    """Whether a round is complete with so many good uploads of the clients that were asked."""
-    if good < min(limits.min_sites, asked):
-        return False
-    return limits.max_failures is None or asked - good <= limits.max_failures
 
 
 def _run_id(out: Path) -> str:

@@ -10,7 +10,6 @@ from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
 from fedpews.flower.data import site_data
 from fedpews.flower.deploy.keys import make_private
+from fedpews.flower.hello import Facts, common_facts, data_digest
 from fedpews.flower.ledger import Ledger
 from fedpews.flower.logs import append_line, site_folder, site_number
 from fedpews.flower.messages import Request, Scaling, SeedDownload
-from fedpews.flower.roster import Facts, data_digest, describe_shape
 from fedpews.flower.scores import least
 from fedpews.flower.statistics import answer, is_scaled, privacy_of
 from fedpews.measure import personal_metric, score_personal
@@ -192,10 +191,7 @@ class Site:
         data = self.data
         return Facts(
             site=self.number,
-            version=version("fedpews"),
-            config=self.experiment.fingerprint(),
-            shape=describe_shape(data),
-            classes=data.classes,
+            **common_facts(self.experiment, data),
             samples=len(data.clients[self.number]),
             test_samples=len(data.test_y),
             validation_samples=len(data.validation[self.number]) if data.validation else 0,

@@ -35,8 +35,8 @@ from fedpews.flower.flwr_private import (
     start_heartbeat,
     task_client,
 )
+from fedpews.flower.hello import hello_content
 from fedpews.flower.logs import append_line, save_failure, site_folder
-from fedpews.flower.roster import hello_content
 from fedpews.flower.site import warm_site
 from fedpews.results.layout import SITE_STATUS
 
