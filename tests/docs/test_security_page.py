@@ -48,8 +48,9 @@ def test_a_promise_without_a_test_is_found() -> None:
 
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     pytest.importorskip("flwr")
+    from fedpews.flower.checks import RANGES
     from fedpews.flower.deploy.coordinator import FLEET_PATHS
-    from fedpews.flower.limits import MORE, MOST_BYTES, RANGES
+    from fedpews.flower.messages import MORE, MOST_BYTES
 
     found = tables(PAGE)
     sizes = [[kind, f"{most:,}{MORE.get(kind, '')}"] for kind, most in MOST_BYTES.items()]

@@ -21,11 +21,9 @@ from fedpews.engines.client_round import count_steps
 from fedpews.errors import RunFailed
 from fedpews.flower.app import serve
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
-from fedpews.flower.limits import MOST_BYTES
 from fedpews.flower.logs import without_traceback
-from fedpews.flower.messages import pack, read_request
+from fedpews.flower.messages import MOST_BYTES, pack, read_request, reply_content
 from fedpews.flower.roster import KnownSite, KnownSites, TooFewSites
-from fedpews.flower.scores import score_records
 from fedpews.flower.site import Site
 from fedpews.methods.contract import Upload
 from fedpews.methods.wire import decode_download, decode_upload, encode_upload
@@ -180,7 +178,7 @@ def test_claimed_test_samples_weigh_at_most_ten_times_the_median_of_the_others(
         if message.metadata.message_type == MessageType.EVALUATE:
             wrong = {"loss": 0.0, "weight": CLAIM, "correct": [0], "seen": [CLAIM]}
             sums = {name: torch.as_tensor(value) for name, value in wrong.items()}
-            return Message(RecordDict(score_records({"test": {0: sums}})), reply_to=message)
+            return Message(reply_content({}, {"test": {0: sums}}), reply_to=message)
         return reply
 
     grid.nodes = made.honest | {HOSTILE: claims}

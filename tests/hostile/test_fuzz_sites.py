@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedpews.flower.checks import ScoreCheck
 from fedpews.flower.hello import Facts, hello_content, read_hello
 from fedpews.flower.messages import (
     Request,
@@ -25,7 +26,6 @@ from fedpews.flower.messages import (
     reply_content,
     request_content,
 )
-from fedpews.flower.scores import ScoreCheck, score_records
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Regression, Segmentation
 from fedpews.tasks.metrics import Sums
@@ -65,7 +65,7 @@ def spoilt_content(draw: st.DrawFn, make: Any) -> RecordDict:
 
 
 def _reply() -> RecordDict:
-    return reply_content({0: b"bytes"}, {})
+    return reply_content({0: b"bytes"})
 
 
 @cases(150)
@@ -159,5 +159,5 @@ numbers = st.builds(
 def test_a_score_that_is_spoilt_in_places_is_read_or_refused(spoilt: Sums, declared: int) -> None:
     task = Classification()
     sums = task.sums(torch.randn(4, 3), torch.arange(4) % 3) | spoilt
-    content = RecordDict(score_records({"test": {0: sums}}))
+    content = reply_content({}, {"test": {0: sums}})
     survives(lambda: ScoreCheck(task, labels=1).read(content, "test", [0], declared))

@@ -33,7 +33,6 @@ from fedpews.flower.logs import (
 )
 from fedpews.flower.messages import Request, read_request, reply_content
 from fedpews.flower.roster import REFUSED, KnownSites
-from fedpews.flower.scores import score_records
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
 from fedpews.flower.statistics import KIND, collect, is_scaled, read_statistics
 from fedpews.results.folder import go_back
@@ -80,7 +79,7 @@ def make_client_app(
         register(handle)
 
     answer(app.train(), _train)
-    answer(app.evaluate(), lambda site, request: RecordDict(score_records(site.evaluate(request))))
+    answer(app.evaluate(), lambda site, request: reply_content({}, site.evaluate(request)))
     answer(
         app.evaluate("personal"), lambda site, request: _record("personal", site.evaluate_personal(request))
     )
@@ -114,7 +113,7 @@ def make_client_app(
 
 def _train(site: Site, request: Request) -> RecordDict:
     # the model as it was sent, before it is trained
-    scores = score_records(site.evaluate(request)) if request.evaluate else {}
+    scores = site.evaluate(request) if request.evaluate else None
     return reply_content(site.train(request), scores)
 
 

@@ -21,8 +21,8 @@ from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part, Score
 from fedpews.errors import RunFailed
+from fedpews.flower.checks import NormRule, ScoreCheck, UploadCheck, is_metric, least, norms, sample_sums
 from fedpews.flower.hello import Expected, Seen
-from fedpews.flower.limits import SAMPLES_MULTIPLE, is_metric
 from fedpews.flower.logs import Answer, Attempt, SiteLog
 from fedpews.flower.messages import (
     Request,
@@ -33,10 +33,8 @@ from fedpews.flower.messages import (
     request_content,
     size_on_wire,
 )
-from fedpews.flower.roster import KnownSites, Roster, TooFewSites, is_enough
-from fedpews.flower.scores import ScoreCheck, least
+from fedpews.flower.roster import SAMPLES_MULTIPLE, KnownSites, Roster, TooFewSites, is_enough
 from fedpews.flower.site import AcceptedRounds
-from fedpews.flower.uploads import NormRule, UploadCheck, norms, sample_sums
 from fedpews.measure import personal_metric
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download

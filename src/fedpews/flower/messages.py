@@ -12,13 +12,36 @@ import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from pydantic import Field, TypeAdapter, ValidationError
+from safetensors.torch import save
 
+from fedpews.engines.evaluate import Part
 from fedpews.errors import explain
-from fedpews.flower.limits import MOST_BYTES
 from fedpews.methods.wire import BadMessage
+from fedpews.tasks.metrics import Sums
 
 REQUEST, PAYLOAD, FORMAT = "request", "payload", "fedpews.wire"
 POLL_SECONDS = 0.3
+
+FRAME = 2**16
+"""Bytes that Flower's own objects around the content of a message may take."""
+
+MOST_BYTES = {
+    "hello": 2**22,
+    "train": FRAME,
+    "evaluate": FRAME,
+    "personal": FRAME,
+    "final": FRAME,
+    "best": FRAME,
+    "refused": FRAME,
+    "statistics": 2**24,
+}
+"""The most bytes that a reply may have, by kind of the request."""
+
+MORE = {
+    "train": " and, for each seed, the largest upload of the method and phase, and the metrics' sums if it has scores",
+    "evaluate": " and, for each seed and part of the data, the metrics' sums",
+}
+"""What is added to these bytes, in words: it depends on the model and the task."""
 
 Key = TypeVar("Key", bound=Hashable)
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -73,9 +96,16 @@ def read_request(content: RecordDict) -> Request:
     return replace(request, downloads=tuple(downloads))
 
 
-def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord]) -> RecordDict:
-    """A site's answer: an encoded upload for each seed, and the scores of the downloaded models, if requested."""
-    return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()} | dict(scores))
+def reply_content(
+    uploads: Mapping[int, bytes], scores: Mapping[Part, Mapping[int, Sums]] | None = None
+) -> RecordDict:
+    """A site's answer: an encoded upload for each seed, and the sums over its samples by part of its data and seed."""
+    payloads = {_key(seed): pack(data) for seed, data in uploads.items()}
+    for part, by_seed in (scores or {}).items():
+        for seed, sums in by_seed.items():
+            tensors = {name: value.double().contiguous() for name, value in sums.items()}
+            payloads[f"{part}-{seed}"] = pack(save(tensors))
+    return RecordDict(payloads)
 
 
 def read_reply(content: RecordDict, seed: int) -> bytes:

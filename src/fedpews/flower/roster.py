@@ -25,13 +25,16 @@ from fedpews.data.client_tables import compare_columns
 from fedpews.errors import ConfigError, RunFailed, explain
 from fedpews.flower.deploy.keys import fingerprint
 from fedpews.flower.hello import HELLO, Expected, Facts, Seen, read_hello
-from fedpews.flower.limits import SAMPLES_MULTIPLE
 from fedpews.flower.messages import deliver
 from fedpews.methods.wire import BadMessage
 from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.results.files import write_atomically
 
 REFUSED = "refused"
+
+SAMPLES_MULTIPLE = 10
+"""A site's samples count at most as so many times the median of the other sites', unless the roster says how many it
+has or the server knows."""
 
 ASK_SECONDS = 120.0
 """How long a node may take to answer the hello; it may have to load its data first."""

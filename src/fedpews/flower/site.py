@@ -25,13 +25,13 @@ from fedpews.engines.engine import Job
 from fedpews.engines.evaluate import Part
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
+from fedpews.flower.checks import least
 from fedpews.flower.data import site_data
 from fedpews.flower.deploy.keys import make_private
 from fedpews.flower.hello import Facts, common_facts, data_digest
 from fedpews.flower.ledger import Ledger
 from fedpews.flower.logs import append_line, site_folder, site_number
 from fedpews.flower.messages import Request, Scaling, SeedDownload
-from fedpews.flower.scores import least
 from fedpews.flower.statistics import answer, is_scaled, privacy_of
 from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Download

@@ -29,9 +29,8 @@ from fedpews.errors import ConfigError, RunFailed, explain
 from fedpews.experiment import Experiment
 from fedpews.flower.data import AT_SITES
 from fedpews.flower.hello import Expected, Seen
-from fedpews.flower.limits import MOST_BYTES
 from fedpews.flower.logs import SiteLog
-from fedpews.flower.messages import deliver, pack, size_on_wire, unpack
+from fedpews.flower.messages import MOST_BYTES, deliver, pack, size_on_wire, unpack
 from fedpews.flower.roster import KnownSites, Roster
 from fedpews.methods.wire import BadMessage
 from fedpews.outside import read_bytes
