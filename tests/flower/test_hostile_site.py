@@ -202,11 +202,13 @@ def poisoned(made: Scene, number: int) -> Handler:
     return handle
 
 
+@pytest.mark.parametrize("every", [1, 4])
 def test_the_poisoned_round_is_named_and_one_command_goes_on_before_it_without_the_site(
-    tmp_path: Path, grid: MemoryGrid
+    every: int, tmp_path: Path, grid: MemoryGrid
 ) -> None:
-    """The honest sites diverge in the round after it; no checkpoint of the poisoned model is used."""
-    made = scene(tmp_path, rounds=4, flower={"norm_multiple": "inf", "attempts": 1, "max_failures": 0})
+    """The sites cannot evaluate its model, or diverge in the round after it; the checkpoint before it is used."""
+    limits = {"norm_multiple": "inf", "attempts": 1, "max_failures": 0}
+    made = scene(tmp_path, rounds=4, flower=limits, runtime={"evaluate_every": every})
     grid.nodes = made.honest | {HOSTILE: poisoned(made, 2)}
     out = str(tmp_path / "run")
     with pytest.raises(
@@ -219,7 +221,7 @@ def test_the_poisoned_round_is_named_and_one_command_goes_on_before_it_without_t
     serve(made.config, again, {"out": out, "resume": True, "before": 2, "without": "site-2"})
     assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1, 2, 3, 4]
     assert outcomes(tmp_path / "run")[-3:] == [{"0": "accepted", "1": "accepted"}] * 3
-    assert all(record["loss"] < 10 for record in read_rounds(tmp_path / "run"))
+    assert all(record["loss"] < 10 for record in read_rounds(tmp_path / "run") if "loss" in record)
 
 
 def test_a_run_that_fails_in_one_line_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
@@ -316,7 +318,7 @@ def test_a_mask_that_owns_everything_or_nothing_leaves_a_finite_model(
     serve(made.config, grid, {"out": str(tmp_path / "run")})
     assert [record["round"] for record in read_rounds(tmp_path / "run")] == [1, 2]
     assert outcomes(tmp_path / "run")[0]["2"] in ("accepted", "refused")
-    assert all(record["loss"] < 10 for record in read_rounds(tmp_path / "run"))
+    assert all(record["loss"] < 10 for record in read_rounds(tmp_path / "run") if "loss" in record)
 
 
 def test_an_upload_of_an_earlier_round_is_refused_when_it_is_sent_again(

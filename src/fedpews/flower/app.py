@@ -78,7 +78,7 @@ def make_client_app(
 
         register(handle)
 
-    answer(app.train(), _train)
+    answer(app.train(), lambda site, request: reply_content(site.train(request)))
     answer(app.evaluate(), lambda site, request: reply_content({}, site.evaluate(request)))
     answer(
         app.evaluate("personal"), lambda site, request: _record("personal", site.evaluate_personal(request))
@@ -109,12 +109,6 @@ def make_client_app(
         return Message(_record(REFUSED, True), reply_to=message)
 
     return app
-
-
-def _train(site: Site, request: Request) -> RecordDict:
-    # the model as it was sent, before it is trained
-    scores = site.evaluate(request) if request.evaluate else None
-    return reply_content(site.train(request), scores)
 
 
 def _keep(kind: str, site: Site, request: Request) -> RecordDict:

@@ -105,17 +105,17 @@ class FlowerEngine(Engine):
         self._rules: dict[int, NormRule] = {}  # by seed
         # by part of the sites' data, seed and site
         self._sums: dict[Part, dict[int, dict[int, Sums]]] = {}
-        self._scored: dict[int, Tree] = {}  # by seed: the model that the test sums are of
         self._started = False
         self._round = 0
-        self._largest = (0.0, 0, 0)  # of the last round: size by the others' median, round and site
+        self._changed_in, self._changes = (
+            0,
+            dict[int, float](),
+        )  # the last round, and each site's change of the model
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         jobs = [job for job in jobs if job.client not in self.roster.excluded]
         self._round = jobs[0].download.round
-        self._sums = {"test": {job.seed: {} for job in jobs}}
-        self.evaluates_in_training = self._can_evaluate(jobs)
-        self._scored = {job.seed: job.download.params for job in jobs if self.evaluates_in_training}
+        self._sums = {}
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
@@ -123,8 +123,8 @@ class FlowerEngine(Engine):
             done |= self._ask(missing, attempt)
             moved = self._refuse_large(jobs, done, attempt)
             self.site_log.add(attempt)
-            suspect = self._suspect(attempt)
-            if suspect:
+            diverges = any("diverges in round" in answer.why for answer in attempt.sites.values())
+            if suspect := self._suspect() if diverges else "":
                 self.site_log.report(suspect)
             if self._enough(jobs, done):
                 break
@@ -139,23 +139,18 @@ class FlowerEngine(Engine):
             for client, (sizes, steps) in clients.items():
                 self._rules[seed].accept(sizes, steps)
                 self.accepted.accept(seed, client, self._round)
-        changes = {
-            client: sizes.get("params", 0.0) for client, (sizes, _) in clients.items()
-        }  # of the last seed
-        site = max(changes, key=lambda client: changes[client])
-        others = [change for client, change in changes.items() if client != site]
-        self._largest = (
-            changes[site] / (statistics.median_low(others or [math.inf]) or 1.0),
-            self._round,
-            site,
-        )
+        # of the last seed
+        self._changes = {client: sizes.get("params", 0.0) for client, (sizes, _) in clients.items()}
+        self._changed_in = self._round
         return [done[key] for job in jobs if (key := (job.seed, job.client)) in done]
 
-    def _suspect(self, attempt: Attempt) -> str:
-        """Where sites diverge: the round that made the model they were sent, and its largest upload."""
-        ratio, round, site = self._largest
-        if not round or not any("diverges in round" in answer.why for answer in attempt.sites.values()):
+    def _suspect(self) -> str:
+        """If sites cannot use the model: the round that made it, and its largest upload."""
+        if not self._changes:
             return ""
+        round, site = self._changed_in, max(self._changes, key=lambda site: self._changes[site])
+        others = [change for other, change in self._changes.items() if other != site]
+        ratio = self._changes[site] / (statistics.median_low(others or [math.inf]) or 1.0)
         name = self.roster.name(site)
         return (
             f"The model that diverges was made in round {round}, where the upload of {name} was {ratio:.3g} times as "
@@ -172,21 +167,10 @@ class FlowerEngine(Engine):
     ) -> list[Score]:
         if self.local is not None and (part == "test" or self.has_validation):
             return self.local.evaluate(models, seeds, part, owners)
-        is_scored = all(self._scored.get(seed) is model for seed, model in zip(seeds, models, strict=True))
         # one message asks a site for both parts, so validation after test costs nothing
-        if not is_scored and (part == "test" or "validation" not in self._sums):
+        if part == "test" or not self._sums:
             self._evaluate_at_sites(models, seeds)
         return [self._total(self._sums[part][seed]) for seed in seeds]
-
-    def _can_evaluate(self, jobs: Sequence[Job]) -> bool:
-        """Whether the sites evaluate the model in the message that trains it: all are asked, and get all of it."""
-        if self.local is not None or self.validates:
-            return False
-        whole = all(
-            job.download.neurons is None and job.download.params.keys() == self.net.shapes.keys()
-            for job in jobs
-        )
-        return whole and len({job.client for job in jobs}) == self.roster.total
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         return tuple(client for client in clients if self.accepted.accepted(seed, client))
@@ -230,8 +214,8 @@ class FlowerEngine(Engine):
         unique = {id(download): download for download in downloads}
         return {key: encode_download(self.net, download) for key, download in unique.items()}
 
-    def _request(self, downloads: Iterable[SeedDownload], lr: float = 0.0, evaluate: bool = False) -> Request:
-        return Request(self.run, self._round, lr, tuple(downloads), evaluate, self.scaling)
+    def _request(self, downloads: Iterable[SeedDownload], lr: float = 0.0) -> Request:
+        return Request(self.run, self._round, lr, tuple(downloads), self.scaling)
 
     def _messages(
         self, kind: str, nodes: Mapping[int, int], requests: Mapping[int, Request]
@@ -286,18 +270,14 @@ class FlowerEngine(Engine):
                 )
                 for job in by_site[site]
             ]
-            requests[site] = self._request(downloads, jobs[0].lr, self.evaluates_in_training)
+            requests[site] = self._request(downloads, jobs[0].lr)
         messages = self._messages("train", nodes, requests)
         for site, message in messages.items():
             why = f"none within {self.limits.round_seconds:g} s"
             attempt.sites[site] = Answer("no answer", why, bytes_down=size_on_wire(message))
         began = time.monotonic()
-        asked = by_site[min(by_site)]
-        most = self.check.most_bytes(asked)
-        if self.evaluates_in_training:
-            most += len(asked) * self.score_check.most_bytes
         done: dict[Key, Done] = {}
-        for site, reply in self._deliver(messages, most):
+        for site, reply in self._deliver(messages, self.check.most_bytes(by_site[min(by_site)])):
             answer = attempt.sites[site]
             answer.seconds = round(time.monotonic() - began, 3)
             if isinstance(reply, str):
@@ -305,8 +285,6 @@ class FlowerEngine(Engine):
                 continue
             answer.bytes_up = size_on_wire(reply)
             done |= self._read(by_site[site], reply, answer)
-            if self.evaluates_in_training:
-                self._read_scores(site, reply, "test")
         return done
 
     def _read(self, jobs: Sequence[Job], reply: Message, answer: Answer) -> dict[Key, Done]:
@@ -331,28 +309,31 @@ class FlowerEngine(Engine):
 
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
         """Ask the sites for the scores on their samples; only sums over samples leave a site."""
-        parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
-        self._sums = {part: {seed: {} for seed in seeds} for part in parts}
-        self._scored = {}
-        more = len(parts) * len(seeds) * self.score_check.most_bytes
+        kinds: dict[Part, str] = {"test": "test_samples"}
+        if self.validates:
+            kinds["validation"] = "validation_samples"
+        self._sums = {part: {seed: {} for seed in seeds} for part in kinds}
+        more = len(kinds) * len(seeds) * self.score_check.most_bytes
+        refused = ""
         for site, reply in self._ask_all("evaluate", dict(zip(seeds, models, strict=True)), more):
+            name, facts = self.roster.name(site), self.roster.facts[site]
             if isinstance(reply, str):
-                self._report(f"{self.roster.name(site)} did not evaluate: {reply}")
+                self._report(f"{name} did not evaluate: {reply}")
                 continue
-            for part in parts:
-                self._read_scores(site, reply, part)
-
-    def _read_scores(self, site: int, reply: Message, part: Part) -> None:
-        facts, sums = self.roster.facts[site], self._sums[part]
-        kind = "test_samples" if part == "test" else "validation_samples"
-        declared = getattr(facts, kind)
-        share = min(1.0, self.roster.most_samples(site, kind) / max(declared, 1))
-        try:
-            for seed, scores in self.score_check.read(reply.content, part, sums, declared).items():
-                if scores:
-                    sums[seed][site] = {name: value * share for name, value in scores.items()}
-        except BadMessage as error:
-            self._report(f"the score of {self.roster.name(site)} is refused: {error}")
+            for part, kind in kinds.items():
+                declared = getattr(facts, kind)
+                share = min(1.0, self.roster.most_samples(site, kind) / max(declared, 1))
+                try:
+                    scores = self.score_check.read(reply.content, part, seeds, declared)
+                except BadMessage as error:
+                    refused = f"the score of {name} is refused: {error}"
+                    self._report(refused)
+                    continue
+                for seed, sums in scores.items():
+                    if sums:
+                        self._sums[part][seed][site] = {key: value * share for key, value in sums.items()}
+        if refused and not any(self._sums["test"].values()):
+            raise TooFewSites(f"round {self._round} got no score of any site: {refused}. {self._suspect()}")
 
     def _total(self, sums: Mapping[int, Sums]) -> Score:
         """The score on the sites' samples: of all sites together, and of each."""

@@ -38,7 +38,7 @@ MOST_BYTES = {
 """The most bytes that a reply may have, by kind of the request."""
 
 MORE = {
-    "train": " and, for each seed, the largest upload of the method and phase, and the metrics' sums if it has scores",
+    "train": " and, for each seed, the largest upload of the method and phase",
     "evaluate": " and, for each seed and part of the data, the metrics' sums",
 }
 """What is added to these bytes, in words: it depends on the model and the task."""
@@ -68,7 +68,6 @@ class Request:
     round: Count
     lr: float
     downloads: tuple[SeedDownload, ...]
-    evaluate: bool = False  # also evaluate the downloaded models, before training
     scaling: Scaling | None = None  # with data.scaling = "federated"
 
 

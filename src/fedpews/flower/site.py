@@ -303,9 +303,8 @@ class Site:
         for metric in values[0]:
             known = [value for scores in values if (value := scores[metric]) is not None]
             means.append(f"{metric} {show(metric, sum(known) / len(known) if known else None)}")
-        after = f"after round {request.round}"
-        when = f"round {request.round}, the model as received" if request.evaluate else after
-        self._log(f"{when}: {', '.join(means)} on {len(self.data.test_y)} test samples of this site")
+        tested = f"{len(self.data.test_y)} test samples of this site"
+        self._log(f"after round {request.round}: {', '.join(means)} on {tested}")
 
     def _engine(self) -> EagerEngine:
         workers, threads = (int(self.settings.get(name, 1)) for name in ("workers", "threads"))
