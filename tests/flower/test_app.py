@@ -151,7 +151,7 @@ def test_a_node_that_does_not_say_its_site_is_not_asked_all_the_time(grid: Memor
         asked.append(message)
 
     grid.nodes = {1: silent}
-    expected = Expected(2, "1", "a", "5", 4, None)
+    expected = Expected(2, {})
     found = roster.Roster(grid, expected, None, Seen(None), lambda text: None)  # type: ignore[arg-type]
     for _ in range(3):
         assert found.online() == {}

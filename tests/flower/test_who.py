@@ -20,7 +20,7 @@ from fedpews.flower.roster import KnownSite, KnownSites, Roster, SitesRefused
 from fedpews.methods.wire import BadMessage
 
 FACTS = Facts(1, "0.1.0", "abc", "5", 4, 30, 20, 0, "d1")
-EXPECTED = Expected(2, "0.1.0", "abc", "5", 4, None)
+EXPECTED = Expected(2, {"version": "0.1.0", "config": "abc", "shape": "5", "classes": 4})
 
 
 def says(facts: Facts | dict[str, Any]) -> Handler:

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,8 @@ class FlowerEngine(Engine):
         experiment, data, self.scaling = setup.experiment, setup.data, scaling
         self.grid, self.net, self.accepted, self.limits = grid, setup.net, accepted, experiment.flower
         self.run, self.site_log = _run_id(out), SiteLog(out)
-        expected, seen = (
-            Expected.of(experiment, data, setup.net.frozen_digest()),
-            Seen(out / layout.SITES_SEEN),
-        )
+        expected = Expected.of(experiment, data, setup.net.frozen_digest())
+        seen = Seen(out / layout.SITES_SEEN)
         self.roster = Roster(grid, expected, known, seen, self.site_log.report, without)
         self.check = UploadCheck(setup.net, experiment.flower, schedule(experiment))
         # evaluates on the server's test set; without one the sites evaluate on theirs
@@ -107,10 +105,8 @@ class FlowerEngine(Engine):
         self._sums: dict[Part, dict[int, dict[int, Sums]]] = {}
         self._started = False
         self._round = 0
-        self._changed_in, self._changes = (
-            0,
-            dict[int, float](),
-        )  # the last round, and each site's change of the model
+        # the round that made the last model, and each site's change in it
+        self._changed_in, self._changes = 0, dict[int, float]()
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         jobs = [job for job in jobs if job.client not in self.roster.excluded]
@@ -177,14 +173,10 @@ class FlowerEngine(Engine):
 
     def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
         """Each site makes its own model of its memory and this download, and evaluates it."""
-        nodes, requests = self.roster.online(), {}
-        encoded = self._encode(downloads.values())
-        for site, download in downloads.items():
-            if site in nodes:
-                data = encoded[id(download)]
-                requests[site] = self._request([SeedDownload(seed, data, self.accepted.accepted(seed, site))])
+        sent = {site: [(seed, download)] for site, download in downloads.items()}
+        messages = self._messages("personal", self.roster.online(), sent)
         values: dict[int, float] = {}
-        for site, reply in sorted(self._deliver(self._messages("personal", nodes, requests))):
+        for site, reply in sorted(self._deliver(messages)):
             record = None if isinstance(reply, str) else reply.content.get("personal")
             value: Any = record.get("value") if isinstance(record, ConfigRecord) else None
             if is_metric(self.personal_metric, value):
@@ -209,36 +201,38 @@ class FlowerEngine(Engine):
     def _deliver(self, messages: Mapping[int, Message], more: int = 0) -> Iterator[tuple[int, Message | str]]:
         return deliver(self.grid, messages, self.limits.round_seconds, more)
 
-    def _encode(self, downloads: Iterable[Download]) -> dict[int, bytes]:
-        """The bytes of each download by its id: most methods send the same one to every client."""
-        unique = {id(download): download for download in downloads}
-        return {key: encode_download(self.net, download) for key, download in unique.items()}
-
-    def _request(self, downloads: Iterable[SeedDownload], lr: float = 0.0) -> Request:
-        return Request(self.run, self._round, lr, tuple(downloads), self.scaling)
-
     def _messages(
-        self, kind: str, nodes: Mapping[int, int], requests: Mapping[int, Request]
+        self,
+        kind: str,
+        nodes: Mapping[int, int],
+        downloads: Mapping[int, Sequence[tuple[int, Download]]],
+        lr: float = 0.0,
     ) -> dict[int, Message]:
-        """A message to the node of each site."""
-        # a request to all sites is converted once
-        contents = {id(request): request_content(request) for request in requests.values()}
+        """A message to the node of each connected site, with its downloads and their seeds."""
         type, seconds = TYPES.get(kind, f"{MessageType.QUERY}.{kind}"), self.limits.round_seconds
-        return {
-            site: Message(contents[id(request)], nodes[site], type, ttl=seconds)
-            for site, request in requests.items()
-        }
+        encoded: dict[int, bytes] = {}
+        messages = {}
+        for site in sorted(downloads.keys() & nodes.keys()):
+            sent = []
+            for seed, download in downloads[site]:
+                # most methods send the same one to every client
+                if id(download) not in encoded:
+                    encoded[id(download)] = encode_download(self.net, download)
+                rounds = self.accepted.accepted(seed, site), self.accepted.kept(seed, site)
+                sent.append(SeedDownload(seed, encoded[id(download)], *rounds))
+            content = request_content(Request(self.run, self._round, lr, tuple(sent), self.scaling))
+            messages[site] = Message(content, nodes[site], type, ttl=seconds)
+        return messages
 
     def _ask_all(
         self, kind: str, models: Mapping[int, Tree], more: int = 0
     ) -> Iterator[tuple[int, Message | str]]:
         """Send every connected site each seed's whole model; their replies."""
-        nodes, downloads = self.roster.online(), []
-        for seed, model in models.items():
-            download = Download(self._round, kind, self.roster.total, model)
-            downloads.append(SeedDownload(seed, encode_download(self.net, download)))
-        requests = dict.fromkeys(nodes, self._request(downloads))
-        return self._deliver(self._messages(kind, nodes, requests), more)
+        nodes = self.roster.online()
+        downloads = [
+            (seed, Download(self._round, kind, self.roster.total, model)) for seed, model in models.items()
+        ]
+        return self._deliver(self._messages(kind, nodes, dict.fromkeys(nodes, downloads)), more)
 
     def _enough(self, jobs: Sequence[Job], done: Mapping[Key, Done]) -> bool:
         asked = [job.seed for job in jobs]
@@ -258,20 +252,8 @@ class FlowerEngine(Engine):
             for site in by_site
             if site not in nodes
         }
-        encoded = self._encode(job.download for job in jobs)
-        requests = {}
-        for site in sorted(nodes):
-            downloads = [
-                SeedDownload(
-                    job.seed,
-                    encoded[id(job.download)],
-                    self.accepted.accepted(job.seed, site),
-                    self.accepted.kept(job.seed, site),
-                )
-                for job in by_site[site]
-            ]
-            requests[site] = self._request(downloads, jobs[0].lr)
-        messages = self._messages("train", nodes, requests)
+        downloads = {site: [(job.seed, job.download) for job in own] for site, own in by_site.items()}
+        messages = self._messages("train", nodes, downloads, jobs[0].lr)
         for site, message in messages.items():
             why = f"none within {self.limits.round_seconds:g} s"
             attempt.sites[site] = Answer("no answer", why, bytes_down=size_on_wire(message))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -92,49 +93,43 @@ def data_digest(data: Federation, key: bytes = b"") -> str:
     return hashlib.blake2b(digest(data).encode(), key=key, digest_size=8).hexdigest()
 
 
+MUST_AGREE = {
+    "version": "fedpews",
+    "config": "the experiment's fingerprint",
+    "shape": "the shape of a sample",
+    "classes": "the number of classes",
+    "data": "the data's digest",
+    "base": "the digest of the model's frozen parameters",
+}
+
+
 @dataclass(frozen=True)
 class Expected:
-    """What every site must have in common with the server; None is unknown to the server."""
+    """What the server knows of every site."""
 
     sites: int
-    version: str
-    config: str
-    shape: str
-    classes: int
-    data: str | None
+    facts: Mapping[str, Any]  # of `MUST_AGREE`, those that the server knows
     columns: list[str] | None = None  # of the server's test set; empty if it is no table
     samples: tuple[int, ...] | None = None  # of each site
-    base: str | None = None
 
     @classmethod
     def of(cls, experiment: Experiment, data: Federation, base: str | None = None) -> Expected:
         """What the server knows; data that has a name is the same at every site."""
-        named = experiment.data.name != AT_SITES
-        return cls(
-            sites=len(data),
-            **common_facts(experiment, data),
-            data=data_digest(data) if named else None,
-            columns=list(data.columns) if len(data.test_y) else None,
-            samples=tuple(map(len, data.clients)) if named else None,
-            base=base,
-        )
+        facts, samples = common_facts(experiment, data), None
+        if base is not None:
+            facts["base"] = base
+        if experiment.data.name != AT_SITES:
+            facts["data"], samples = data_digest(data), tuple(map(len, data.clients))
+        columns = list(data.columns) if len(data.test_y) else None
+        return cls(len(data), facts, columns, samples)
 
     def check(self, facts: Facts) -> None:
         """Refuse a site that differs, with both values."""
         if facts.site >= self.sites:
             raise BadMessage(f"it says it is site {facts.site}; there are sites 0 to {self.sites - 1}")
-        names = {
-            "version": "fedpews",
-            "config": "the experiment's fingerprint",
-            "shape": "the shape of a sample",
-            "classes": "the number of classes",
-            "data": "the data's digest",
-            "base": "the digest of the model's frozen parameters",
-        }
-        for name, words in names.items():
-            expected, declared = getattr(self, name), getattr(facts, name)
-            if expected is not None and expected != declared:
-                raise BadMessage(f"{words} is {declared} at the site and {expected} at the server")
+        for name, expected in self.facts.items():
+            if expected != (declared := getattr(facts, name)):
+                raise BadMessage(f"{MUST_AGREE[name]} is {declared} at the site and {expected} at the server")
         if self.samples is not None and facts.samples != self.samples[facts.site]:
             raise BadMessage(
                 f"it declares {facts.samples} samples, and the server knows that it has {self.samples[facts.site]}"

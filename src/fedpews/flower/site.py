@@ -113,12 +113,11 @@ class AcceptedRounds:
     def __init__(self) -> None:
         self._accepted: dict[str, int] = {}
         # of the last two checkpoints: a server whose last checkpoint is damaged goes on from the one before
-        self._saved: dict[str, int] = {}
-        self._saved_before: dict[str, int] = {}
+        self._saved: list[dict[str, int]] = [{}, {}]
 
     def restore(self, saved: Mapping[str, Version]) -> None:
         self._accepted = {key: version.number for key, version in saved.items()}
-        self._saved, self._saved_before = dict(self._accepted), {}
+        self._saved = [{}, dict(self._accepted)]
 
     def get(self, seed: int, client: int) -> Nest | None:
         return None
@@ -136,11 +135,11 @@ class AcceptedRounds:
 
     def kept(self, seed: int, client: int) -> int:
         """The oldest round whose memory a server that resumes from one of its two checkpoints may need."""
-        return self._saved_before.get(f"{seed}-{client}", 0)
+        return self._saved[0].get(f"{seed}-{client}", 0)
 
     def commit(self) -> dict[str, Version]:
-        self._saved_before, self._saved = self._saved, dict(self._accepted)
-        return {key: Version(round) for key, round in self._saved.items()}
+        self._saved = [self._saved[1], dict(self._accepted)]
+        return {key: Version(round) for key, round in self._accepted.items()}
 
     def keep(self, files: Collection[str]) -> None:
         pass

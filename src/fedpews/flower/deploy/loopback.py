@@ -15,7 +15,7 @@ from fedpews.callbacks import Callback
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower.data import AT_SITES
-from fedpews.flower.deploy.app_folder import write_app
+from fedpews.flower.deploy.app_folder import new_app
 from fedpews.flower.deploy.coordinator import Coordinator, Proxy, find_nginx, register, run_command
 from fedpews.flower.deploy.keys import ServerKeys, fingerprint, make_server_keys, make_site_key
 from fedpews.flower.deploy.processes import LOOPBACK, free_port, stopped_by_sigterm
@@ -170,8 +170,7 @@ def up(
 
     shutil.rmtree(work, ignore_errors=True)
     app = work / "app"
-    app.mkdir(parents=True)
-    write_app(app, experiment.to_toml())
+    new_app(app, experiment.to_toml())
     net = Loopback(work, app, out / layout.SITES_MEMORY, options, report)
     try:
         with stopped_by_sigterm(), closing(net):
