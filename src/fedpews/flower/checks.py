@@ -44,15 +44,8 @@ POWERS = (0.0, 0.5, 1.0)
 every view is refused, so a site with much more or much less data than the others is accepted."""
 
 LARGEST_LOSS = 1e6
-"""The largest mean loss that a site may report, of training or of evaluation; honest ones are below a hundred."""
-
-RANGES = {
-    "training loss of an upload": (0.0, LARGEST_LOSS),
-    "evaluation loss, mean of a sample": (0.0, LARGEST_LOSS),
-    "θ, and the bit of adaptive clipping": (0.0, 1.0),
-    "personal metric that is a share": (0.0, 1.0),
-    "personal metric of another kind": (-LARGEST_LOSS, LARGEST_LOSS),
-}
+"""The largest mean loss (of training or of evaluation) or metric that a site may report; honest losses are below a
+hundred."""
 
 
 class UploadCheck:
@@ -395,6 +388,5 @@ def is_metric(name: str, value: object) -> bool:
     >>> is_metric("accuracy", 0.5), is_metric("accuracy", 1.5), is_metric("mae", 1.5), is_metric("mae", float("nan"))
     (True, False, True, False)
     """
-    kind = "personal metric that is a share" if is_share(name) else "personal metric of another kind"
-    low, high = RANGES[kind]
+    low, high = (0.0, 1.0) if is_share(name) else (-LARGEST_LOSS, LARGEST_LOSS)
     return isinstance(value, float) and low <= value <= high

@@ -50,13 +50,6 @@ Key = tuple[int, int]
 Moved = tuple[dict[str, float], int]
 """The norms of an upload, and its number of steps."""
 
-TYPES = {
-    "train": MessageType.TRAIN,
-    "evaluate": MessageType.EVALUATE,
-    "personal": f"{MessageType.EVALUATE}.personal",
-}
-"""Flower's types of messages, by kind; all other kinds are queries."""
-
 
 class FlowerEngine(Engine):
     """Trains a round's clients at their sites. Uploads that are refused or missing are excluded.
@@ -174,7 +167,7 @@ class FlowerEngine(Engine):
     def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
         """Each site makes its own model of its memory and this download, and evaluates it."""
         sent = {site: [(seed, download)] for site, download in downloads.items()}
-        messages = self._messages("personal", self.roster.online(), sent)
+        messages = self._messages(f"{MessageType.EVALUATE}.personal", self.roster.online(), sent)
         values: dict[int, float] = {}
         for site, reply in sorted(self._deliver(messages)):
             record = None if isinstance(reply, str) else reply.content.get("personal")
@@ -188,7 +181,7 @@ class FlowerEngine(Engine):
 
     def send_models(self, kind: str, models: Mapping[int, Tree]) -> list[str]:
         """Send every connected site the models; the names of the sites that have them now."""
-        replies = sorted(self._ask_all(kind, models))
+        replies = sorted(self._ask_all(f"{MessageType.QUERY}.{kind}", models))
         return [self.roster.name(site) for site, reply in replies if not isinstance(reply, str)]
 
     def close(self) -> None:
@@ -208,8 +201,7 @@ class FlowerEngine(Engine):
         downloads: Mapping[int, Sequence[tuple[int, Download]]],
         lr: float = 0.0,
     ) -> dict[int, Message]:
-        """A message to the node of each connected site, with its downloads and their seeds."""
-        type, seconds = TYPES.get(kind, f"{MessageType.QUERY}.{kind}"), self.limits.round_seconds
+        """A message of a kind to the node of each connected site, with its downloads and their seeds."""
         encoded: dict[int, bytes] = {}
         messages = {}
         for site in sorted(downloads.keys() & nodes.keys()):
@@ -221,7 +213,7 @@ class FlowerEngine(Engine):
                 rounds = self.accepted.accepted(seed, site), self.accepted.kept(seed, site)
                 sent.append(SeedDownload(seed, encoded[id(download)], *rounds))
             content = request_content(Request(self.run, self._round, lr, tuple(sent), self.scaling))
-            messages[site] = Message(content, nodes[site], type, ttl=seconds)
+            messages[site] = Message(content, nodes[site], kind, ttl=self.limits.round_seconds)
         return messages
 
     def _ask_all(
@@ -253,7 +245,7 @@ class FlowerEngine(Engine):
             if site not in nodes
         }
         downloads = {site: [(job.seed, job.download) for job in own] for site, own in by_site.items()}
-        messages = self._messages("train", nodes, downloads, jobs[0].lr)
+        messages = self._messages(MessageType.TRAIN, nodes, downloads, jobs[0].lr)
         for site, message in messages.items():
             why = f"none within {self.limits.round_seconds:g} s"
             attempt.sites[site] = Answer("no answer", why, bytes_down=size_on_wire(message))
@@ -297,7 +289,7 @@ class FlowerEngine(Engine):
         self._sums = {part: {seed: {} for seed in seeds} for part in kinds}
         more = len(kinds) * len(seeds) * self.score_check.most_bytes
         refused = ""
-        for site, reply in self._ask_all("evaluate", dict(zip(seeds, models, strict=True)), more):
+        for site, reply in self._ask_all(MessageType.EVALUATE, dict(zip(seeds, models, strict=True)), more):
             name, facts = self.roster.name(site), self.roster.facts[site]
             if isinstance(reply, str):
                 self._report(f"{name} did not evaluate: {reply}")

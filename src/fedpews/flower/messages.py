@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -37,13 +37,6 @@ MOST_BYTES = {
 }
 """The most bytes that a reply may have, by kind of the request."""
 
-MORE = {
-    "train": " and, for each seed, the largest upload of the method and phase",
-    "evaluate": " and, for each seed and part of the data, the metrics' sums",
-}
-"""What is added to these bytes, in words: it depends on the model and the task."""
-
-Key = TypeVar("Key", bound=Hashable)
 Count = Annotated[int, Field(strict=True, ge=0)]
 """A whole number: a site's files are named after it."""
 Scaling = tuple[list[float], list[Annotated[float, Field(gt=0)]]]
@@ -137,8 +130,8 @@ def size_on_wire(message: Message) -> int:
 
 
 def deliver(
-    grid: Grid, messages: Mapping[Key, Message], seconds: float, more: int = 0
-) -> Iterator[tuple[Key, Message | str]]:
+    grid: Grid, messages: Mapping[int, Message], seconds: float, more: int = 0
+) -> Iterator[tuple[int, Message | str]]:
     """Each message's reply, or why there is none, as they come in. A key that is missing did not answer in time.
 
     Args:

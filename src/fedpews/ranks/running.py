@@ -20,7 +20,6 @@ import fedpews
 from fedpews.build import Setup, build, build_engine
 from fedpews.callbacks import Callback
 from fedpews.engines.engine import Diverged, Done, Engine, Job
-from fedpews.engines.evaluate import Part, Score
 from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, FedpewsError, Interrupted, RankLost
 from fedpews.experiment import Experiment
@@ -29,7 +28,6 @@ from fedpews.ranks.group import ERROR, LEADER, Group, Message, device_name, erro
 from fedpews.ranks.rank import Rank
 from fedpews.result import Result
 from fedpews.running import train
-from fedpews.trees import Tree
 
 READY, NEXT, END = "ready", "next", "end"
 
@@ -43,7 +41,8 @@ class RankEngine(Engine):
     """
 
     def __init__(self, group: Group, setup: Setup, local: Engine) -> None:
-        self.name = local.name
+        # it evaluates as the engine that it has for its share
+        self.name, self.net, self.data, self._pool = local.name, local.net, local.data, local._pool
         self._group, self._setup, self._local = group, setup, local
 
     def made_with(self) -> dict[str, str]:
@@ -51,15 +50,6 @@ class RankEngine(Engine):
 
     def go_on(self, made_with: Mapping[str, str], *, may_change: bool) -> None:
         self._local.go_on(made_with, may_change=may_change)
-
-    def evaluate(
-        self,
-        models: Sequence[Tree],
-        seeds: Sequence[int],
-        part: Part = "test",
-        owners: Sequence[int | None] | None = None,
-    ) -> list[Score]:
-        return self._local.evaluate(models, seeds, part, owners)
 
     def close(self) -> None:
         # if a rank is lost, a thread may still be training; the process ends without waiting for it
