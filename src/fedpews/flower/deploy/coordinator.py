@@ -88,7 +88,7 @@ http {{
 
 CONNECTION = "here"
 """The name of this SuperLink for ``flwr``, in the coordinator's Flower home."""
-START_SECONDS, POLL_SECONDS = 120.0, 1.0
+START_SECONDS = 120.0
 UNKNOWN_KEY = re.compile(r"public key: b'(.*?)', exception: No SuperNode found")
 """In the SuperLink's log (flwr 1.41): a site whose key is not registered."""
 
@@ -184,6 +184,24 @@ class Coordinator:
             host, _, port = self.proxy.listen.rpartition(":")
             self._start("proxy", command, host or LOOPBACK, int(port))
 
+    def run(self, report: Callable[[str], None]) -> None:
+        """Run until a program ends or we are stopped; ``report`` is called with every line for the operator."""
+        log, reported = Follower(self.processes.log("superlink")), set[str]()
+
+        def start() -> None:
+            self.start()
+            proxy = self.proxy
+            where = "no proxy" if proxy is None else f"sites connect to {proxy.name}, {proxy.listen}"
+            report(f"SuperLink on {LOOPBACK}:{self.port}; {where}")
+
+        def tend() -> None:
+            self.check()
+            for key in set(unknown_keys(log.new())) - reported:
+                reported.add(key)
+                report(f"a site with the key {key} is refused: it is not approved (fedpews flower approve)")
+
+        self.processes.run(start, tend)
+
     def check(self) -> None:
         """Raise if one of the two has ended."""
         for name in ("superlink",) if self.proxy is None else ("superlink", "proxy"):
@@ -233,24 +251,3 @@ def unknown_keys(log: Sequence[str]) -> list[str]:
     """The fingerprints of keys that are not registered, of sites that tried to connect."""
     matches = (UNKNOWN_KEY.search(line) for line in log)
     return [fingerprint(match[1].replace("\\n", "\n").encode()) for match in matches if match]
-
-
-def serve(coordinator: Coordinator, report: Callable[[str], None]) -> None:
-    """Run a coordinator until it ends or we are stopped; leaves no process behind."""
-    try:
-        coordinator.start()
-        proxy = coordinator.proxy
-        where = "no proxy" if proxy is None else f"sites connect to {proxy.name}, {proxy.listen}"
-        report(f"SuperLink on {LOOPBACK}:{coordinator.port}; {where}")
-        log, reported = Follower(coordinator.processes.log("superlink")), set[str]()
-        while True:
-            coordinator.check()
-            for key in unknown_keys(log.new()):
-                if key not in reported:
-                    reported.add(key)
-                    report(
-                        f"a site with the key {key} is refused: it is not approved (fedpews flower approve)"
-                    )
-            time.sleep(POLL_SECONDS)
-    finally:
-        coordinator.processes.stop_all()

@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from fedpews.flower.data import AT_SITES
 from fedpews.flower.deploy.app_folder import new_app
 from fedpews.flower.deploy.coordinator import Coordinator, Proxy, find_nginx, register, run_command
 from fedpews.flower.deploy.keys import ServerKeys, fingerprint, make_server_keys, make_site_key
-from fedpews.flower.deploy.processes import LOOPBACK, free_port, stopped_by_sigterm
+from fedpews.flower.deploy.processes import LOOPBACK, free_port
 from fedpews.flower.logs import Follower, raise_failure
 from fedpews.flower.roster import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.records import Record, read_rounds
 
-RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
+RESTART_SECONDS = 5.0
 FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
 
 
@@ -60,9 +59,6 @@ class Loopback:
         self.authority = keys.authority if proxy else self.coordinator.inner.authority
         self._restart_at: dict[int, float] = {}
 
-    def close(self) -> None:
-        self.processes.stop_all()
-
     def submit(self, settings: Mapping[str, Any]) -> None:
         """Start a run of the app, and follow its log."""
         settings = {**settings, "roster": str(self.folder / layout.ROSTER)}
@@ -85,7 +81,7 @@ class Loopback:
         return self.processes.ended("run") is None
 
     def start(self) -> None:
-        """Start them all; they run until ``close``."""
+        """Start them all; they run until ``processes.stop_all``."""
         make_server_keys(self.folder / "certificates", LOOPBACK)
         self.coordinator.start()
         known = []
@@ -172,26 +168,28 @@ def up(
     app = work / "app"
     new_app(app, experiment.to_toml())
     net = Loopback(work, app, out / layout.SITES_MEMORY, options, report)
+
+    def start() -> None:
+        net.start()
+        way = "on loopback" if net.coordinator.proxy is None else "behind nginx"
+        report(
+            f"{count} sites and a SuperLink {way} at {net.address}, TLS and authentication on; logs in {work}/logs"
+        )
+        net.submit(settings)
+        for callback in callbacks:
+            callback.begin(experiment, done, "flower engine")
+
+    def tend() -> bool:
+        show_new()
+        return net.tend()
+
     try:
-        with stopped_by_sigterm(), closing(net):
-            net.start()
-            way = "on loopback" if net.coordinator.proxy is None else "behind nginx"
-            report(
-                f"{count} sites and a SuperLink {way} at {net.address}, TLS and authentication on; "
-                f"logs in {work}/logs"
-            )
-            net.submit(settings)
-            for callback in callbacks:
-                callback.begin(experiment, done, "flower engine")
-            try:
-                while net.tend():
-                    show_new()
-                    time.sleep(POLL_SECONDS)
-            finally:
-                show_new()
-    except KeyboardInterrupt:
+        net.processes.run(start, tend)
+    except Interrupted:
         saved = f"go on with the same command and --resume ({out})"
         raise Interrupted(f"stopped after round {_last_round(out)} of {experiment.rounds}; {saved}") from None
+    finally:
+        show_new()
     raise_failure(out)
     is_short = _last_round(out) < experiment.rounds and experiment.stop.patience is None
     if is_short or not layout.is_finished(out):

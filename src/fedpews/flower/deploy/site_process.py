@@ -25,7 +25,7 @@ from fedpews.flower.logs import Follower, clear_failure, raise_failure, site_fol
 from fedpews.outside import check_plain
 from fedpews.results.layout import SITE_STATUS
 
-RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
+RESTART_SECONDS = 5.0
 CONTACT_SECONDS = 30.0
 """How often to check that the coordinator can still be reached."""
 NOT_ACTIVATED = "[code: 2004]"
@@ -72,14 +72,8 @@ class SiteProcess:
         for path in (self.authority, self.key, self.certificate):
             if path is not None:
                 check_plain(path)
-        try:
-            self.start()
-            self.report(f"this site runs only the app {self.pin.hash} ({self.pin.folder})")
-            while True:
-                self.tend()
-                time.sleep(POLL_SECONDS)
-        finally:
-            self.processes.stop_all()
+        self.report(f"this site runs only the app {self.pin.hash} ({self.pin.folder})")
+        self.processes.run(self.start, self.tend)
 
     def start(self) -> None:
         write_private(make_private(self.folder) / "secret", secrets.token_bytes(32))
