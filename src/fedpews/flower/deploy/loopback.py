@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedpews.build import load_data
 from fedpews.callbacks import Callback
-from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
+from fedpews.errors import ConfigError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower.data import AT_SITES
 from fedpews.flower.deploy.app_folder import new_app
 from fedpews.flower.deploy.coordinator import Coordinator, Proxy, find_nginx, register, run_command
 from fedpews.flower.deploy.keys import ServerKeys, fingerprint, make_server_keys, make_site_key
 from fedpews.flower.deploy.processes import LOOPBACK, free_port
-from fedpews.flower.logs import Follower, raise_failure
+from fedpews.flower.logs import Follower, raise_failure, read_failure
 from fedpews.flower.roster import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.records import Record, read_rounds
 
-RESTART_SECONDS = 5.0
 FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
 
 
@@ -57,7 +55,6 @@ class Loopback:
         self.processes = self.coordinator.processes
         self.address = proxy.listen if proxy else f"{LOOPBACK}:{self.coordinator.port}"
         self.authority = keys.authority if proxy else self.coordinator.inner.authority
-        self._restart_at: dict[int, float] = {}
 
     def submit(self, settings: Mapping[str, Any]) -> None:
         """Start a run of the app, and follow its log."""
@@ -71,13 +68,15 @@ class Loopback:
             code = self.processes.ended(f"site-{site}")
             if code is None:
                 continue
-            self._check_failure(site)
-            if site not in self._restart_at:
-                self.report(f"site {site} ended with code {code}; starting it again")
-                self._restart_at[site] = time.monotonic() + RESTART_SECONDS
-            elif time.monotonic() >= self._restart_at[site]:
-                self._start_site(site)
-                del self._restart_at[site]
+            if failure := read_failure(self.state / f"site-{site}"):
+                # after a restart it would end in the same way
+                why = str(failure).rstrip(".")
+                failure.args = (
+                    f"site {site}: {why}. Correct that and give the command again, with --resume.",
+                )
+                raise failure
+            self.report(f"site {site} ended with code {code}; starting it again")
+            self._start_site(site)
         return self.processes.ended("run") is None
 
     def start(self) -> None:
@@ -108,18 +107,6 @@ class Loopback:
             text for key, value in options.items() if value is not None for text in (f"--{key}", str(value))
         ]
         self.processes.start(name, [*FEDPEWS, "site", str(self.app), *arguments])
-
-    def _check_failure(self, site: int) -> None:
-        """Raise what keeps a site from taking part: after a restart it would end in the same way."""
-        try:
-            raise_failure(self.state / f"site-{site}")
-        except FedpewsError as error:
-            why = str(error).rstrip(".")
-            failure = FedpewsError(
-                f"site {site}: {why}. Correct that and give the command again, with --resume."
-            )
-            failure.exit_code = error.exit_code
-            raise failure from None
 
 
 def up(

@@ -60,7 +60,6 @@ class SiteProcess:
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.folder)
-        self._restart_at: float | None = None
         self._state = site_folder(self.settings)
         self._status = Follower(self._state / SITE_STATUS)
         self._log = Follower(self.processes.log(SUPERNODE))
@@ -94,14 +93,10 @@ class SiteProcess:
         self._check_contact()
         codes = {name: self.processes.ended(name) for name in (SUPERNODE, EXECUTOR)}
         ended = {name: code for name, code in codes.items() if code is not None}
-        if not ended:
-            return
-        if self._restart_at is None:
+        if ended:
             self._report_ended(ended)
-            self._restart_at = time.monotonic() + RESTART_SECONDS
-        elif time.monotonic() >= self._restart_at:
+            time.sleep(RESTART_SECONDS)
             self.processes.stop_all()
-            self._restart_at = None
             self._start_pair()
 
     def _report_ended(self, ended: Mapping[str, int]) -> None:
