@@ -6,10 +6,10 @@ import hashlib
 import re
 import warnings
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from fedpews.errors import ConfigError, FedpewsError, first_line
+from fedpews.flower.deploy import template
 
 CONFIG = "experiment.toml"
 HALF = """from fedpews.flower import {half}
@@ -32,17 +32,13 @@ def new_app(folder: Path, experiment: str) -> list[Path]:
     for half in ("server_app", "client_app"):
         (folder / f"{half}.py").write_text(HALF.format(half=half))
     for file, source in (("pyproject.toml", "app_pyproject.toml"), ("README.md", "app_readme.md")):
-        (folder / file).write_text(_shipped(source).replace("APP_NAME", name))
+        (folder / file).write_text(template(source, name=name))
     return sorted(folder.iterdir())
 
 
 def starter() -> str:
     """An experiment whose sites bring their own data, for the user to complete."""
-    return _shipped("starter.toml")
-
-
-def _shipped(file: str) -> str:
-    return resources.files("fedpews.flower.deploy").joinpath(file).read_text()
+    return template("starter.toml")
 
 
 class ForeignApp(FedpewsError):

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from fedpews.errors import ConfigError, Interrupted
+from fedpews.flower.deploy import template
 
 LOOPBACK = "127.0.0.1"
 QUIET = {
@@ -30,28 +31,6 @@ QUIET = {
 }
 SUBREAPER, DEATH_SIGNAL = 36, 1  # prctl(2): orphans become our children; a child gets a signal when we die
 GRACE_SECONDS, POLL_SECONDS = 5.0, 0.5
-
-UNIT = """[Unit]
-Description={what}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-WorkingDirectory={folder}
-ExecStart={command}
-Restart=always
-RestartSec=10
-User=fedpews
-UMask=0077
-NoNewPrivileges=yes
-ProtectSystem=strict
-ProtectHome=read-only
-PrivateTmp=yes
-ReadWritePaths={writable}
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def program(name: str) -> str:
@@ -96,7 +75,7 @@ def systemd_unit(what: str, writable: Sequence[Path], *more: str) -> str:
     folders = " ".join(map(str, writable))
     # systemd reads % as the start of a specifier
     command, folder = (text.replace("%", "%%") for text in (command, str(Path.cwd())))
-    return UNIT.format(what=what, command=command, folder=folder, writable=folders)
+    return template("systemd.service", what=what, command=command, folder=folder, writable=folders)
 
 
 class Processes:
