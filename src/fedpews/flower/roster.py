@@ -204,7 +204,10 @@ class Roster:
             if refused and not is_enough(limits, len(sites), len(sites) - len(refused)):
                 # waiting cannot help
                 each = "; ".join(f"{self.name(site)} is refused: {self.refused[site]}" for site in refused)
-                raise SitesRefused(f"{purpose} cannot begin. {each}. Correct that and go on with --resume.")
+                raise SitesRefused(
+                    f"{purpose} cannot begin. {each}. Correct that and give the command again; a run goes on "
+                    "with --resume."
+                )
             late = time.monotonic() - until
             if not awaited or (late >= 0 and len(connected) >= least):
                 return connected
@@ -212,7 +215,7 @@ class Roster:
                 raise TooFewSites(
                     f"{purpose} needs at least {least} sites (flower.min_sites), but only {len(connected)} of "
                     f"{len(sites)} came within {limits.wait_seconds:g} s (flower.wait_seconds): "
-                    f"{sorted(connected) or 'none'}. The rounds before are saved: start the sites and go on with "
+                    f"{sorted(connected) or 'none'}. Start the sites and give the command again; a run goes on with "
                     "--resume."
                 )
             if not reported:
