@@ -55,17 +55,11 @@ class SeedRound:
 
 
 class Measurer:
-    """Turns the rounds of a server into records.
-
-    Among sites a model is evaluated where the next round trains it, so that a round is one message and not two. Its
-    record is then completed in the next round; until then it is in ``pending``.
-    """
+    """Turns the rounds of a server into records."""
 
     def __init__(self, setup: Setup, engine: Engine, memories: Store) -> None:
         self.net, self.method, self.data = setup.net, setup.method, setup.data
         self.engine, self.memories, self.total = engine, memories, len(setup.data)
-        self.pending: list[Record] = []
-        self._pending_models: list[Tree] = []
         # the neurons that each client owned in the last round, if clients own neurons
         self.observed: list[Ownership] = []
         # the server of real sites has no samples
@@ -73,23 +67,17 @@ class Measurer:
         mixes = shown and data.test_owner is None and data.task.classes_of(data.y) is not None
         self._counts = data.counts() if mixes else None
 
-    def measure(self, parts: Sequence[SeedRound], evaluate: bool, last: bool, began: float) -> list[Record]:
-        """The records of a round, after those that waited for it.
+    def measure(self, parts: Sequence[SeedRound], evaluate: bool, began: float) -> list[Record]:
+        """The records of a round.
 
         Args:
-            last: whether the records must be complete now.
             began: when the round began.
         """
-        complete, seeds = self.complete(), [part.seed for part in parts]
-        models = [self.method.evaluated_params(self.net, part.state) for part in parts] if evaluate else []
-        # the model that is evaluated must be the one that the next round's clients get
-        waits = not last and self.engine.evaluates_in_training
-        waits = waits and all(
-            model is self.method.params(part.state) for model, part in zip(models, parts, strict=False)
-        )
         test: Sequence[Score | None] = [None] * len(parts)
         validation = test
-        if evaluate and not waits:
+        if evaluate:
+            seeds = [part.seed for part in parts]
+            models = [self.method.evaluated_params(self.net, part.state) for part in parts]
             test = self.engine.evaluate(models, seeds)
             if self.data.validation:
                 validation = self.engine.evaluate(models, seeds, "validation")
@@ -104,25 +92,7 @@ class Measurer:
         self.observed = [ownership for ownership in seen if ownership is not None]
         # seeds share the work, so each gets an equal share of the time
         seconds = (time.perf_counter() - began) / len(records)
-        records = [record | {"seconds": seconds} for record in records]
-        if evaluate and waits:
-            self.pending, self._pending_models = records, models
-            return complete
-        return complete + records
-
-    def restore(self, pending: Sequence[Record], models: Mapping[int, Tree]) -> None:
-        """Continue with records that wait for the evaluation of these models."""
-        self.pending = [*pending]
-        self._pending_models = [models[record["seed"]] for record in pending]
-
-    def complete(self) -> list[Record]:
-        """The records that wait for their evaluation, evaluated now."""
-        records, models = self.pending, self._pending_models
-        self.pending, self._pending_models = [], []
-        if not records:
-            return []
-        scores = self.engine.evaluate(models, [record["seed"] for record in records])
-        return [record | self.test(score) for record, score in zip(records, scores, strict=True)]
+        return [record | {"seconds": seconds} for record in records]
 
     def _record(
         self, part: SeedRound, evaluate: bool, test: Score | None, validation: Score | None

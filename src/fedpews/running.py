@@ -158,10 +158,7 @@ def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoin
             seed: place_like(state, states[seed], setup.net.device)
             for seed, state in checkpoint.states.items()
         }
-    server = Server(setup, engine, memories, states)
-    if checkpoint is not None:
-        server.measurer.restore(checkpoint.about.get("pending", []), server.models())
-    return server
+    return Server(setup, engine, memories, states)
 
 
 class Training:
@@ -195,7 +192,7 @@ class Training:
                 is_last = round == experiment.rounds or stop.is_set() or not active
                 if is_last or round % experiment.runtime.checkpoint_every == 0:
                     self._checkpoint(round)
-                is_ended = bool(new) and True in [callback.round(new) for callback in self.callbacks]
+                is_ended = True in [callback.round(new) for callback in self.callbacks]
                 if is_ended or stop.is_set():
                     self._checkpoint(round)
                 if is_ended:
@@ -204,15 +201,12 @@ class Training:
                     raise Interrupted(
                         f"stopped after round {round} of {experiment.rounds}; {self.saver.describe()}"
                     )
-        # the last record of a run that a callback ended may still wait for its evaluation
-        self.records += self.saver.record(self.server.measurer.complete())
 
     def _round(self, round: int, seeds: Sequence[int]) -> list[Record]:
         """One round of these seeds; its records, saved."""
         server, rule = self.server, self.rule
         try:
-            # early stopping needs the complete record at once
-            new = server.run(round, seeds, last=round == self.setup.experiment.rounds or rule.is_active)
+            new = server.run(round, seeds)
         except (RankLost, ClientDiverged) as failure:
             # the states are still those of the round before, and a run can continue there
             if round > 1:

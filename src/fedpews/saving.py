@@ -178,7 +178,6 @@ class Saver:
             "data": self._setup.data_hash,
             "model": self._setup.structure,
             "made_with": server.engine.made_with(),
-            "pending": server.measurer.pending,
             "went_on": self._changes,
             "machines": self._machines,
         }

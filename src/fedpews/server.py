@@ -33,13 +33,8 @@ class Server:
         self.cohort_size = setup.experiment.cohort_size(self.total)
         self.aggregate = Aggregate(train.aggregate, train.trim, train.byzantine)
 
-    def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[Record]:
-        """One round of all seeds, or of those given; a record for each.
-
-        Args:
-            last: whether the records must be complete now, because no round follows or a decision needs them. If
-                not, an engine that evaluates while it trains completes them in the next round.
-        """
+    def run(self, round: int, seeds: Sequence[int] | None = None) -> list[Record]:
+        """One round of all seeds, or of those given; a record for each."""
         began = time.perf_counter()
         net, method, experiment = self.setup.net, self.setup.method, self.setup.experiment
         train, lr = experiment.train, experiment.lr_at(round)
@@ -73,7 +68,7 @@ class Server:
             check_update(part.state, state, part.uploads, seed)
             part.state = self.states[seed] = state
         evaluate = round % experiment.runtime.evaluate_every == 0 or round == experiment.rounds
-        return self.measurer.measure([*parts.values()], evaluate, last, began)
+        return self.measurer.measure([*parts.values()], evaluate, began)
 
     def models(self) -> dict[int, Tree]:
         """Each seed's global model."""

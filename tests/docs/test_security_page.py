@@ -48,13 +48,21 @@ def test_a_promise_without_a_test_is_found() -> None:
 
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     pytest.importorskip("flwr")
+    from fedpews.flower.checks import LARGEST_LOSS
     from fedpews.flower.deploy.coordinator import FLEET_PATHS
-    from fedpews.flower.limits import MORE, MOST_BYTES, RANGES
+    from fedpews.flower.messages import MOST_BYTES
 
     found = tables(PAGE)
-    sizes = [[kind, f"{most:,}{MORE.get(kind, '')}"] for kind, most in MOST_BYTES.items()]
-    assert found["reply to | bytes"] == sizes
-    ranges = [[name, f"{low:,.0f}", f"{high:,.0f}"] for name, (low, high) in RANGES.items()]
-    assert found["number | from | to"] == ranges
+    sizes = {kind: text.partition(" ")[0] for kind, text in found["reply to | bytes"]}
+    assert sizes == {kind: f"{most:,}" for kind, most in MOST_BYTES.items()}
+    ranges = {name: (low, high) for name, low, high in found["number | from | to"]}
+    largest = f"{LARGEST_LOSS:,.0f}"
+    assert ranges == {
+        "training loss of an upload": ("0", largest),
+        "evaluation loss, mean of a sample": ("0", largest),
+        "θ, and the bit of adaptive clipping": ("0", "1"),
+        "personal metric that is a share": ("0", "1"),
+        "personal metric of another kind": (f"-{largest}", largest),
+    }
     assert sorted(set(FLEET_PATHS.values())) == ["16k", "64k", "8m"]
     assert "8 MB for a piece of an upload, 64 kB for the list of pieces, 16 kB for everything else" in PAGE

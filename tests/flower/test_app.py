@@ -22,8 +22,8 @@ from fedpews.flower.deploy.app_folder import new_app, starter
 from fedpews.flower.deploy.keys import make_server_keys, make_site_key
 from fedpews.flower.deploy.loopback import up
 from fedpews.flower.deploy.processes import Processes
+from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.logs import site_number
-from fedpews.flower.roster import Expected, Seen
 from fedpews.flower.site import MemoryLost, SiteMemory
 from waiting import when
 
@@ -151,7 +151,7 @@ def test_a_node_that_does_not_say_its_site_is_not_asked_all_the_time(grid: Memor
         asked.append(message)
 
     grid.nodes = {1: silent}
-    expected = Expected(2, "1", "a", "5", 4, None)
+    expected = Expected(2, {})
     found = roster.Roster(grid, expected, None, Seen(None), lambda text: None)  # type: ignore[arg-type]
     for _ in range(3):
         assert found.online() == {}

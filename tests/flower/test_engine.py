@@ -17,8 +17,8 @@ from fedpews.config import FlowerTable
 from fedpews.errors import CheckpointError, Interrupted
 from fedpews.experiment import Experiment
 from fedpews.flower.app import serve
-from fedpews.flower.engine import FlowerEngine, TooFewSites, is_enough
 from fedpews.flower.messages import pack, unpack
+from fedpews.flower.roster import TooFewSites, is_enough
 from fedpews.results.records import read_rounds
 from fedpews.running import run
 
@@ -402,15 +402,11 @@ def own_data(
     return config, handlers
 
 
-def test_sites_evaluate_in_the_message_that_trains_and_each_score_is_recorded(
-    tmp_path: Path, grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_evaluate_each_round_and_each_score_is_recorded(tmp_path: Path, grid: MemoryGrid) -> None:
     config, grid.nodes = own_data(tmp_path)
     serve(config, grid, {"out": str(tmp_path / "one")})
     kinds = [message.metadata.message_type for message in grid.sent]
-    assert kinds.count(MessageType.TRAIN) == 8
-    # after the last round, and after that of the warmup: there what is evaluated is not what the next round trains
-    assert kinds.count(MessageType.EVALUATE) == 4
+    assert kinds.count(MessageType.TRAIN) == kinds.count(MessageType.EVALUATE) == 8
     records = read_rounds(tmp_path / "one")
     assert [record["round"] for record in records] == [1, 2, 3, 4]
     for record in records:
@@ -420,15 +416,9 @@ def test_sites_evaluate_in_the_message_that_trains_and_each_score_is_recorded(
         }
         mean = sum(found["accuracy"] * found["samples"] for found in record["sites"].values()) / 21
         assert record["accuracy"] == pytest.approx(mean)
-    # the numbers are those of an evaluation of its own after every round
-    again = MemoryGrid()
-    config, again.nodes = own_data(tmp_path)
-    monkeypatch.setattr(FlowerEngine, "_can_evaluate", lambda self, jobs: False)
-    serve(config, again, {"out": str(tmp_path / "two")})
-    assert without_seconds(tmp_path / "one") == without_seconds(tmp_path / "two")
 
 
-def test_a_record_that_waits_for_its_evaluation_outlives_the_server(tmp_path: Path, grid: MemoryGrid) -> None:
+def test_a_server_without_a_test_set_goes_on_to_the_same_numbers(tmp_path: Path, grid: MemoryGrid) -> None:
     config, honest = own_data(tmp_path)
     trains = 0
 
@@ -443,7 +433,7 @@ def test_a_record_that_waits_for_its_evaluation_outlives_the_server(tmp_path: Pa
     grid.nodes = {0: honest[0], 1: dies_in_round_3}
     with pytest.raises(Interrupted):
         serve(config, grid, {"out": str(tmp_path / "sites")})
-    assert len(read_rounds(tmp_path / "sites")) == 1  # round 2 is done, and its evaluation comes with round 3
+    assert len(read_rounds(tmp_path / "sites")) == 2
     again = MemoryGrid()
     again.nodes = honest
     serve(config, again, {"out": str(tmp_path / "sites"), "resume": True})

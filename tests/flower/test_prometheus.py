@@ -18,7 +18,7 @@ from fedpews.flower.site import Site
 
 
 def values(metrics: list[Metric]) -> dict[str, Any]:
-    return {name: {labels.get("site"): value for labels, value in rows} for _, name, _, rows in metrics}
+    return {name: {site or None: value for site, value in rows.items()} for _, name, _, rows in metrics}
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from flwr.app import RecordDict
 
 from fedpews.errors import ConfigError
-from fedpews.flower.messages import pack
-from fedpews.flower.scores import ScoreCheck, score_records
+from fedpews.flower.checks import ScoreCheck
+from fedpews.flower.messages import pack, reply_content
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks import Classification, Multilabel, Regression, Segmentation
 from fedpews.tasks.metrics import Sums
@@ -34,7 +34,7 @@ def honest(task: Task, samples: int = SAMPLES) -> Sums:
 
 
 def read(task: Task, sums: Sums, declared: int = SAMPLES) -> Sums:
-    content = RecordDict(score_records({"test": {0: sums}}))
+    content = reply_content({}, {"test": {0: sums}})
     return ScoreCheck(task, labels=16).read(content, "test", [0], declared)[0]
 
 
@@ -86,11 +86,11 @@ def test_counts_are_bounded_by_what_the_site_declared(sums: Sums, words: str) ->
 def test_a_site_with_another_number_of_classes_is_refused_with_both() -> None:
     check = ScoreCheck(Classification(), labels=1)
     task = Classification()
-    four = RecordDict(score_records({"test": {0: honest(task)}}))
+    four = reply_content({}, {"test": {0: honest(task)}})
     three = task.sums(torch.zeros(SAMPLES, 3), torch.arange(SAMPLES) % 3)
     check.read(four, "test", [0], SAMPLES)
     with pytest.raises(BadMessage, match=r"\(3,\), others have \(4,\)"):
-        check.read(RecordDict(score_records({"test": {0: three}})), "test", [0], SAMPLES)
+        check.read(reply_content({}, {"test": {0: three}}), "test", [0], SAMPLES)
 
 
 def test_a_site_without_samples_says_nothing() -> None:

@@ -25,9 +25,9 @@ from fedpews.flower.deploy.keys import fingerprint, make_site_key
 from fedpews.flower.deploy.loopback import Loopback
 from fedpews.flower.deploy.processes import Processes
 from fedpews.flower.deploy.site_process import SiteProcess
-from fedpews.flower.engine import SitesRefused
+from fedpews.flower.hello import read_hello
 from fedpews.flower.logs import append_line, save_failure
-from fedpews.flower.roster import KnownSite, KnownSites, read_hello
+from fedpews.flower.roster import KnownSite, KnownSites, SitesRefused
 from fedpews.methods.wire import BadMessage
 
 
@@ -116,8 +116,7 @@ def test_a_good_site_shows_its_rounds_its_metrics_and_where_its_model_is(
     trained = [line for line in lines if "trained on 12 samples, training loss" in line]
     assert [line.partition(" (")[0] for line in trained] == ["round 1", "round 2"]
     assert [line.partition(":")[0] for line in lines if "accuracy" in line] == [
-        "round 1, the model as received",
-        "round 2, the model as received",
+        "after round 1",
         "after round 2",
     ]
     last, path = lines[-1].split(": ")

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fedpews import run
 from fedpews.errors import ConfigError
-from fedpews.flower.adopt.client import LocalWarmup
-from fedpews.flower.adopt.strategy import WithWarmup
+from fedpews.flower.local_warmup import LocalWarmup
+from fedpews.flower.with_warmup import WithWarmup
 from fedpews.neurons import trace, verify
 
 NODES = 7

@@ -21,7 +21,7 @@ from fedpews.compose import method as make
 from fedpews.config import FlowerTable
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import RunFailed
-from fedpews.flower.uploads import NormRule, UploadCheck, norms, sample_upload
+from fedpews.flower.checks import NormRule, UploadCheck, norms, sample_upload
 from fedpews.methods.contract import Cohort, Method, Upload
 from fedpews.methods.wire import LOSS, BadMessage, encode_upload
 from fedpews.neurons.network import Network

@@ -15,12 +15,12 @@ from test_engine import experiment, write
 from fedpews.errors import ConfigError
 from fedpews.flower.app import serve
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
-from fedpews.flower.engine import SitesRefused
-from fedpews.flower.roster import Expected, Facts, KnownSite, KnownSites, Roster, Seen, read_hello
+from fedpews.flower.hello import Expected, Facts, Seen, read_hello
+from fedpews.flower.roster import KnownSite, KnownSites, Roster, SitesRefused
 from fedpews.methods.wire import BadMessage
 
 FACTS = Facts(1, "0.1.0", "abc", "5", 4, 30, 20, 0, "d1")
-EXPECTED = Expected(2, "0.1.0", "abc", "5", 4, None)
+EXPECTED = Expected(2, {"version": "0.1.0", "config": "abc", "shape": "5", "classes": 4})
 
 
 def says(facts: Facts | dict[str, Any]) -> Handler:

@@ -124,11 +124,11 @@ def test_only_adapters_and_the_head_are_saved(tmp_path: Path) -> None:
 
 
 def test_a_site_with_another_base_is_refused() -> None:
-    roster = pytest.importorskip("fedpews.flower.roster", reason="pip install 'fedpews[flower]'")
-    facts = roster.Facts(0, "1", "c", "3", 3, 15, 0, 0, "d", base="one")
-    roster.Expected(2, "1", "c", "3", 3, None, base="one").check(facts)
+    hello = pytest.importorskip("fedpews.flower.hello", reason="pip install 'fedpews[flower]'")
+    facts = hello.Facts(0, "1", "c", "3", 3, 15, 0, 0, "d", base="one")
+    hello.Expected(2, {"base": "one"}).check(facts)
     with pytest.raises(BadMessage, match="the digest of the model's frozen parameters is one at the site"):
-        roster.Expected(2, "1", "c", "3", 3, None, base="other").check(facts)
+        hello.Expected(2, {"base": "other"}).check(facts)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import fedpews
 from command_line import fedpews as command
 from fedpews.errors import ConfigError, RankLost, RunFailed
 from fedpews.experiment import Experiment
-from fedpews.ranks.group import device_name, meet_at
+from fedpews.ranks.group import device_name, meet
 from fedpews.ranks.rank import Rank
 
 SETTINGS: dict[str, Any] = {
@@ -195,7 +195,7 @@ def test_ranks_that_were_started_again_do_not_meet_the_dead() -> None:
     found: dict[int, tuple[Any, bool]] = {}
 
     def come(rank: int) -> None:
-        found[rank] = meet_at(store, Rank(rank, 2, restarts=1), soon)
+        found[rank] = meet(store, Rank(rank, 2, restarts=1), soon)
 
     for _ in range(2):
         threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from fedpews.cli.options import (
     say,
 )
 from fedpews.cli.runs import progress, resolve_runs, show_runs
-from fedpews.errors import ConfigError, Interrupted
+from fedpews.errors import ConfigError
 from fedpews.flower import check_flwr
 
 flower = typer.Typer(
@@ -141,7 +140,6 @@ def serve(
     """
     check_flwr("fedpews flower serve")
     from fedpews.flower.deploy.coordinator import Coordinator, Proxy
-    from fedpews.flower.deploy.coordinator import serve as run_coordinator
     from fedpews.flower.deploy.keys import ServerKeys, make_server_keys, make_site_authority
     from fedpews.flower.deploy.processes import systemd_unit
 
@@ -163,7 +161,7 @@ def serve(
 
         _report(f"metrics on port {serve_metrics(metrics, lambda: coordinator_metrics(folder))}")
     proxy = Proxy(name, listen, certificate.resolve(), key.resolve(), authority)
-    _until_stopped(lambda: run_coordinator(Coordinator(folder, proxy), _report))
+    Coordinator(folder, proxy).run(_report)
 
 
 @flower.command()
@@ -326,19 +324,8 @@ def run_site(
 
         own = state / f"site-{number}"
         _report(f"metrics on port {serve_metrics(metrics, lambda: site_metrics(own))}")
-    _until_stopped(site.run)
+    site.run()
 
 
 def _report(text: str) -> None:
     err.print(text, soft_wrap=True, markup=False)
-
-
-def _until_stopped(work: Callable[[], None]) -> None:
-    """Run until Ctrl-C or SIGTERM."""
-    from fedpews.flower.deploy.processes import stopped_by_sigterm
-
-    try:
-        with stopped_by_sigterm():
-            work()
-    except KeyboardInterrupt:
-        raise Interrupted("stopped") from None

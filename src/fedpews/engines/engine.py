@@ -68,8 +68,6 @@ class Engine(ABC):
     net: Network
     data: Federation
     _pool: Executor
-    evaluates_in_training: bool = False
-    """Whether the last ``train`` also evaluated the models it started from, so that ``evaluate`` knows their scores."""
 
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> Sequence[Done | Diverged]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from fedpews.errors import ConfigError, need_extra
 
 if TYPE_CHECKING:
-    from fedpews.flower.adopt.client import LocalWarmup
-    from fedpews.flower.adopt.strategy import WithWarmup
     from fedpews.flower.app import client_app, server_app
+    from fedpews.flower.local_warmup import LocalWarmup
+    from fedpews.flower.with_warmup import WithWarmup
 
 _HOMES = {
-    "LocalWarmup": "adopt.client",
-    "WithWarmup": "adopt.strategy",
+    "LocalWarmup": "local_warmup",
+    "WithWarmup": "with_warmup",
     "client_app": "app",
     "server_app": "app",
 }

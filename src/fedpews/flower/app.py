@@ -22,6 +22,7 @@ from fedpews.flower.data import server_data
 from fedpews.flower.deploy.app_folder import CONFIG
 from fedpews.flower.deploy.processes import leave_with_parent
 from fedpews.flower.engine import FlowerEngine
+from fedpews.flower.hello import Facts, hello_content
 from fedpews.flower.logs import (
     clear_failure,
     log_line,
@@ -31,8 +32,7 @@ from fedpews.flower.logs import (
     without_traceback,
 )
 from fedpews.flower.messages import Request, read_request, reply_content
-from fedpews.flower.roster import REFUSED, Facts, KnownSites, hello_content
-from fedpews.flower.scores import score_records
+from fedpews.flower.roster import REFUSED, KnownSites
 from fedpews.flower.site import AcceptedRounds, Site, warm_site
 from fedpews.flower.statistics import KIND, collect, is_scaled, read_statistics
 from fedpews.results.folder import go_back
@@ -78,8 +78,8 @@ def make_client_app(
 
         register(handle)
 
-    answer(app.train(), _train)
-    answer(app.evaluate(), lambda site, request: RecordDict(score_records(site.evaluate(request))))
+    answer(app.train(), lambda site, request: reply_content(site.train(request)))
+    answer(app.evaluate(), lambda site, request: reply_content({}, site.evaluate(request)))
     answer(
         app.evaluate("personal"), lambda site, request: _record("personal", site.evaluate_personal(request))
     )
@@ -109,12 +109,6 @@ def make_client_app(
         return Message(_record(REFUSED, True), reply_to=message)
 
     return app
-
-
-def _train(site: Site, request: Request) -> RecordDict:
-    # the model as it was sent, before it is trained
-    scores = score_records(site.evaluate(request)) if request.evaluate else {}
-    return reply_content(site.train(request), scores)
 
 
 def _keep(kind: str, site: Site, request: Request) -> RecordDict:

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedpews.build import Setup, schedule
-from fedpews.config import FlowerTable
 from fedpews.data.inputs import take
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Done, Engine, Job
 from fedpews.engines.evaluate import Part, Score
-from fedpews.errors import ConfigError, RunFailed
-from fedpews.flower.limits import SAMPLES_MULTIPLE, is_metric
+from fedpews.errors import RunFailed
+from fedpews.flower.checks import NormRule, ScoreCheck, UploadCheck, is_metric, least, norms, sample_sums
+from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.logs import Answer, Attempt, SiteLog
 from fedpews.flower.messages import (
     Request,
@@ -33,10 +33,8 @@ from fedpews.flower.messages import (
     request_content,
     size_on_wire,
 )
-from fedpews.flower.roster import Expected, KnownSites, Roster, Seen
-from fedpews.flower.scores import ScoreCheck, least
+from fedpews.flower.roster import SAMPLES_MULTIPLE, KnownSites, Roster, TooFewSites, is_enough
 from fedpews.flower.site import AcceptedRounds
-from fedpews.flower.uploads import NormRule, UploadCheck, norms, sample_sums
 from fedpews.measure import personal_metric
 from fedpews.methods.contract import Download
 from fedpews.methods.wire import BadMessage, encode_download
@@ -51,21 +49,6 @@ Key = tuple[int, int]
 
 Moved = tuple[dict[str, float], int]
 """The norms of an upload, and its number of steps."""
-
-TYPES = {
-    "train": MessageType.TRAIN,
-    "evaluate": MessageType.EVALUATE,
-    "personal": f"{MessageType.EVALUATE}.personal",
-}
-"""Flower's types of messages, by kind; all other kinds are queries."""
-
-
-class TooFewSites(RunFailed):
-    """Not enough sites are connected, or not enough of them answered."""
-
-
-class SitesRefused(ConfigError):
-    """Sites that the round needs cannot take part as they were started."""
 
 
 class FlowerEngine(Engine):
@@ -94,10 +77,8 @@ class FlowerEngine(Engine):
         experiment, data, self.scaling = setup.experiment, setup.data, scaling
         self.grid, self.net, self.accepted, self.limits = grid, setup.net, accepted, experiment.flower
         self.run, self.site_log = _run_id(out), SiteLog(out)
-        expected, seen = (
-            Expected.of(experiment, data, setup.net.frozen_digest()),
-            Seen(out / layout.SITES_SEEN),
-        )
+        expected = Expected.of(experiment, data, setup.net.frozen_digest())
+        seen = Seen(out / layout.SITES_SEEN)
         self.roster = Roster(grid, expected, known, seen, self.site_log.report, without)
         self.check = UploadCheck(setup.net, experiment.flower, schedule(experiment))
         # evaluates on the server's test set; without one the sites evaluate on theirs
@@ -115,17 +96,15 @@ class FlowerEngine(Engine):
         self._rules: dict[int, NormRule] = {}  # by seed
         # by part of the sites' data, seed and site
         self._sums: dict[Part, dict[int, dict[int, Sums]]] = {}
-        self._scored: dict[int, Tree] = {}  # by seed: the model that the test sums are of
         self._started = False
         self._round = 0
-        self._largest = (0.0, 0, 0)  # of the last round: size by the others' median, round and site
+        # the round that made the last model, and each site's change in it
+        self._changed_in, self._changes = 0, dict[int, float]()
 
     def train(self, jobs: Sequence[Job]) -> list[Done]:
         jobs = [job for job in jobs if job.client not in self.roster.excluded]
         self._round = jobs[0].download.round
-        self._sums = {"test": {job.seed: {} for job in jobs}}
-        self.evaluates_in_training = self._can_evaluate(jobs)
-        self._scored = {job.seed: job.download.params for job in jobs if self.evaluates_in_training}
+        self._sums = {}
         done: dict[Key, Done] = {}
         for number in range(1, self.limits.attempts + 1):
             missing = [job for job in jobs if (job.seed, job.client) not in done]
@@ -133,8 +112,8 @@ class FlowerEngine(Engine):
             done |= self._ask(missing, attempt)
             moved = self._refuse_large(jobs, done, attempt)
             self.site_log.add(attempt)
-            suspect = self._suspect(attempt)
-            if suspect:
+            diverges = any("diverges in round" in answer.why for answer in attempt.sites.values())
+            if suspect := self._suspect() if diverges else "":
                 self.site_log.report(suspect)
             if self._enough(jobs, done):
                 break
@@ -149,23 +128,18 @@ class FlowerEngine(Engine):
             for client, (sizes, steps) in clients.items():
                 self._rules[seed].accept(sizes, steps)
                 self.accepted.accept(seed, client, self._round)
-        changes = {
-            client: sizes.get("params", 0.0) for client, (sizes, _) in clients.items()
-        }  # of the last seed
-        site = max(changes, key=lambda client: changes[client])
-        others = [change for client, change in changes.items() if client != site]
-        self._largest = (
-            changes[site] / (statistics.median_low(others or [math.inf]) or 1.0),
-            self._round,
-            site,
-        )
+        # of the last seed
+        self._changes = {client: sizes.get("params", 0.0) for client, (sizes, _) in clients.items()}
+        self._changed_in = self._round
         return [done[key] for job in jobs if (key := (job.seed, job.client)) in done]
 
-    def _suspect(self, attempt: Attempt) -> str:
-        """Where sites diverge: the round that made the model they were sent, and its largest upload."""
-        ratio, round, site = self._largest
-        if not round or not any("diverges in round" in answer.why for answer in attempt.sites.values()):
+    def _suspect(self) -> str:
+        """If sites cannot use the model: the round that made it, and its largest upload."""
+        if not self._changes:
             return ""
+        round, site = self._changed_in, max(self._changes, key=lambda site: self._changes[site])
+        others = [change for other, change in self._changes.items() if other != site]
+        ratio = self._changes[site] / (statistics.median_low(others or [math.inf]) or 1.0)
         name = self.roster.name(site)
         return (
             f"The model that diverges was made in round {round}, where the upload of {name} was {ratio:.3g} times as "
@@ -182,35 +156,20 @@ class FlowerEngine(Engine):
     ) -> list[Score]:
         if self.local is not None and (part == "test" or self.has_validation):
             return self.local.evaluate(models, seeds, part, owners)
-        is_scored = all(self._scored.get(seed) is model for seed, model in zip(seeds, models, strict=True))
         # one message asks a site for both parts, so validation after test costs nothing
-        if not is_scored and (part == "test" or "validation" not in self._sums):
+        if part == "test" or not self._sums:
             self._evaluate_at_sites(models, seeds)
         return [self._total(self._sums[part][seed]) for seed in seeds]
-
-    def _can_evaluate(self, jobs: Sequence[Job]) -> bool:
-        """Whether the sites evaluate the model in the message that trains it: all are asked, and get all of it."""
-        if self.local is not None or self.validates:
-            return False
-        whole = all(
-            job.download.neurons is None and job.download.params.keys() == self.net.shapes.keys()
-            for job in jobs
-        )
-        return whole and len({job.client for job in jobs}) == self.roster.total
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         return tuple(client for client in clients if self.accepted.accepted(seed, client))
 
     def evaluate_personal(self, seed: int, downloads: Mapping[int, Download]) -> dict[int, float]:
         """Each site makes its own model of its memory and this download, and evaluates it."""
-        nodes, requests = self.roster.online(), {}
-        encoded = self._encode(downloads.values())
-        for site, download in downloads.items():
-            if site in nodes:
-                data = encoded[id(download)]
-                requests[site] = self._request([SeedDownload(seed, data, self.accepted.accepted(seed, site))])
+        sent = {site: [(seed, download)] for site, download in downloads.items()}
+        messages = self._messages(f"{MessageType.EVALUATE}.personal", self.roster.online(), sent)
         values: dict[int, float] = {}
-        for site, reply in sorted(self._deliver(self._messages("personal", nodes, requests))):
+        for site, reply in sorted(self._deliver(messages)):
             record = None if isinstance(reply, str) else reply.content.get("personal")
             value: Any = record.get("value") if isinstance(record, ConfigRecord) else None
             if is_metric(self.personal_metric, value):
@@ -222,7 +181,7 @@ class FlowerEngine(Engine):
 
     def send_models(self, kind: str, models: Mapping[int, Tree]) -> list[str]:
         """Send every connected site the models; the names of the sites that have them now."""
-        replies = sorted(self._ask_all(kind, models))
+        replies = sorted(self._ask_all(f"{MessageType.QUERY}.{kind}", models))
         return [self.roster.name(site) for site, reply in replies if not isinstance(reply, str)]
 
     def close(self) -> None:
@@ -235,36 +194,37 @@ class FlowerEngine(Engine):
     def _deliver(self, messages: Mapping[int, Message], more: int = 0) -> Iterator[tuple[int, Message | str]]:
         return deliver(self.grid, messages, self.limits.round_seconds, more)
 
-    def _encode(self, downloads: Iterable[Download]) -> dict[int, bytes]:
-        """The bytes of each download by its id: most methods send the same one to every client."""
-        unique = {id(download): download for download in downloads}
-        return {key: encode_download(self.net, download) for key, download in unique.items()}
-
-    def _request(self, downloads: Iterable[SeedDownload], lr: float = 0.0, evaluate: bool = False) -> Request:
-        return Request(self.run, self._round, lr, tuple(downloads), evaluate, self.scaling)
-
     def _messages(
-        self, kind: str, nodes: Mapping[int, int], requests: Mapping[int, Request]
+        self,
+        kind: str,
+        nodes: Mapping[int, int],
+        downloads: Mapping[int, Sequence[tuple[int, Download]]],
+        lr: float = 0.0,
     ) -> dict[int, Message]:
-        """A message to the node of each site."""
-        # a request to all sites is converted once
-        contents = {id(request): request_content(request) for request in requests.values()}
-        type, seconds = TYPES.get(kind, f"{MessageType.QUERY}.{kind}"), self.limits.round_seconds
-        return {
-            site: Message(contents[id(request)], nodes[site], type, ttl=seconds)
-            for site, request in requests.items()
-        }
+        """A message of a kind to the node of each connected site, with its downloads and their seeds."""
+        encoded: dict[int, bytes] = {}
+        messages = {}
+        for site in sorted(downloads.keys() & nodes.keys()):
+            sent = []
+            for seed, download in downloads[site]:
+                # most methods send the same one to every client
+                if id(download) not in encoded:
+                    encoded[id(download)] = encode_download(self.net, download)
+                rounds = self.accepted.accepted(seed, site), self.accepted.kept(seed, site)
+                sent.append(SeedDownload(seed, encoded[id(download)], *rounds))
+            content = request_content(Request(self.run, self._round, lr, tuple(sent), self.scaling))
+            messages[site] = Message(content, nodes[site], kind, ttl=self.limits.round_seconds)
+        return messages
 
     def _ask_all(
         self, kind: str, models: Mapping[int, Tree], more: int = 0
     ) -> Iterator[tuple[int, Message | str]]:
         """Send every connected site each seed's whole model; their replies."""
-        nodes, downloads = self.roster.online(), []
-        for seed, model in models.items():
-            download = Download(self._round, kind, self.roster.total, model)
-            downloads.append(SeedDownload(seed, encode_download(self.net, download)))
-        requests = dict.fromkeys(nodes, self._request(downloads))
-        return self._deliver(self._messages(kind, nodes, requests), more)
+        nodes = self.roster.online()
+        downloads = [
+            (seed, Download(self._round, kind, self.roster.total, model)) for seed, model in models.items()
+        ]
+        return self._deliver(self._messages(kind, nodes, dict.fromkeys(nodes, downloads)), more)
 
     def _enough(self, jobs: Sequence[Job], done: Mapping[Key, Done]) -> bool:
         asked = [job.seed for job in jobs]
@@ -276,36 +236,22 @@ class FlowerEngine(Engine):
         by_site: dict[int, list[Job]] = {}
         for job in jobs:
             by_site.setdefault(job.client, []).append(job)
-        nodes = self._gather(list(by_site))
+        seconds = 0.0 if self._started else self.limits.join_seconds
+        nodes = self.roster.gather(by_site, self.limits, seconds, f"round {self._round}")
+        self._started = True
         attempt.sites = {
             site: Answer("absent", self.roster.refused.get(site, "not connected"))
             for site in by_site
             if site not in nodes
         }
-        encoded = self._encode(job.download for job in jobs)
-        requests = {}
-        for site in sorted(nodes):
-            downloads = [
-                SeedDownload(
-                    job.seed,
-                    encoded[id(job.download)],
-                    self.accepted.accepted(job.seed, site),
-                    self.accepted.kept(job.seed, site),
-                )
-                for job in by_site[site]
-            ]
-            requests[site] = self._request(downloads, jobs[0].lr, self.evaluates_in_training)
-        messages = self._messages("train", nodes, requests)
+        downloads = {site: [(job.seed, job.download) for job in own] for site, own in by_site.items()}
+        messages = self._messages(MessageType.TRAIN, nodes, downloads, jobs[0].lr)
         for site, message in messages.items():
             why = f"none within {self.limits.round_seconds:g} s"
             attempt.sites[site] = Answer("no answer", why, bytes_down=size_on_wire(message))
         began = time.monotonic()
-        asked = by_site[min(by_site)]
-        most = self.check.most_bytes(asked)
-        if self.evaluates_in_training:
-            most += len(asked) * self.score_check.most_bytes
         done: dict[Key, Done] = {}
-        for site, reply in self._deliver(messages, most):
+        for site, reply in self._deliver(messages, self.check.most_bytes(by_site[min(by_site)])):
             answer = attempt.sites[site]
             answer.seconds = round(time.monotonic() - began, 3)
             if isinstance(reply, str):
@@ -313,8 +259,6 @@ class FlowerEngine(Engine):
                 continue
             answer.bytes_up = size_on_wire(reply)
             done |= self._read(by_site[site], reply, answer)
-            if self.evaluates_in_training:
-                self._read_scores(site, reply, "test")
         return done
 
     def _read(self, jobs: Sequence[Job], reply: Message, answer: Answer) -> dict[Key, Done]:
@@ -337,62 +281,33 @@ class FlowerEngine(Engine):
                 )
         return done
 
-    def _gather(self, sites: Sequence[int]) -> dict[int, int]:
-        """The nodes of the sites to ask: at the start of all of them, later of those connected, but enough."""
-        limits = self.limits
-        connected = self.roster.wait_for(sites, 0.0 if self._started else limits.join_seconds)
-        self._check_refused(sites, connected)
-        least = min(limits.min_sites, len(sites))
-        if len(connected) < least:
-            self.site_log.report(
-                f"round {self._round} needs {least} sites and {len(connected)} are connected; waiting"
-            )
-            until = time.monotonic() + limits.wait_seconds
-            while len(connected) < least and time.monotonic() < until:
-                connected = self.roster.wait_for(sites, 2.0)
-                self._check_refused(sites, connected)
-        if len(connected) < least:
-            raise TooFewSites(
-                f"round {self._round} needs at least {least} sites (flower.min_sites), but only {len(connected)} of "
-                f"{len(sites)} came within {limits.wait_seconds:g} s (flower.wait_seconds): "
-                f"{sorted(connected) or 'none'}. The rounds before are saved: start the sites and go on with --resume."
-            )
-        self._started = True
-        return connected
-
-    def _check_refused(self, sites: Sequence[int], connected: Mapping[int, int]) -> None:
-        """Stop at once if waiting cannot help: without the refused sites too few are left."""
-        refused = {site for site in self.roster.refused if site in sites and site not in connected}
-        if refused and not is_enough(self.limits, len(sites), len(sites) - len(refused)):
-            each = self.roster.describe_refused(refused)
-            raise SitesRefused(
-                f"round {self._round} cannot begin. {each}. Correct that and go on with --resume."
-            )
-
     def _evaluate_at_sites(self, models: Sequence[Tree], seeds: Sequence[int]) -> None:
         """Ask the sites for the scores on their samples; only sums over samples leave a site."""
-        parts: list[Part] = ["test", "validation"] if self.validates else ["test"]
-        self._sums = {part: {seed: {} for seed in seeds} for part in parts}
-        self._scored = {}
-        more = len(parts) * len(seeds) * self.score_check.most_bytes
-        for site, reply in self._ask_all("evaluate", dict(zip(seeds, models, strict=True)), more):
+        kinds: dict[Part, str] = {"test": "test_samples"}
+        if self.validates:
+            kinds["validation"] = "validation_samples"
+        self._sums = {part: {seed: {} for seed in seeds} for part in kinds}
+        more = len(kinds) * len(seeds) * self.score_check.most_bytes
+        refused = ""
+        for site, reply in self._ask_all(MessageType.EVALUATE, dict(zip(seeds, models, strict=True)), more):
+            name, facts = self.roster.name(site), self.roster.facts[site]
             if isinstance(reply, str):
-                self._report(f"{self.roster.name(site)} did not evaluate: {reply}")
+                self._report(f"{name} did not evaluate: {reply}")
                 continue
-            for part in parts:
-                self._read_scores(site, reply, part)
-
-    def _read_scores(self, site: int, reply: Message, part: Part) -> None:
-        facts, sums = self.roster.facts[site], self._sums[part]
-        kind = "test_samples" if part == "test" else "validation_samples"
-        declared = getattr(facts, kind)
-        share = min(1.0, self.roster.most_samples(site, kind) / max(declared, 1))
-        try:
-            for seed, scores in self.score_check.read(reply.content, part, sums, declared).items():
-                if scores:
-                    sums[seed][site] = {name: value * share for name, value in scores.items()}
-        except BadMessage as error:
-            self._report(f"the score of {self.roster.name(site)} is refused: {error}")
+            for part, kind in kinds.items():
+                declared = getattr(facts, kind)
+                share = min(1.0, self.roster.most_samples(site, kind) / max(declared, 1))
+                try:
+                    scores = self.score_check.read(reply.content, part, seeds, declared)
+                except BadMessage as error:
+                    refused = f"the score of {name} is refused: {error}"
+                    self._report(refused)
+                    continue
+                for seed, sums in scores.items():
+                    if sums:
+                        self._sums[part][seed][site] = {key: value * share for key, value in sums.items()}
+        if refused and not any(self._sums["test"].values()):
+            raise TooFewSites(f"round {self._round} got no score of any site: {refused}. {self._suspect()}")
 
     def _total(self, sums: Mapping[int, Sums]) -> Score:
         """The score on the sites' samples: of all sites together, and of each."""
@@ -426,13 +341,6 @@ class FlowerEngine(Engine):
                 answer = attempt.sites.setdefault(client, Answer())
                 answer.outcome, answer.why = "refused", f"seed {seed}: {why}"
         return moved
-
-
-def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:
-    """Whether a round is complete with so many good uploads of the clients that were asked."""
-    if good < min(limits.min_sites, asked):
-        return False
-    return limits.max_failures is None or asked - good <= limits.max_failures
 
 
 def _run_id(out: Path) -> str:

@@ -163,14 +163,21 @@ def clear_failure(folder: Path) -> None:
     (folder / layout.SITES_ERROR).unlink(missing_ok=True)
 
 
-def raise_failure(folder: Path) -> None:
-    """Raise the failure that a folder holds, with its exit code; nothing if there is none."""
+def read_failure(folder: Path) -> FedpewsError | None:
+    """The failure that a folder has, with its exit code."""
     path = folder / layout.SITES_ERROR
-    if path.exists():
-        failure = read_object(path, SitesErrorShape)
-        error = FedpewsError(failure["message"])
-        error.exit_code = failure["exit_code"]
-        raise error
+    if not path.exists():
+        return None
+    failure = read_object(path, SitesErrorShape)
+    error = FedpewsError(failure["message"])
+    error.exit_code = failure["exit_code"]
+    return error
+
+
+def raise_failure(folder: Path) -> None:
+    """Raise the failure that a folder has; nothing if there is none."""
+    if failure := read_failure(folder):
+        raise failure
 
 
 def site_number(settings: Mapping[str, Any]) -> int:

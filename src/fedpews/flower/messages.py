@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from pydantic import Field, TypeAdapter, ValidationError
+from safetensors.torch import save
 
+from fedpews.engines.evaluate import Part
 from fedpews.errors import explain
-from fedpews.flower.limits import MOST_BYTES
 from fedpews.methods.wire import BadMessage
+from fedpews.tasks.metrics import Sums
 
 REQUEST, PAYLOAD, FORMAT = "request", "payload", "fedpews.wire"
 POLL_SECONDS = 0.3
 
-Key = TypeVar("Key", bound=Hashable)
+FRAME = 2**16
+"""Bytes that Flower's own objects around the content of a message may take."""
+
+MOST_BYTES = {
+    "hello": 2**22,
+    "train": FRAME,
+    "evaluate": FRAME,
+    "personal": FRAME,
+    "final": FRAME,
+    "best": FRAME,
+    "refused": FRAME,
+    "statistics": 2**24,
+}
+"""The most bytes that a reply may have, by kind of the request."""
+
 Count = Annotated[int, Field(strict=True, ge=0)]
 """A whole number: a site's files are named after it."""
 Scaling = tuple[list[float], list[Annotated[float, Field(gt=0)]]]
@@ -45,7 +61,6 @@ class Request:
     round: Count
     lr: float
     downloads: tuple[SeedDownload, ...]
-    evaluate: bool = False  # also evaluate the downloaded models, before training
     scaling: Scaling | None = None  # with data.scaling = "federated"
 
 
@@ -73,9 +88,16 @@ def read_request(content: RecordDict) -> Request:
     return replace(request, downloads=tuple(downloads))
 
 
-def reply_content(uploads: Mapping[int, bytes], scores: Mapping[str, ArrayRecord]) -> RecordDict:
-    """A site's answer: an encoded upload for each seed, and the scores of the downloaded models, if requested."""
-    return RecordDict({_key(seed): pack(data) for seed, data in uploads.items()} | dict(scores))
+def reply_content(
+    uploads: Mapping[int, bytes], scores: Mapping[Part, Mapping[int, Sums]] | None = None
+) -> RecordDict:
+    """A site's answer: an encoded upload for each seed, and the sums over its samples by part of its data and seed."""
+    payloads = {_key(seed): pack(data) for seed, data in uploads.items()}
+    for part, by_seed in (scores or {}).items():
+        for seed, sums in by_seed.items():
+            tensors = {name: value.double().contiguous() for name, value in sums.items()}
+            payloads[f"{part}-{seed}"] = pack(save(tensors))
+    return RecordDict(payloads)
 
 
 def read_reply(content: RecordDict, seed: int) -> bytes:
@@ -108,8 +130,8 @@ def size_on_wire(message: Message) -> int:
 
 
 def deliver(
-    grid: Grid, messages: Mapping[Key, Message], seconds: float, more: int = 0
-) -> Iterator[tuple[Key, Message | str]]:
+    grid: Grid, messages: Mapping[int, Message], seconds: float, more: int = 0
+) -> Iterator[tuple[int, Message | str]]:
     """Each message's reply, or why there is none, as they come in. A key that is missing did not answer in time.
 
     Args:

@@ -1,46 +1,40 @@
 """Which Flower node is which site.
 
 A node's number changes when it restarts; a site's key and number do not. The operator approves keys in ``roster.toml``
-(`KnownSites`), a site describes itself in a hello (`Facts`), and the server checks both (`Roster`).
+(`KnownSites`), a site describes itself in a hello, and the server checks both (`Roster`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tomli_w
-import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from fedpews.data import Federation
+from fedpews.config import FlowerTable
 from fedpews.data.client_tables import compare_columns
-from fedpews.data.federation import digest
-from fedpews.data.inputs import take
-from fedpews.errors import ConfigError, explain
-from fedpews.experiment import Experiment
-from fedpews.flower.data import AT_SITES
+from fedpews.errors import ConfigError, RunFailed, explain
 from fedpews.flower.deploy.keys import fingerprint
-from fedpews.flower.limits import SAMPLES_MULTIPLE
+from fedpews.flower.hello import HELLO, Expected, Facts, Seen, read_hello
 from fedpews.flower.messages import deliver
 from fedpews.methods.wire import BadMessage
 from fedpews.outside import MOST_TOML, parse_toml, read_text
 from fedpews.results.files import write_atomically
-from fedpews.results.schema import SeenShape, read_object
-from fedpews.torch_private import tree_leaves
 
-HELLO, UNFIT, REFUSED = "hello", "unfit", "refused"
+REFUSED = "refused"
+
+SAMPLES_MULTIPLE = 10
+"""A site's samples count at most as so many times the median of the other sites', unless the roster says how many it
+has or the server knows."""
 
 ASK_SECONDS = 120.0
 """How long a node may take to answer the hello; it may have to load its data first."""
@@ -52,6 +46,14 @@ REFUSE_SECONDS = 20.0
 """How long a site may take to receive its refusal."""
 
 POLL_SECONDS = 1.0
+
+
+class TooFewSites(RunFailed):
+    """Not enough sites are connected, or not enough of them answered."""
+
+
+class SitesRefused(ConfigError):
+    """Sites that are needed cannot take part as they were started."""
 
 
 @dataclass(frozen=True)
@@ -113,144 +115,6 @@ class KnownSites:
         return known
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError(f"{text!r:.40} is not printable")
-    return text
-
-
-Text = Annotated[str, Field(strict=True, max_length=100)]
-Count = Annotated[int, Field(strict=True, ge=0, le=10**12)]
-Column = Annotated[str, Field(strict=True, max_length=1000), AfterValidator(_printable)]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a site declares in its hello. None of it shows a sample or a label."""
-
-    site: Count
-    version: Text  # of fedpews
-    config: Text  # the experiment's fingerprint
-    shape: Text  # of one sample
-    classes: Count
-    samples: Count  # for training
-    test_samples: Count
-    validation_samples: Count
-    data: Text  # a digest: of all the data if it has a name, else of the site's data under a secret key
-    columns: Annotated[list[Column], Field(strict=True, max_length=100_000)] = field(default_factory=list)
-    base: Text = ""  # a digest of the frozen parameters, which are not sent
-
-
-def hello_content(about: Facts | Exception) -> RecordDict:
-    """A site's answer to a hello: its facts, or why it cannot take part."""
-    return RecordDict(
-        {HELLO: ConfigRecord(asdict(about) if isinstance(about, Facts) else {UNFIT: str(about)})}
-    )
-
-
-def read_hello(content: RecordDict) -> Facts:
-    """The inverse of ``hello_content``; the content comes from the network and is checked."""
-    record: Any = content.get(HELLO)
-    if not isinstance(record, ConfigRecord):
-        raise BadMessage("its hello has no facts")
-    if UNFIT in record:
-        raise BadMessage(f"it cannot take part: {record[UNFIT]!s:.2000}")
-    try:
-        return TypeAdapter(Facts).validate_python(dict(record))
-    except ValidationError as error:
-        raise BadMessage(f"its hello has {explain(error)}") from None
-
-
-def describe_shape(data: Federation) -> str:
-    """The shape of one sample; with several inputs, of each."""
-    leaves = tree_leaves(take(data.x, torch.zeros(1, dtype=torch.int64)))
-    return ", ".join("×".join(map(str, leaf.shape[1:])) for leaf in leaves)
-
-
-def data_digest(data: Federation, key: bytes = b"") -> str:
-    """A short digest of the data. With a secret key of the site it cannot be compared with a guess."""
-    return hashlib.blake2b(digest(data).encode(), key=key, digest_size=8).hexdigest()
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What every site must have in common with the server; None is unknown to the server."""
-
-    sites: int
-    version: str
-    config: str
-    shape: str
-    classes: int
-    data: str | None
-    columns: list[str] | None = None  # of the server's test set; empty if it is no table
-    samples: tuple[int, ...] | None = None  # of each site
-    base: str | None = None
-
-    @classmethod
-    def of(cls, experiment: Experiment, data: Federation, base: str | None = None) -> Expected:
-        """What the server knows; data that has a name is the same at every site."""
-        named = experiment.data.name != AT_SITES
-        return cls(
-            sites=len(data),
-            version=version("fedpews"),
-            config=experiment.fingerprint(),
-            shape=describe_shape(data),
-            classes=data.classes,
-            data=data_digest(data) if named else None,
-            columns=list(data.columns) if len(data.test_y) else None,
-            samples=tuple(map(len, data.clients)) if named else None,
-            base=base,
-        )
-
-    def check(self, facts: Facts) -> None:
-        """Refuse a site that differs, with both values."""
-        if facts.site >= self.sites:
-            raise BadMessage(f"it says it is site {facts.site}; there are sites 0 to {self.sites - 1}")
-        names = {
-            "version": "fedpews",
-            "config": "the experiment's fingerprint",
-            "shape": "the shape of a sample",
-            "classes": "the number of classes",
-            "data": "the data's digest",
-            "base": "the digest of the model's frozen parameters",
-        }
-        for name, words in names.items():
-            expected, declared = getattr(self, name), getattr(facts, name)
-            if expected is not None and expected != declared:
-                raise BadMessage(f"{words} is {declared} at the site and {expected} at the server")
-        if self.samples is not None and facts.samples != self.samples[facts.site]:
-            raise BadMessage(
-                f"it declares {facts.samples} samples, and the server knows that it has {self.samples[facts.site]}"
-            )
-
-
-class Seen:
-    """What each site declared at first contact (``sites-seen.json``): its key and data may not change in a run."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._seen: dict[str, dict[str, Any]] = {}
-        if path is not None and path.exists():
-            self._seen = read_object(path, dict[str, SeenShape])
-
-    def check(self, facts: Facts, key: str | None) -> None:
-        """Refuse a site that has changed, with both values; remember a new one.
-
-        Args:
-            key: None if the operator's roster binds keys to sites: the operator may give a site a new key.
-        """
-        now = {"key": key, "data": facts.data, "samples": facts.samples, "test_samples": facts.test_samples}
-        first = self._seen.setdefault(str(facts.site), now)
-        for name, value in now.items():
-            if first[name] != value and not (name == "key" and value is None):
-                raise BadMessage(
-                    f"it says it is site {facts.site}, whose {name} was {first[name]} at first contact "
-                    f"and is {value} now"
-                )
-        if self._path is not None:
-            write_atomically(self._path, (json.dumps(self._seen, indent=2) + "\n").encode())
-
-
 class Roster:
     """Sites by number. Every new node is asked which site it is, and its answer is checked.
 
@@ -285,10 +149,6 @@ class Roster:
         if unknown := sorted(set(without) - names.keys()):
             raise ConfigError(f"--without: there is no site {unknown[0]!r}; the sites are {', '.join(names)}")
         self.excluded = {names[site] for site in without}
-
-    def describe_refused(self, sites: Collection[int]) -> str:
-        """Why these sites are refused."""
-        return "; ".join(f"{self.name(site)} is refused: {self.refused[site]}" for site in sorted(sites))
 
     @property
     def total(self) -> int:
@@ -331,17 +191,36 @@ class Roster:
                 )
         return nodes
 
-    def wait_for(self, sites: Iterable[int], seconds: float) -> dict[int, int]:
-        """The nodes of these sites, as soon as all are connected or refused, or the time is up."""
-        wanted, until, reported = set(sites), time.monotonic() + seconds, False
+    def gather(
+        self, sites: Collection[int], limits: FlowerTable, seconds: float, purpose: str
+    ) -> dict[int, int]:
+        """The nodes of these sites, as soon as all are connected, or after some seconds at least ``min_sites``."""
+        least, until = min(limits.min_sites, len(sites)), time.monotonic() + seconds
+        reported = False
         while True:
-            connected = {site: node for site, node in self.online().items() if site in wanted}
-            awaited = sorted(wanted - connected.keys() - self.refused.keys())
-            if not awaited or time.monotonic() >= until:
+            connected = {site: node for site, node in self.online().items() if site in sites}
+            awaited = sorted(set(sites) - connected.keys() - self.refused.keys())
+            refused = sorted(set(sites) - connected.keys() - set(awaited))
+            if refused and not is_enough(limits, len(sites), len(sites) - len(refused)):
+                # waiting cannot help
+                each = "; ".join(f"{self.name(site)} is refused: {self.refused[site]}" for site in refused)
+                raise SitesRefused(
+                    f"{purpose} cannot begin. {each}. Correct that and give the command again; a run goes on "
+                    "with --resume."
+                )
+            late = time.monotonic() - until
+            if not awaited or (late >= 0 and len(connected) >= least):
                 return connected
+            if late >= limits.wait_seconds:
+                raise TooFewSites(
+                    f"{purpose} needs at least {least} sites (flower.min_sites), but only {len(connected)} of "
+                    f"{len(sites)} came within {limits.wait_seconds:g} s (flower.wait_seconds): "
+                    f"{sorted(connected) or 'none'}. Start the sites and give the command again; a run goes on with "
+                    "--resume."
+                )
             if not reported:
                 missing = ", ".join(map(self.name, awaited))
-                self._report(f"{len(connected)} of {len(wanted)} sites are connected; waiting for {missing}")
+                self._report(f"{len(connected)} of {len(sites)} sites are connected; waiting for {missing}")
                 reported = True
             time.sleep(POLL_SECONDS)
 
@@ -429,3 +308,10 @@ class Roster:
         refusal = Message(content, node, f"{MessageType.QUERY}.{REFUSED}", ttl=REFUSE_SECONDS)
         # the reply says nothing, but waiting for it lets the site receive the refusal
         list(deliver(self._grid, {node: refusal}, REFUSE_SECONDS))
+
+
+def is_enough(limits: FlowerTable, asked: int, good: int) -> bool:
+    """Whether a round is complete with so many good uploads of the clients that were asked."""
+    if good < min(limits.min_sites, asked):
+        return False
+    return limits.max_failures is None or asked - good <= limits.max_failures

@@ -10,7 +10,6 @@ from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ from fedpews.engines.engine import Job
 from fedpews.engines.evaluate import Part
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
+from fedpews.flower.checks import least
 from fedpews.flower.data import site_data
 from fedpews.flower.deploy.keys import make_private
+from fedpews.flower.hello import Facts, common_facts, data_digest
 from fedpews.flower.ledger import Ledger
 from fedpews.flower.logs import append_line, site_folder, site_number
 from fedpews.flower.messages import Request, Scaling, SeedDownload
-from fedpews.flower.roster import Facts, data_digest, describe_shape
-from fedpews.flower.scores import least
 from fedpews.flower.statistics import answer, is_scaled, privacy_of
 from fedpews.measure import personal_metric, score_personal
 from fedpews.methods.contract import Download
@@ -114,12 +113,11 @@ class AcceptedRounds:
     def __init__(self) -> None:
         self._accepted: dict[str, int] = {}
         # of the last two checkpoints: a server whose last checkpoint is damaged goes on from the one before
-        self._saved: dict[str, int] = {}
-        self._saved_before: dict[str, int] = {}
+        self._saved: list[dict[str, int]] = [{}, {}]
 
     def restore(self, saved: Mapping[str, Version]) -> None:
         self._accepted = {key: version.number for key, version in saved.items()}
-        self._saved, self._saved_before = dict(self._accepted), {}
+        self._saved = [{}, dict(self._accepted)]
 
     def get(self, seed: int, client: int) -> Nest | None:
         return None
@@ -137,11 +135,11 @@ class AcceptedRounds:
 
     def kept(self, seed: int, client: int) -> int:
         """The oldest round whose memory a server that resumes from one of its two checkpoints may need."""
-        return self._saved_before.get(f"{seed}-{client}", 0)
+        return self._saved[0].get(f"{seed}-{client}", 0)
 
     def commit(self) -> dict[str, Version]:
-        self._saved_before, self._saved = self._saved, dict(self._accepted)
-        return {key: Version(round) for key, round in self._saved.items()}
+        self._saved = [self._saved[1], dict(self._accepted)]
+        return {key: Version(round) for key, round in self._accepted.items()}
 
     def keep(self, files: Collection[str]) -> None:
         pass
@@ -192,10 +190,7 @@ class Site:
         data = self.data
         return Facts(
             site=self.number,
-            version=version("fedpews"),
-            config=self.experiment.fingerprint(),
-            shape=describe_shape(data),
-            classes=data.classes,
+            **common_facts(self.experiment, data),
             samples=len(data.clients[self.number]),
             test_samples=len(data.test_y),
             validation_samples=len(data.validation[self.number]) if data.validation else 0,
@@ -307,9 +302,8 @@ class Site:
         for metric in values[0]:
             known = [value for scores in values if (value := scores[metric]) is not None]
             means.append(f"{metric} {show(metric, sum(known) / len(known) if known else None)}")
-        after = f"after round {request.round}"
-        when = f"round {request.round}, the model as received" if request.evaluate else after
-        self._log(f"{when}: {', '.join(means)} on {len(self.data.test_y)} test samples of this site")
+        tested = f"{len(self.data.test_y)} test samples of this site"
+        self._log(f"after round {request.round}: {', '.join(means)} on {tested}")
 
     def _engine(self) -> EagerEngine:
         workers, threads = (int(self.settings.get(name, 1)) for name in ("workers", "threads"))

@@ -28,10 +28,10 @@ from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError, RunFailed, explain
 from fedpews.experiment import Experiment
 from fedpews.flower.data import AT_SITES
-from fedpews.flower.limits import MOST_BYTES
+from fedpews.flower.hello import Expected, Seen
 from fedpews.flower.logs import SiteLog
-from fedpews.flower.messages import deliver, pack, size_on_wire, unpack
-from fedpews.flower.roster import Expected, KnownSites, Roster, Seen
+from fedpews.flower.messages import MOST_BYTES, deliver, pack, size_on_wire, unpack
+from fedpews.flower.roster import KnownSites, Roster
 from fedpews.methods.wire import BadMessage
 from fedpews.outside import read_bytes
 from fedpews.results.files import write_atomically
@@ -78,16 +78,9 @@ def collect(
     """
     limits, expected, report = experiment.flower, Expected.of(experiment, data), SiteLog(out).report
     sites = Roster(grid, expected, known, Seen(None), report)
-    nodes = sites.wait_for(range(sites.total), limits.join_seconds)
-    if sites.refused:
-        raise ConfigError(
-            f"the sites' statistics cannot be compared. {sites.describe_refused(sites.refused)}."
-        )
-    if len(nodes) < min(limits.min_sites, sites.total):
-        raise RunFailed(
-            f"{len(nodes)} of {sites.total} sites are connected after {limits.join_seconds:g} s "
-            f"(flower.join_seconds), and statistics need {limits.min_sites} (flower.min_sites)"
-        )
+    nodes = sites.gather(range(sites.total), limits, limits.join_seconds, "a comparison of the sites")
+    for site, why in sites.refused.items():
+        raise ConfigError(f"the sites' statistics cannot be compared: {sites.name(site)} is refused: {why}")
     sent = dict.fromkeys(map(sites.name, sorted(nodes)), 0)
 
     def ask(edges: list[list[float]], answers: dict[str, Any], read: Callable[[bytes], Any]) -> None:

@@ -18,9 +18,9 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
-from torch.nn.functional import pad
 
 from fedpews.errors import (
     CheckpointError,
@@ -33,14 +33,8 @@ from fedpews.errors import (
 )
 from fedpews.ranks.rank import Rank
 
-ALIGN = 16
-"""Every tensor's bytes start at a multiple of this, so that they can be read in place as any type."""
-
-LENGTH = 8
-"""Bytes of the length of the JSON header."""
-
 TENSOR = "$tensor"
-"""In the JSON of a message: the number of the tensor that belongs there."""
+"""In the JSON of a message: the key of the tensor that belongs there."""
 
 
 @dataclass(frozen=True)
@@ -56,61 +50,42 @@ class Message:
 
 
 def pack(message: Message, device: torch.device) -> Tensor:
-    """(bytes,) uint8, packed on the device without pickle. A tensor that occurs several times is sent once."""
-    tensors: dict[int, Tensor] = {}
-    numbers: dict[int, int] = {}
+    """(bytes,) uint8: a safetensors file. A tensor that occurs several times is sent once."""
+    tensors: dict[str, Tensor] = {}
 
     def encode(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return vars(value)
         # one model for all clients is one tensor in all their downloads
-        tensors[id(value)] = value
-        return {TENSOR: numbers.setdefault(id(value), len(numbers))}
+        key = str(id(value))
+        if key not in tensors:
+            tensors[key] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {TENSOR: key}
 
     body = json.dumps(message.body, default=encode)
-    shapes = [(str(tensor.dtype), list(tensor.shape)) for tensor in tensors.values()]
-    text = json.dumps([message.kind, body, shapes]).encode()
-    length = torch.tensor([len(text)]).view(torch.uint8)
-    pieces = [torch.cat([length, torch.frombuffer(bytearray(text), dtype=torch.uint8)]).to(device)]
-    for tensor in tensors.values():
-        pieces.append(tensor.detach().to(device).contiguous().flatten().view(torch.uint8))
-    return torch.cat([pad(piece, (0, -piece.numel() % ALIGN)) for piece in pieces])
+    data = save(tensors, {"kind": message.kind, "body": body})
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
 
 
 def unpack(data: Tensor) -> Message:
-    """The inverse of ``pack``; tensors stay on the device where the bytes are."""
-    start = LENGTH + int(data[:LENGTH].view(torch.int64))
-    kind, body, shapes = json.loads(bytes(data[LENGTH:start].cpu().numpy()))
-    tensors: list[Tensor] = []
-    for name, shape in shapes:
-        start += -start % ALIGN
-        dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
-        end = start + torch.Size(shape).numel() * dtype.itemsize
-        # a copy, so that keeping one tensor does not keep the whole message
-        tensors.append(data[start:end].view(dtype).view(shape).clone())
-        start = end
+    """The inverse of ``pack``; the tensors are on the device of the bytes."""
+    content = bytes(data.cpu().numpy())
+    # the format: the length of a JSON header in eight bytes, then the header
+    about = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    tensors = {key: value.to(data.device) for key, value in load(content).items()}
 
     def decode(value: dict[str, Any]) -> Any:
-        return tensors[value[TENSOR]] if isinstance(value.get(TENSOR), int) else value
+        return tensors[value[TENSOR]] if TENSOR in value else value
 
-    return Message(kind, json.loads(body, object_hook=decode))
+    return Message(about["kind"], json.loads(about["body"], object_hook=decode))
 
-
-PREFIX = "fedpews"
-"""Before all our keys in the store."""
 
 PAUSE = 0.05
 """Seconds between two checks for ranks that have joined."""
 
 
-def meet(here: Rank, patience: timedelta) -> tuple[Store, bool]:
+def meet(store: Store, here: Rank, patience: timedelta) -> tuple[Store, bool]:
     """A store for this attempt alone, once all ranks have joined, and whether there was an attempt before it."""
-    store, _, _ = next(rendezvous("env://", here.rank, here.world, timeout=patience))
-    return meet_at(PrefixStore(PREFIX, store), here, patience)
-
-
-def meet_at(store: Store, here: Rank, patience: timedelta) -> tuple[Store, bool]:
-    """The same, at a store that all ranks have."""
     name = uuid4().hex
     if here.rank > 0:
         # a new name, to which no rank can have answered yet
@@ -209,7 +184,8 @@ def joined(here: Rank, device: torch.device) -> Iterator[Group]:
     """All ranks, once each of them has joined."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, again = meet(here, PATIENCE)
+    common, _, _ = next(rendezvous("env://", here.rank, here.world, timeout=PATIENCE))
+    store, again = meet(PrefixStore("fedpews", common), here, PATIENCE)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -217,8 +193,7 @@ def joined(here: Rank, device: torch.device) -> Iterator[Group]:
         world_size=here.world,
         timeout=PATIENCE,
     )
-    group = Group(here, device, again)
-    yield group
+    yield Group(here, device, again)
     # not after an error: it would wait for the others, which may never answer
     dist.destroy_process_group()
 

@@ -169,9 +169,7 @@ def _check_rounds(checkpoint: Checkpoint, lines: bytes, path: Path) -> None:
     """The records must end with the checkpoint's round."""
     records = [record for _, record in json_lines(lines.decode(), str(path))]
     last = max((int(record["round"]) for record in records), default=0)
-    # across sites, the last round's record waits for its evaluation
-    waiting = max((int(record["round"]) for record in checkpoint.about.get("pending", [])), default=0)
-    if max(last, waiting) != checkpoint.round:
+    if last != checkpoint.round:
         raise CheckpointError(
             f"{path} ends with round {last}, and the checkpoint is that of round {checkpoint.round}"
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpews.errors import ConfigError, RunFailed
+from fedpews.flower.deploy import template
 from fedpews.flower.deploy.keys import YEARS, ServerKeys, fingerprint, make_private, make_server_keys
 from fedpews.flower.deploy.processes import LOOPBACK, Processes, environment, free_port, key_values, program
 from fedpews.flower.logs import Follower
@@ -41,54 +42,9 @@ flwr unpacks a body before it checks the key, and nested messages take many time
 has none, may be large: Flower cuts arrays into pieces of 5 MB.
 """
 
-NGINX = """# written by fedpews; the SuperLink itself listens on 127.0.0.1 only
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log warn;
-events {{ worker_connections 1024; }}
-http {{
-    access_log {folder}/access.log combined;
-    # a body is passed on only when it is whole, so a slow sender keeps no thread of the SuperLink; it waits in memory
-    # and is never written to this disk
-    proxy_request_buffering on;
-    client_body_timeout 30s;
-    client_header_timeout 10s;
-    proxy_max_temp_file_size 0;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    server_tokens off;
-    client_max_body_size 16k;
-    limit_req_zone $binary_remote_addr zone=sites:1m rate=100r/s;
-    limit_req_zone $binary_remote_addr zone=bodies:1m rate=20r/s;
-    limit_conn_zone $binary_remote_addr zone=connections:1m;
-    server {{
-        listen {listen} ssl;
-        server_name {name};
-        ssl_certificate {certificate};
-        ssl_certificate_key {key};
-        ssl_protocols TLSv1.2 TLSv1.3;
-        {verify_client}
-        limit_req zone=sites burst=400 nodelay;
-        limit_conn connections {connections};
-        proxy_http_version 1.1;
-        proxy_read_timeout 600s;
-        proxy_send_timeout 600s;
-        proxy_ssl_verify on;
-        proxy_ssl_name localhost;
-        proxy_ssl_trusted_certificate {inner_authority};
-        location / {{ return 403; }}
-{locations}
-    }}
-}}
-"""
-
 CONNECTION = "here"
 """The name of this SuperLink for ``flwr``, in the coordinator's Flower home."""
-START_SECONDS, POLL_SECONDS = 120.0, 1.0
+START_SECONDS = 120.0
 UNKNOWN_KEY = re.compile(r"public key: b'(.*?)', exception: No SuperNode found")
 """In the SuperLink's log (flwr 1.41): a site whose key is not registered."""
 
@@ -121,7 +77,8 @@ class Proxy:
             for path, most in FLEET_PATHS.items()
         )
         verify = f"ssl_verify_client on; ssl_client_certificate {self.site_authority};"
-        return NGINX.format(
+        return template(
+            "nginx.conf",
             folder=folder,
             inner_authority=inner_authority,
             locations=locations,
@@ -184,6 +141,24 @@ class Coordinator:
             host, _, port = self.proxy.listen.rpartition(":")
             self._start("proxy", command, host or LOOPBACK, int(port))
 
+    def run(self, report: Callable[[str], None]) -> None:
+        """Run until a program ends or we are stopped; ``report`` is called with every line for the operator."""
+        log, reported = Follower(self.processes.log("superlink")), set[str]()
+
+        def start() -> None:
+            self.start()
+            proxy = self.proxy
+            where = "no proxy" if proxy is None else f"sites connect to {proxy.name}, {proxy.listen}"
+            report(f"SuperLink on {LOOPBACK}:{self.port}; {where}")
+
+        def tend() -> None:
+            self.check()
+            for key in set(unknown_keys(log.new())) - reported:
+                reported.add(key)
+                report(f"a site with the key {key} is refused: it is not approved (fedpews flower approve)")
+
+        self.processes.run(start, tend)
+
     def check(self) -> None:
         """Raise if one of the two has ended."""
         for name in ("superlink",) if self.proxy is None else ("superlink", "proxy"):
@@ -233,24 +208,3 @@ def unknown_keys(log: Sequence[str]) -> list[str]:
     """The fingerprints of keys that are not registered, of sites that tried to connect."""
     matches = (UNKNOWN_KEY.search(line) for line in log)
     return [fingerprint(match[1].replace("\\n", "\n").encode()) for match in matches if match]
-
-
-def serve(coordinator: Coordinator, report: Callable[[str], None]) -> None:
-    """Run a coordinator until it ends or we are stopped; leaves no process behind."""
-    try:
-        coordinator.start()
-        proxy = coordinator.proxy
-        where = "no proxy" if proxy is None else f"sites connect to {proxy.name}, {proxy.listen}"
-        report(f"SuperLink on {LOOPBACK}:{coordinator.port}; {where}")
-        log, reported = Follower(coordinator.processes.log("superlink")), set[str]()
-        while True:
-            coordinator.check()
-            for key in unknown_keys(log.new()):
-                if key not in reported:
-                    reported.add(key)
-                    report(
-                        f"a site with the key {key} is refused: it is not approved (fedpews flower approve)"
-                    )
-            time.sleep(POLL_SECONDS)
-    finally:
-        coordinator.processes.stop_all()

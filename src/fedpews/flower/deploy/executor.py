@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -22,7 +23,7 @@ import torch
 from flwr.app import Context, Error, Message, MessageType
 
 from fedpews.flower.deploy.app_folder import CONFIG, ForeignApp, Pin
-from fedpews.flower.deploy.processes import die_with_parent, leave_with_parent
+from fedpews.flower.deploy.processes import die_with_parent
 from fedpews.flower.flwr_private import (
     ErrorCode,
     SubStatus,
@@ -35,8 +36,8 @@ from fedpews.flower.flwr_private import (
     start_heartbeat,
     task_client,
 )
+from fedpews.flower.hello import hello_content
 from fedpews.flower.logs import append_line, save_failure, site_folder
-from fedpews.flower.roster import hello_content
 from fedpews.flower.site import warm_site
 from fedpews.results.layout import SITE_STATUS
 
@@ -57,12 +58,12 @@ class ExecutorOptions:
 
 def run_executor(options: ExecutorOptions) -> None:
     """Take tasks until the SuperNode is gone."""
-    leave_with_parent()
+    # the exit codes of tasks are not needed
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _warm_up(options)
     client = executor_client(options.address, options.secret)
     last_answer = time.monotonic()
     while time.monotonic() - last_answer < PATIENCE_SECONDS:
-        _reap()
         try:
             token = acquire_task(client)
             last_answer = time.monotonic()
@@ -103,6 +104,7 @@ def _fork(options: ExecutorOptions, token: str) -> None:
     code = 1
     try:
         die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         code = _run_task(options, token)
     except BaseException:  # noqa: BLE001 - a child must never return into the parent's loop
         traceback.print_exc()
@@ -148,15 +150,6 @@ def _failure(error: Exception, details: str, message: Message) -> Message:
     if message.metadata.message_type == MessageType.QUERY:
         return Message(hello_content(error), reply_to=message)
     return Message(Error(code=ErrorCode.INVALID_FAB, reason=details), reply_to=message)
-
-
-def _reap() -> None:
-    """Collect the exit codes of tasks that ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
-    except ChildProcessError:
-        return
 
 
 if __name__ == "__main__":

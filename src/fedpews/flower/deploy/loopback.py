@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fedpews.build import load_data
 from fedpews.callbacks import Callback
-from fedpews.errors import ConfigError, FedpewsError, Interrupted, RunFailed
+from fedpews.errors import ConfigError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.flower.data import AT_SITES
-from fedpews.flower.deploy.app_folder import write_app
+from fedpews.flower.deploy.app_folder import new_app
 from fedpews.flower.deploy.coordinator import Coordinator, Proxy, find_nginx, register, run_command
 from fedpews.flower.deploy.keys import ServerKeys, fingerprint, make_server_keys, make_site_key
-from fedpews.flower.deploy.processes import LOOPBACK, free_port, stopped_by_sigterm
-from fedpews.flower.logs import Follower, raise_failure
+from fedpews.flower.deploy.processes import LOOPBACK, free_port
+from fedpews.flower.logs import Follower, raise_failure, read_failure
 from fedpews.flower.roster import KnownSite, KnownSites
 from fedpews.results import layout
 from fedpews.results.records import Record, read_rounds
 
-RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
 FEDPEWS = (sys.executable, "-c", "from fedpews.cli import main; main()")
 
 
@@ -58,10 +55,6 @@ class Loopback:
         self.processes = self.coordinator.processes
         self.address = proxy.listen if proxy else f"{LOOPBACK}:{self.coordinator.port}"
         self.authority = keys.authority if proxy else self.coordinator.inner.authority
-        self._restart_at: dict[int, float] = {}
-
-    def close(self) -> None:
-        self.processes.stop_all()
 
     def submit(self, settings: Mapping[str, Any]) -> None:
         """Start a run of the app, and follow its log."""
@@ -75,17 +68,19 @@ class Loopback:
             code = self.processes.ended(f"site-{site}")
             if code is None:
                 continue
-            self._check_failure(site)
-            if site not in self._restart_at:
-                self.report(f"site {site} ended with code {code}; starting it again")
-                self._restart_at[site] = time.monotonic() + RESTART_SECONDS
-            elif time.monotonic() >= self._restart_at[site]:
-                self._start_site(site)
-                del self._restart_at[site]
+            if failure := read_failure(self.state / f"site-{site}"):
+                # after a restart it would end in the same way
+                why = str(failure).rstrip(".")
+                failure.args = (
+                    f"site {site}: {why}. Correct that and give the command again, with --resume.",
+                )
+                raise failure
+            self.report(f"site {site} ended with code {code}; starting it again")
+            self._start_site(site)
         return self.processes.ended("run") is None
 
     def start(self) -> None:
-        """Start them all; they run until ``close``."""
+        """Start them all; they run until ``processes.stop_all``."""
         make_server_keys(self.folder / "certificates", LOOPBACK)
         self.coordinator.start()
         known = []
@@ -112,18 +107,6 @@ class Loopback:
             text for key, value in options.items() if value is not None for text in (f"--{key}", str(value))
         ]
         self.processes.start(name, [*FEDPEWS, "site", str(self.app), *arguments])
-
-    def _check_failure(self, site: int) -> None:
-        """Raise what keeps a site from taking part: after a restart it would end in the same way."""
-        try:
-            raise_failure(self.state / f"site-{site}")
-        except FedpewsError as error:
-            why = str(error).rstrip(".")
-            failure = FedpewsError(
-                f"site {site}: {why}. Correct that and give the command again, with --resume."
-            )
-            failure.exit_code = error.exit_code
-            raise failure from None
 
 
 def up(
@@ -170,29 +153,30 @@ def up(
 
     shutil.rmtree(work, ignore_errors=True)
     app = work / "app"
-    app.mkdir(parents=True)
-    write_app(app, experiment.to_toml())
+    new_app(app, experiment.to_toml())
     net = Loopback(work, app, out / layout.SITES_MEMORY, options, report)
+
+    def start() -> None:
+        net.start()
+        way = "on loopback" if net.coordinator.proxy is None else "behind nginx"
+        report(
+            f"{count} sites and a SuperLink {way} at {net.address}, TLS and authentication on; logs in {work}/logs"
+        )
+        net.submit(settings)
+        for callback in callbacks:
+            callback.begin(experiment, done, "flower engine")
+
+    def tend() -> bool:
+        show_new()
+        return net.tend()
+
     try:
-        with stopped_by_sigterm(), closing(net):
-            net.start()
-            way = "on loopback" if net.coordinator.proxy is None else "behind nginx"
-            report(
-                f"{count} sites and a SuperLink {way} at {net.address}, TLS and authentication on; "
-                f"logs in {work}/logs"
-            )
-            net.submit(settings)
-            for callback in callbacks:
-                callback.begin(experiment, done, "flower engine")
-            try:
-                while net.tend():
-                    show_new()
-                    time.sleep(POLL_SECONDS)
-            finally:
-                show_new()
-    except KeyboardInterrupt:
+        net.processes.run(start, tend)
+    except Interrupted:
         saved = f"go on with the same command and --resume ({out})"
         raise Interrupted(f"stopped after round {_last_round(out)} of {experiment.rounds}; {saved}") from None
+    finally:
+        show_new()
     raise_failure(out)
     is_short = _last_round(out) < experiment.rounds and experiment.stop.patience is None
     if is_short or not layout.is_finished(out):

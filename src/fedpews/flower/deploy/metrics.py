@@ -1,12 +1,12 @@
-"""`GET /metrics` for Prometheus at a coordinator and at a site, read off the files that a run writes anyway."""
+"""`GET /metrics` for Prometheus at a coordinator and at a site, computed from the files that a run writes anyway."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from fedpews.errors import ConfigError, need_extra
 from fedpews.outside import json_lines, read_text
@@ -19,11 +19,17 @@ MOST_BYTES = 2**30
 TRAINED = re.compile(r"round (\d+) \(.*?\): trained on (\d+) samples.*; ([\d,]+) bytes to send")
 """A site's line about a round, in its status.log."""
 
-Metric = tuple[str, str, str, list[tuple[dict[str, str], float]]]
-"""counter or gauge, name, meaning, and the values by labels."""
+ALL = ""
+"""The site of a metric that has one value."""
 
-Answers = list[dict[str, Any]]
-"""Of one site, in the order of sites.jsonl."""
+
+class Metric(NamedTuple):
+    """A metric and its value for each site."""
+
+    kind: Literal["counter", "gauge"]
+    name: str
+    meaning: str
+    values: Mapping[str, float]
 
 
 def serve_metrics(address: str, collect: Callable[[], Iterable[Metric]]) -> int:
@@ -41,10 +47,10 @@ def serve_metrics(address: str, collect: Callable[[], Iterable[Metric]]) -> int:
     class Collector:
         def collect(self) -> Iterator[Any]:
             kinds = {"counter": families.CounterMetricFamily, "gauge": families.GaugeMetricFamily}
-            for kind, name, text, values in collect():
-                family = kinds[kind](name, text, labels=sorted(values[0][0]) if values else [])
-                for labels, value in values:
-                    family.add_metric([labels[key] for key in sorted(labels)], value)
+            for kind, name, meaning, values in collect():
+                family = kinds[kind](name, meaning, labels=[] if ALL in values else ["site"])
+                for site, value in values.items():
+                    family.add_metric([site] if site else [], float(value))
                 yield family
 
     registry = client.CollectorRegistry()
@@ -62,44 +68,38 @@ def coordinator_metrics(folder: Path) -> list[Metric]:
     run = Path(read_text(path, 4096).strip()) if path.exists() else folder
     attempts = _lines(run / layout.SITES)
     rounds = max((int(line["round"]) for line in _lines(run / layout.ROUNDS)), default=0)
-    answers: dict[str, Answers] = {}
+    answers: dict[str, list[dict[str, Any]]] = {}
     for attempt in attempts:
         for site, answer in attempt.get("sites", {}).items():
             answers.setdefault(site, []).append(answer)
 
-    def by_site(kind: str, name: str, meaning: str, value: Callable[[Answers], float]) -> Metric:
-        return (
-            kind,
-            name,
-            meaning,
-            [({"site": site}, float(value(answers[site]))) for site in sorted(answers)],
-        )
+    def total(key: str) -> dict[str, float]:
+        return {site: sum(answer.get(key, 0) for answer in each) for site, each in answers.items()}
 
-    def total(key: str) -> Callable[[Answers], float]:
-        return lambda each: sum(answer.get(key, 0) for answer in each)
+    def count(*outcomes: str) -> dict[str, float]:
+        return {
+            site: sum(answer.get("outcome") in outcomes for answer in each) for site, each in answers.items()
+        }
 
-    def count(*outcomes: str) -> Callable[[Answers], float]:
-        return lambda each: sum(answer.get("outcome") in outcomes for answer in each)
-
-    def last(value: Callable[[Answers], float]) -> Callable[[Answers], float]:
-        return lambda each: value(each[-1:])
-
-    up, failed = last(count("accepted", "refused")), count("failed", "no answer", "absent")
+    last = {site: each[-1] for site, each in answers.items()}
+    up = {site: float(answer.get("outcome") in ("accepted", "refused")) for site, answer in last.items()}
+    seconds = {site: answer.get("seconds", 0.0) for site, answer in last.items()}
+    failed = count("failed", "no answer", "absent")
     return [
-        _one("gauge", "fedpews_rounds_done", "Rounds in rounds.jsonl of the current run", rounds),
-        _one("counter", "fedpews_attempts", "Attempts at rounds", len(attempts)),
-        by_site("gauge", "fedpews_site_up", "1 if the site answered the last time it was asked", up),
-        by_site("gauge", "fedpews_site_last_seconds", "Seconds of its last answer", last(total("seconds"))),
-        by_site("counter", "fedpews_site_seconds", "Seconds until its answers, summed", total("seconds")),
-        by_site("counter", "fedpews_site_sent_bytes", "Bytes to the site", total("bytes_down")),
-        by_site("counter", "fedpews_site_received_bytes", "Bytes from the site", total("bytes_up")),
-        by_site("counter", "fedpews_refused_uploads", "Uploads that were refused", count("refused")),
-        by_site("counter", "fedpews_failed_answers", "Times the site failed or did not answer", failed),
+        Metric("gauge", "fedpews_rounds_done", "Rounds in rounds.jsonl of the current run", {ALL: rounds}),
+        Metric("counter", "fedpews_attempts", "Attempts at rounds", {ALL: len(attempts)}),
+        Metric("gauge", "fedpews_site_up", "1 if the site answered the last time it was asked", up),
+        Metric("gauge", "fedpews_site_last_seconds", "Seconds of its last answer", seconds),
+        Metric("counter", "fedpews_site_seconds", "Seconds until its answers, summed", total("seconds")),
+        Metric("counter", "fedpews_site_sent_bytes", "Bytes to the site", total("bytes_down")),
+        Metric("counter", "fedpews_site_received_bytes", "Bytes from the site", total("bytes_up")),
+        Metric("counter", "fedpews_refused_uploads", "Uploads that were refused", count("refused")),
+        Metric("counter", "fedpews_failed_answers", "Times the site failed or did not answer", failed),
     ]
 
 
 def site_metrics(state: Path) -> list[Metric]:
-    """What a site's own people watch.
+    """What the operator of a site watches.
 
     Args:
         state: the site's folder in its state-dir.
@@ -112,18 +112,13 @@ def site_metrics(state: Path) -> list[Metric]:
     uploads = sum(int(match[3].replace(",", "")) for match in trained)
     refused = (state / layout.SITES_ERROR).exists()
     return [
-        _one("gauge", "fedpews_site_round", "The last round that this site trained", rounds),
-        _one("gauge", "fedpews_site_samples", "Its training samples", samples),
-        _one("counter", "fedpews_site_rounds_trained", "Rounds trained", len(trained)),
-        _one("counter", "fedpews_site_upload_bytes", "Bytes of its uploads", uploads),
-        _one("counter", "fedpews_site_failures", "Messages answered with a failure", failures),
-        _one("gauge", "fedpews_site_refused", "1 if this site cannot take part", refused),
+        Metric("gauge", "fedpews_site_round", "The last round that this site trained", {ALL: rounds}),
+        Metric("gauge", "fedpews_site_samples", "Its training samples", {ALL: samples}),
+        Metric("counter", "fedpews_site_rounds_trained", "Rounds trained", {ALL: len(trained)}),
+        Metric("counter", "fedpews_site_upload_bytes", "Bytes of its uploads", {ALL: uploads}),
+        Metric("counter", "fedpews_site_failures", "Messages answered with a failure", {ALL: failures}),
+        Metric("gauge", "fedpews_site_refused", "1 if this site cannot take part", {ALL: refused}),
     ]
-
-
-def _one(kind: str, name: str, meaning: str, value: float) -> Metric:
-    """A metric with a single value."""
-    return kind, name, meaning, [({}, float(value))]
 
 
 def _lines(path: Path) -> list[Any]:

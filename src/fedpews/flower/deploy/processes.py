@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from fedpews.errors import ConfigError
+from fedpews.errors import ConfigError, Interrupted
+from fedpews.flower.deploy import template
 
 LOOPBACK = "127.0.0.1"
 QUIET = {
@@ -29,29 +30,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 SUBREAPER, DEATH_SIGNAL = 36, 1  # prctl(2): orphans become our children; a child gets a signal when we die
-GRACE_SECONDS = 5.0
-
-UNIT = """[Unit]
-Description={what}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-WorkingDirectory={folder}
-ExecStart={command}
-Restart=always
-RestartSec=10
-User=fedpews
-UMask=0077
-NoNewPrivileges=yes
-ProtectSystem=strict
-ProtectHome=read-only
-PrivateTmp=yes
-ReadWritePaths={writable}
-
-[Install]
-WantedBy=multi-user.target
-"""
+GRACE_SECONDS, POLL_SECONDS = 5.0, 0.5
 
 
 def program(name: str) -> str:
@@ -96,7 +75,7 @@ def systemd_unit(what: str, writable: Sequence[Path], *more: str) -> str:
     folders = " ".join(map(str, writable))
     # systemd reads % as the start of a specifier
     command, folder = (text.replace("%", "%%") for text in (command, str(Path.cwd())))
-    return UNIT.format(what=what, command=command, folder=folder, writable=folders)
+    return template("systemd.service", what=what, command=command, folder=folder, writable=folders)
 
 
 class Processes:
@@ -138,6 +117,26 @@ class Processes:
         """The exit code, or None while the program runs."""
         return self._running[name].poll()
 
+    def run(self, start: Callable[[], None], tend: Callable[[], bool | None]) -> None:
+        """Start programs and look after them until ``tend`` returns False or raises, Ctrl-C or SIGTERM.
+
+        No process is left running.
+        """
+
+        def stop(number: int, frame: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            start()
+            while tend() is not False:
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped") from None
+        finally:
+            self.stop_all()
+            signal.signal(signal.SIGTERM, before)
+
     def stop_all(self) -> None:
         """End all programs in reverse order, with everything they started."""
         children = psutil.Process().children(recursive=True)
@@ -153,20 +152,6 @@ class Processes:
         for process in self._running.values():
             process.wait()
         self._running = {}
-
-
-@contextlib.contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM as on Ctrl-C, so that both end everything that was started."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def leave_with_parent() -> None:

@@ -25,7 +25,7 @@ from fedpews.flower.logs import Follower, clear_failure, raise_failure, site_fol
 from fedpews.outside import check_plain
 from fedpews.results.layout import SITE_STATUS
 
-RESTART_SECONDS, POLL_SECONDS = 5.0, 0.5
+RESTART_SECONDS = 5.0
 CONTACT_SECONDS = 30.0
 """How often to check that the coordinator can still be reached."""
 NOT_ACTIVATED = "[code: 2004]"
@@ -60,7 +60,6 @@ class SiteProcess:
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.folder)
-        self._restart_at: float | None = None
         self._state = site_folder(self.settings)
         self._status = Follower(self._state / SITE_STATUS)
         self._log = Follower(self.processes.log(SUPERNODE))
@@ -72,14 +71,8 @@ class SiteProcess:
         for path in (self.authority, self.key, self.certificate):
             if path is not None:
                 check_plain(path)
-        try:
-            self.start()
-            self.report(f"this site runs only the app {self.pin.hash} ({self.pin.folder})")
-            while True:
-                self.tend()
-                time.sleep(POLL_SECONDS)
-        finally:
-            self.processes.stop_all()
+        self.report(f"this site runs only the app {self.pin.hash} ({self.pin.folder})")
+        self.processes.run(self.start, self.tend)
 
     def start(self) -> None:
         write_private(make_private(self.folder) / "secret", secrets.token_bytes(32))
@@ -100,14 +93,10 @@ class SiteProcess:
         self._check_contact()
         codes = {name: self.processes.ended(name) for name in (SUPERNODE, EXECUTOR)}
         ended = {name: code for name, code in codes.items() if code is not None}
-        if not ended:
-            return
-        if self._restart_at is None:
+        if ended:
             self._report_ended(ended)
-            self._restart_at = time.monotonic() + RESTART_SECONDS
-        elif time.monotonic() >= self._restart_at:
+            time.sleep(RESTART_SECONDS)
             self.processes.stop_all()
-            self._restart_at = None
             self._start_pair()
 
     def _report_ended(self, ended: Mapping[str, int]) -> None:

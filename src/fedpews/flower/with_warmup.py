@@ -1,7 +1,7 @@
 """The warmup for a Flower app that has its own training loop: the server's half.
 
-A mask over neurons is, for each parameter, one mask per dimension (its sides); an element is owned if all its positions
-are. So a server that knows only names and shapes can put the owned elements back, without a graph.
+A client sends the elements that it owns, and a bit for each element. So the server needs only names and shapes, and no
+graph of the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fedpews.methods.wire import BadMessage
 from fedpews.warmup.auto import Auto
 from fedpews.warmup.masks import Fixed, Learned, Masks
 
-ABOUT, OTHERS, OWNED, NEURONS, THETA, HIDDEN = "fedpews", "others", "owned", "neurons", "theta", "hidden"
+ABOUT, OTHERS, OWNED, OWNERSHIP, THETA = "fedpews", "others", "owned", "ownership", "theta"
+NEURONS, HIDDEN = "neurons", "hidden"
 LOG = logging.getLogger("flwr")
 
 KINDS: dict[str, type[Masks]] = {"learned": Learned, "fixed": Fixed, "auto": Auto}
@@ -31,7 +32,6 @@ SENT = ("diversity", "mask_lr", "gradient", "start", "start_spread", "upload_mas
 AT_SERVER = ("flat_at", "learnt_at")
 
 Arrays = Mapping[str, NDArray[Any]]
-Sides = Mapping[int, NDArray[np.bool_]]
 
 
 class MaskedUpload(NamedTuple):
@@ -213,12 +213,12 @@ class WithWarmup(Strategy):  # type: ignore[misc]
     def _read(self, content: RecordDict) -> tuple[MaskedUpload, NDArray[Any]]:
         """A client's upload and its θ, both checked."""
         try:
-            records = {key: content[key] for key in (OWNED, NEURONS, THETA)}
+            records = {key: content[key] for key in (OWNED, OWNERSHIP, THETA)}
             # Flower reads an array with pickling off
             arrays = {k: {n: array.numpy() for n, array in record.items()} for k, record in records.items()}
             (metrics,) = content.metric_records.values()
             weight = float(metrics[getattr(self.strategy, "weighted_by_key", "num-examples")])
-            value, mask = restore(arrays[OWNED], arrays[NEURONS], self._old)
+            value, mask = restore(arrays[OWNED], arrays[OWNERSHIP], self._old)
             theta = arrays[THETA][HIDDEN]
         except BadMessage:
             raise
@@ -232,48 +232,33 @@ class WithWarmup(Strategy):  # type: ignore[misc]
         return MaskedUpload(value, mask, weight), theta
 
 
-def select(values: Arrays, sides: Mapping[str, Sides]) -> dict[str, NDArray[Any]]:
-    """The owned elements of each array in a row; an array without sides as it is."""
-    return {
-        name: value[_expand(value.shape, sides[name])] if name in sides else value
-        for name, value in values.items()
-    }
-
-
-def pack_sides(sides: Mapping[str, Sides]) -> dict[str, NDArray[np.uint8]]:
-    """The masks as bits, under the keys ``name:dimension``."""
-    return {f"{name}:{dim}": np.packbits(mask) for name, axes in sides.items() for dim, mask in axes.items()}
-
-
 def restore(
     sent: Arrays, packed: Arrays, like: Arrays
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.bool_]]]:
     """The arrays in their shapes (zero where not owned) and their masks; both checked against the global model.
 
     Args:
+        sent: of each array the owned elements in a row; an array without a mask as it is.
+        packed: the masks, eight elements to a byte.
         like: the global model, with the names, shapes and types that everything must have.
     """
-    sides: dict[str, dict[int, NDArray[np.bool_]]] = {}
-    for key, bits in packed.items():
-        name, _, number = key.rpartition(":")
-        if name not in like or not number.isdecimal() or int(number) >= like[name].ndim:
-            raise BadMessage(f"a mask for {key!r:.60}, which the model does not have")
-        length = like[name].shape[int(number)]
-        if bits.dtype != np.uint8 or bits.shape != ((length + 7) // 8,):
-            raise BadMessage(
-                f"the mask {key!r:.60} has {bits.size} bytes where {(length + 7) // 8} are expected"
-            )
-        sides.setdefault(name, {})[int(number)] = np.unpackbits(bits, count=length).astype(bool)
-    if sent.keys() != like.keys():
-        raise BadMessage(f"other names than the model: {sorted(sent.keys() ^ like.keys())[:3]}")
+    if sent.keys() != like.keys() or not packed.keys() <= like.keys():
+        odd = sorted((sent.keys() ^ like.keys()) | (packed.keys() - like.keys()))
+        raise BadMessage(f"other names than the model: {odd[:3]!r:.200}")
     values, masks = {}, {}
     for name, old in like.items():
-        mask = _expand(old.shape, sides.get(name, {}))
-        value, shape = sent[name], (int(mask.sum()),) if name in sides else old.shape
+        mask, shape = np.ones(old.shape, bool), old.shape
+        if name in packed:
+            bits = packed[name]
+            if bits.dtype != np.uint8 or bits.shape != ((old.size + 7) // 8,):
+                raise BadMessage(f"the mask of {name} has {bits.size} bytes for {old.size} elements")
+            mask = np.unpackbits(bits, count=old.size).astype(bool).reshape(old.shape)
+            shape = (int(mask.sum()),)
+        value = sent[name]
         if value.dtype != old.dtype or value.shape != shape:
             raise BadMessage(f"{name} is {value.dtype} {value.shape} where {old.dtype} {shape} is expected")
         if not np.isfinite(value).all():
-            raise BadMessage(f"{name} holds values that are not finite")
+            raise BadMessage(f"{name} has values that are not finite")
         values[name] = np.zeros_like(old)
         values[name][mask] = value.reshape(-1)
         masks[name] = mask
@@ -300,10 +285,3 @@ def fill_in(uploads: Sequence[MaskedUpload], old: Arrays) -> list[dict[str, NDAr
         for arrays, upload in zip(filled, uploads, strict=True):
             arrays[name] = np.where(upload.masks[name], upload.arrays[name], mean)
     return filled
-
-
-def _expand(shape: tuple[int, ...], sides: Sides) -> NDArray[np.bool_]:
-    mask = np.ones(shape, bool)
-    for dim, side in sides.items():
-        mask &= side.reshape([-1 if d == dim else 1 for d in range(len(shape))])
-    return mask

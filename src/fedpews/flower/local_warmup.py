@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpews.flower.adopt.strategy import (
-    ABOUT,
-    HIDDEN,
-    NEURONS,
-    OTHERS,
-    OWNED,
-    SENT,
-    THETA,
-    pack_sides,
-    select,
-)
+from fedpews.flower.with_warmup import ABOUT, HIDDEN, NEURONS, OTHERS, OWNED, OWNERSHIP, SENT, THETA
 from fedpews.neurons.graph import NeuronGraph
 from fedpews.neurons.trace import trace
 from fedpews.results.files import write_atomically
@@ -77,11 +67,11 @@ class LocalWarmup:
         site = int(context.node_config.get("partition-id", context.node_id))
         state_dir = context.node_config.get("state-dir")
         if keep is None and state_dir is not None:
-            keep = Path(str(state_dir)).expanduser() / f"warmup-scores-{site}.npy"
+            keep = Path(str(state_dir)).expanduser() / f"warmup-scores-{site}.safetensors"
         self._keep = keep
         scores = _read(context.state, SCORES, HIDDEN)
         if scores is None and keep is not None and keep.exists():
-            scores = torch.from_numpy(np.load(keep, allow_pickle=False))
+            scores = load(keep.read_bytes())[HIDDEN]
         if scores is None:
             (scores,) = draw_starts(self._masks, self._graph.size, [site], seed=0)
         self.scores = scores.to(self._device)
@@ -152,32 +142,27 @@ class LocalWarmup:
         else:
             is_drawn = self._masks.upload_mask == "drawn"
             neurons = self._draw().bool() if is_drawn else self.theta >= 0.5
-            sides = {
-                name: {axis.dim: _side(neurons.cpu(), axis.neurons.cpu()) for axis in axes}
-                for name, axes in self._graph.axes.items()
+            owned = self._graph.expand(neurons.cpu())
+            masks = {
+                name: mask.expand(values[name].shape).numpy()
+                for name, mask in owned.items()
                 if name in values
             }
+            sent = {name: value[masks[name]] if name in masks else value for name, value in values.items()}
             records |= {
-                OWNED: _record(select(values, sides)),
-                NEURONS: _record(pack_sides(sides)),
+                OWNED: _record(sent),
+                OWNERSHIP: _record({name: np.packbits(mask) for name, mask in masks.items()}),
                 THETA: _record({HIDDEN: self.theta.cpu().numpy()}),
             }
             self._context.state[SCORES] = _record({HIDDEN: self.scores.cpu().numpy()})
             if self._keep is not None:
                 self._keep.parent.mkdir(parents=True, exist_ok=True)
-                buffer = io.BytesIO()
-                np.save(buffer, self.scores.cpu().numpy(), allow_pickle=False)
-                write_atomically(self._keep, buffer.getvalue())
+                write_atomically(self._keep, save({HIDDEN: self.scores.cpu()}))
         return Message(RecordDict(records), reply_to=self._message)
 
     def _draw(self) -> Tensor:
         theta = self.theta
         return (torch.rand(theta.shape, generator=self._random).to(theta.device) < theta).to(theta.dtype)
-
-
-def _side(neurons: Tensor, owners: Tensor) -> Any:
-    """Which positions of one dimension are owned; a position of no neuron (−1) always is."""
-    return torch.cat([neurons, torch.ones(1, dtype=torch.bool)])[owners].numpy()
 
 
 def _slots(optimizer: torch.optim.Optimizer, value: Tensor) -> dict[str, Tensor]:

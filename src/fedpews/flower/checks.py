@@ -1,25 +1,30 @@
-"""Uploads come from the network: nothing in them is used before it has been checked here."""
+"""Uploads and scores come from the network: nothing in them is used before it has been checked here."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from flwr.app import RecordDict
+from safetensors.torch import load
 from torch import Tensor
 
 from fedpews import trees
 from fedpews.config import FlowerTable
 from fedpews.engines.client_round import count_steps
 from fedpews.engines.engine import Job, Schedule
-from fedpews.flower.limits import LARGEST_LOSS
+from fedpews.engines.evaluate import Part
+from fedpews.errors import ConfigError
+from fedpews.flower.messages import FRAME, unpack
 from fedpews.methods.contract import THETA, Download, Upload, Work
 from fedpews.methods.wire import BadMessage, decode_upload, encode_upload
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import global_generator
 from fedpews.tasks.metrics import Sums
+from fedpews.tasks.names import is_share
 from fedpews.tasks.task import Task
 from fedpews.torch_private import tree_map_only
 from fedpews.trees import map_leaves
@@ -37,6 +42,10 @@ BOUNDED = ("theta", "privacy")
 POWERS = (0.0, 0.5, 1.0)
 """A change grows with the number of steps: not at all, as their root, or linearly. Only an upload that is too large in
 every view is refused, so a site with much more or much less data than the others is accepted."""
+
+LARGEST_LOSS = 1e6
+"""The largest mean loss (of training or of evaluation) or metric that a site may report; honest losses are below a
+hundred."""
 
 
 class UploadCheck:
@@ -127,8 +136,8 @@ class UploadCheck:
 
 def sample_upload(net: Network, job: Job) -> Upload:
     """The upload of a job's client half after a single step on two empty samples."""
-    batch = blank_batch(net)
-    half, noise = job.half, torch.full((job.half.noise_size(net),), 0.5)
+    batch, half = blank_batch(net), job.half
+    noise = torch.full((half.noise_size(net),), 0.5)
     with global_generator():
         wanted = half.probe(net, job.download, None)
         memory = None if wanted is None else half.probed(net, job.download, None, 0.0)
@@ -189,11 +198,11 @@ def _check_ownership(upload: Upload, download: Download, sample: Upload) -> None
 def _check_values(upload: Upload) -> None:
     for key, tree in {"params": upload.params, **upload.extra}.items():
         if not trees.is_finite(tree):
-            raise BadMessage(f"{key} holds values that are not finite")
+            raise BadMessage(f"{key} has values that are not finite")
     for key in BOUNDED:
         for name, value in upload.extra.get(key, {}).items():
             if not bool(((value >= 0) & (value <= 1)).all()):
-                raise BadMessage(f"{key}.{name} holds values outside [0, 1]")
+                raise BadMessage(f"{key}.{name} has values outside [0, 1]")
 
 
 def norms(net: Network, upload: Upload, download: Download) -> dict[str, float]:
@@ -204,12 +213,15 @@ def norms(net: Network, upload: Upload, download: Download) -> dict[str, float]:
         if value.is_floating_point():
             moved = value.double() - (download.params[name].double() if name in download.params else 0.0)
             change[name] = torch.where(owned[name].bool(), moved, 0.0) if name in owned else moved
-    sizes = {"params": _norm(change)} if change else {}
+    numbers = {"params": change}
     for key, tree in upload.extra.items():
-        numbers = {name: value.double() for name, value in tree.items() if value.is_floating_point()}
-        if numbers and key not in BOUNDED:
-            sizes[key] = _norm(numbers)
-    return sizes
+        if key not in BOUNDED:
+            numbers[key] = {name: value.double() for name, value in tree.items() if value.is_floating_point()}
+    return {
+        key: float(torch.stack([value.pow(2).sum() for value in tree.values()]).sum().sqrt())
+        for key, tree in numbers.items()
+        if tree
+    }
 
 
 class NormRule:
@@ -268,5 +280,113 @@ def _median(uploads: list[tuple[float, int]], power: float) -> float:
     return statistics.median_low([size / steps**power for size, steps in uploads]) if uploads else 0.0
 
 
-def _norm(tree: Mapping[str, Tensor]) -> float:
-    return float(torch.stack([value.pow(2).sum() for value in tree.values()]).sum().sqrt())
+def least(task: Task, sums: Sums) -> Sums:
+    """The least that the metrics need: right answers by class would show how often a site has each class.
+
+    >>> from fedpews.tasks import Classification
+    >>> least(Classification(), {"correct": torch.tensor([2, 1]), "seen": torch.tensor([3, 3])})
+    {'correct': tensor([3]), 'seen': tensor([6])}
+    """
+    others = [
+        task.METRICS[metric] for metric in task.metrics if metric in task.METRICS and metric != "accuracy"
+    ]
+    needed = {name for metric in others for name in metric.needs}
+    return {
+        name: value.sum().reshape(1) if name in ("correct", "seen") and name not in needed else value
+        for name, value in sums.items()
+    }
+
+
+@dataclass
+class ScoreCheck:
+    """Reads sites' scores. A site may be wrong about its samples, but not about the number that it declared.
+
+    Args:
+        labels: the most labels that one sample may have: its pixels or tokens.
+        sample: the sums of a few samples, which have the shapes of every site's; else those of the first site count.
+    """
+
+    task: Task
+    labels: int
+    sample: Sums = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if kept := [name for name in self.task.sum_names() if name.startswith("kept_")]:
+            raise ConfigError(
+                f"{' and '.join(self.task.metrics)}: one of these needs every sample's output ({', '.join(kept)}), "
+                "which does not leave a site. Give the server a test set (test=FILE.npz), or choose other metrics."
+            )
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that the sums of one seed and part of the data can have."""
+        return sum(8 * value.numel() for value in self.sample.values()) + FRAME
+
+    def read(self, content: RecordDict, part: Part, seeds: Iterable[int], declared: int) -> dict[int, Sums]:
+        """The sums for each seed's model, over exactly as many samples as the site declared; {} for none.
+
+        The content comes from the network.
+        """
+        scores = {}
+        for seed in seeds:
+            try:
+                sums = {
+                    name: value.double() for name, value in load(unpack(content, f"{part}-{seed}")).items()
+                }
+                scores[seed] = self._check(sums, declared)
+            except BadMessage as error:
+                raise BadMessage(f"its score on its {part} samples for seed {seed}: {error}") from None
+            except Exception as error:  # bytes from outside may raise anything
+                raise BadMessage(
+                    f"its score cannot be read: {type(error).__name__}: {error!s:.200}"
+                ) from error
+        return scores
+
+    def _check(self, sums: Sums, declared: int) -> Sums:
+        if not declared:
+            if sums:
+                raise BadMessage("it declared no samples")
+            return {}
+        wanted = self.task.sum_names()
+        if set(sums) != set(wanted):
+            raise BadMessage(f"it is made of {sorted(sums)!r:.200}, not of {sorted(wanted)}")
+        for name, value in sums.items():
+            if not bool(torch.isfinite(value).all()):
+                raise BadMessage(f"{name} has numbers that are not finite")
+            shape = tuple(self.sample.get(name, value).shape)
+            if shape != tuple(value.shape):
+                raise BadMessage(f"{name} has the shape {tuple(value.shape)}, others have {shape}")
+        if sums["loss"].dim() or sums["weight"].dim():
+            raise BadMessage("its loss or its weight is no single number")
+        heaviest = declared * self.labels * max(1.0, *(getattr(self.task, "class_weights", None) or (1.0,)))
+        loss, weight = float(sums["loss"]), float(sums["weight"])
+        if not 0 <= weight <= heaviest or not 0 <= loss <= LARGEST_LOSS * max(weight, 1):
+            raise BadMessage(f"loss {loss:g} over {weight:g} makes no sense")
+        every_sample_is_one = (
+            type(self.task).weigh is Task.weigh or getattr(self.task, "class_weights", ()) is None
+        )
+        if every_sample_is_one and weight != declared:
+            raise BadMessage(f"it is over {weight:g} samples, and the site declared {declared}")
+        if "seen" in sums:
+            self._check_counts(sums, declared)
+        self.sample = self.sample or sums
+        return sums
+
+    def _check_counts(self, sums: Sums, declared: int) -> None:
+        right, seen = sums["correct"], sums["seen"]
+        whole = bool((right == right.round()).all()) and bool((seen == seen.round()).all())
+        if right.shape != seen.shape or not whole or not bool(((right >= 0) & (right <= seen)).all()):
+            raise BadMessage("its right answers are more than its answers, or not counts")
+        total, classed = int(seen.sum()), self.task.name == "classification"
+        if total > declared * self.labels or (classed and total != declared):
+            raise BadMessage(f"it is over {total} answers, and the site declared {declared} samples")
+
+
+def is_metric(name: str, value: object) -> bool:
+    """Whether a value can be that of a metric.
+
+    >>> is_metric("accuracy", 0.5), is_metric("accuracy", 1.5), is_metric("mae", 1.5), is_metric("mae", float("nan"))
+    (True, False, True, False)
+    """
+    low, high = (0.0, 1.0) if is_share(name) else (-LARGEST_LOSS, LARGEST_LOSS)
+    return isinstance(value, float) and low <= value <= high
