@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpews.build import Setup
-from fedpews.engines.diverging import explain, sort_out
-from fedpews.engines.engine import Engine, Job
+from fedpews.engines.engine import Engine, Job, explain, sort_out
 from fedpews.errors import RunFailed
 from fedpews.measure import Measurer, SeedRound
 from fedpews.methods.average import Average
@@ -26,12 +25,21 @@ from fedpews.trees import Nest, Tree, leaves, norm, stack
 class Server:
     """Runs rounds for all seeds side by side. A checkpoint holds its ``states`` and its clients' ``memories``."""
 
-    def __init__(self, setup: Setup, engine: Engine, memories: Store, states: Mapping[int, Nest]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        engine: Engine,
+        memories: Store,
+        states: Mapping[int, Nest],
+        *,
+        observes: bool = False,
+    ) -> None:
         self.setup, self.engine, self.memories, self.states = setup, engine, memories, dict(states)
-        self.measurer = Measurer(setup, engine, memories)
+        self.measurer = Measurer(setup, engine, memories, observes)
         self.total, train = len(setup.data), setup.experiment.train
         self.cohort_size = setup.experiment.cohort_size(self.total)
-        self.aggregate = Aggregate(train.aggregate, train.trim, train.byzantine)
+        is_mean = train.aggregate == "mean"
+        self.aggregate = None if is_mean else Aggregate(train.aggregate, train.trim, train.byzantine)
 
     def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[Record]:
         """One round of all seeds, or of those given; a record for each.
@@ -68,7 +76,8 @@ class Server:
         for seed, part in parts.items():
             average = average_of(net, part.uploads, train.weighting)
             part.masks = average.masks
-            average = self.aggregate.of(average, part.uploads)
+            if self.aggregate is not None:
+                average = self.aggregate.of(average, part.uploads)
             state = method.update(net, part.state, part.uploads, average)
             check_update(part.state, state, part.uploads, seed)
             part.state = self.states[seed] = state

@@ -19,8 +19,7 @@ from fedpews.build import Setup, schedule
 from fedpews.config import FlowerTable
 from fedpews.data.inputs import take
 from fedpews.engines.eager import EagerEngine
-from fedpews.engines.engine import Done, Engine, Job
-from fedpews.engines.evaluate import Part, Score
+from fedpews.engines.engine import Done, Engine, Job, Part, Score
 from fedpews.errors import ConfigError, RunFailed
 from fedpews.flower.limits import SAMPLES_MULTIPLE, is_metric
 from fedpews.flower.logs import Answer, Attempt, SiteLog

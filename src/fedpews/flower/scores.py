@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from safetensors.torch import load, save
 
-from fedpews.engines.evaluate import Part
+from fedpews.engines.engine import Part
 from fedpews.errors import ConfigError
 from fedpews.flower.limits import FRAME, LARGEST_LOSS
 from fedpews.flower.messages import pack, unpack

@@ -20,10 +20,8 @@ from safetensors.torch import save
 
 from fedpews.build import build_method, build_network, schedule
 from fedpews.data.statistics import scale
-from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.eager import EagerEngine
-from fedpews.engines.engine import Job
-from fedpews.engines.evaluate import Part
+from fedpews.engines.engine import Job, Part, explain, sort_out
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
 from fedpews.flower.data import site_data

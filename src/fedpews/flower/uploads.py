@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.config import FlowerTable
-from fedpews.engines.client_round import count_steps
+from fedpews.engines.eager import batch_sizes
 from fedpews.engines.engine import Job, Schedule
 from fedpews.flower.limits import LARGEST_LOSS
 from fedpews.methods.contract import THETA, Download, Upload, Work
@@ -76,7 +76,7 @@ class UploadCheck:
         return replace(upload, samples=int(most), steps=self._steps(int(most)))
 
     def _steps(self, samples: int) -> int:
-        return count_steps(samples, self.schedule, self.net.least_batch)
+        return len(batch_sizes(samples, self.schedule, self.net.least_batch))
 
     def _check(self, upload: Upload, job: Job, sample: Upload, declared: int | None) -> None:
         limits = self.limits
@@ -130,8 +130,7 @@ def sample_upload(net: Network, job: Job) -> Upload:
     batch = blank_batch(net)
     half, noise = job.half, torch.full((job.half.noise_size(net),), 0.5)
     with global_generator():
-        wanted = half.probe(net, job.download, None)
-        memory = None if wanted is None else half.probed(net, job.download, None, 0.0)
+        memory = half.probed(net, job.download, None, 0.0) if half.probes else None
         local = half.start(net, job.download, memory)
         local, _ = half.step(net, local, batch, noise, job.lr)
     work = Work(job.client, samples=2, steps=1, lr=job.lr, loss=0.0, noise=noise)

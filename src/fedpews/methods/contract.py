@@ -4,8 +4,8 @@ A round, on any engine::
 
     downloads = method.downloads(net, state, cohort)             # server: one for each client of the cohort
     client = method.client(phase)                                # both halves agree on the phase
-    model = client.probe(net, download, memory)                  # client: most methods ask for nothing
-    if model is not None:
+    if client.probes:                                            # client: most methods do not
+        model = client.probe(net, download, memory)
         memory = client.probed(net, download, memory, accuracy)  #   how good that model is on the client's data
     local = client.start(net, download, memory)
     for batch in batches:                                        # the runtime owns this loop
@@ -131,17 +131,20 @@ class ClientHalf(ABC):
     """Whether ``finish`` needs the number of steps of each element when neurons are masked: the counts are then in
     ``local[STEPS_TAKEN]``, for every name that belongs to a neuron."""
 
+    probes: ClassVar[bool] = False
+    """Whether it needs the accuracy of a model on the client's data before ``start``: ``probe`` and ``probed``."""
+
     def noise_size(self, net: Network) -> int:
         """How many uniform random numbers a step uses; ``Work.noise`` has as many."""
         return 0
 
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        """A model whose accuracy on the client's data is measured before ``start``; None for most methods."""
-        return None
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
+        """The model whose accuracy is measured."""
+        raise NotImplementedError("a client half that probes needs a probe function")
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
         """The memory for ``start``, given the accuracy of the probe."""
-        raise NotImplementedError("a client half with a probe needs a probed function, too")
+        raise NotImplementedError("a client half that probes needs a probed function")
 
     @abstractmethod
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
@@ -169,10 +172,14 @@ class ClientWrapper(ClientHalf):
 
     inner: ClientHalf
 
+    @property
+    def probes(self) -> bool:  # type: ignore[override]
+        return self.inner.probes
+
     def noise_size(self, net: Network) -> int:
         return self.inner.noise_size(net)
 
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
         return self.inner.probe(net, download, inner_memory(memory))
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:

@@ -140,7 +140,7 @@ class LocalClient(ClientWrapper):
 
     names: tuple[str, ...] | str
 
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
         return super().probe(net, self._whole(net, download, memory), memory)
 
     def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:

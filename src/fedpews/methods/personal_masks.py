@@ -62,6 +62,8 @@ class LotteryFL(PersonalMasks):
     remaining: Annotated[float, Field(ge=0, le=1)] = 0.5
     prune: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
+    probes: ClassVar[bool] = True
+
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         return super().init(net, params, total) | {"initial": params}
 

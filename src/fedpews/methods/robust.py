@@ -43,8 +43,6 @@ class Aggregate:
 
     def of(self, average: Average, uploads: Sequence[Upload]) -> Average:
         """The average to use in place of the plain one."""
-        if self.rule == "mean":
-            return average
         if self.rule == "krum":
             chosen = choose_krum(uploads, average.masks, self.byzantine)
             weights = tuple(weight if i in chosen else 0.0 for i, weight in enumerate(average.weights))

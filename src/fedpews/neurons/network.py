@@ -154,8 +154,10 @@ class Network:
     def survives_channels_last(self) -> bool:
         """Whether the model runs on images laid out channels last, and backward too if it may be trained so.
 
-        A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out.
+        A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out. False without images.
         """
+        if all(value.dim() != 4 for value in (*tree_leaves(self.example), *self.initial().values())):
+            return False
         params = {name: channels_last(value) for name, value in self.initial().items()}
         batch = tree_map_only(Tensor, channels_last, self.two_samples())
         try:

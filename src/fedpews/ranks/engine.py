@@ -8,8 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from fedpews.build import Setup
-from fedpews.engines.engine import Diverged, Done, Engine, Job
-from fedpews.engines.evaluate import Part, Score
+from fedpews.engines.engine import Diverged, Done, Engine, Job, Part, Score
 from fedpews.methods.contract import Download, Upload
 from fedpews.ranks.group import LEADER, Group, Message
 from fedpews.trees import Tree

@@ -31,13 +31,7 @@ class StopRule:
     patience: int | None = None
     min_delta: float = 0.0
     on: Literal["validation", "test"] = "validation"
-    keeps_best: bool = False
     goal: Goal = field(default_factory=Goal)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it needs the records at all."""
-        return self.patience is not None or self.keeps_best
 
     def check(self, records: Sequence[Record]) -> None:
         """Refuse a metric that is undefined on the samples, such as auroc on a single class."""

@@ -109,8 +109,8 @@ class Playground:
         ]
         generator = torch.Generator().manual_seed(fold(self.seed, download.round, client, "noise"))
         noise = torch.rand(len(batches) + 1, half.noise_size(self.net), generator=generator)
-        probe = half.probe(self.net, download, memory)
-        if probe is not None:
+        if half.probes:
+            probe = half.probe(self.net, download, memory)
             right = (self.net.predict(probe, x).argmax(1) == y).double().mean()
             memory = half.probed(self.net, download, memory, float(right))
         return half.start(self.net, download, memory), batches, noise
