@@ -37,6 +37,7 @@ class Server:
         self.setup, self.engine, self.memories, self.states = setup, engine, memories, dict(states)
         self.measurer = Measurer(setup, engine, memories, observes)
         self.total, train = len(setup.data), setup.experiment.train
+        self.rates = [setup.experiment.lr_at(round + 1) for round in range(setup.experiment.rounds)]
         self.cohort_size = setup.experiment.cohort_size(self.total)
         is_mean = train.aggregate == "mean"
         self.aggregate = None if is_mean else Aggregate(train.aggregate, train.trim, train.byzantine)
@@ -50,7 +51,7 @@ class Server:
         """
         began = time.perf_counter()
         net, method, experiment = self.setup.net, self.setup.method, self.setup.experiment
-        train, lr = experiment.train, experiment.lr_at(round)
+        train, lr = experiment.train, self.rates[round - 1]
         parts: dict[int, SeedRound] = {}
         jobs: list[Job] = []
         for seed, state in self.states.items():

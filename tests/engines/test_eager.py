@@ -154,7 +154,7 @@ def test_a_client_on_a_gpu_waits_for_the_server_and_the_server_for_it(
     notes = Notes(monkeypatch)
     streams = Streams(torch.device("cuda"))
     for client in (0, 1):
-        with streams.behind(torch.cuda.current_stream()):
+        with streams.behind(torch.cuda.current_stream(torch.device("cuda"))):
             notes.taken.append(f"trains {client}")
     one = ["waits for server", "enters", "trains {}", "leaves", "done"]
     assert notes.taken == [line.format(client) for client in (0, 1) for line in one]

@@ -58,7 +58,7 @@ class ScoreCheck:
     sample: Sums = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if kept := [name for name in self.task.sum_names() if name.startswith("kept_")]:
+        if kept := [name for name in self.task.sum_names if name.startswith("kept_")]:
             raise ConfigError(
                 f"{' and '.join(self.task.metrics)}: one of these needs every sample's output ({', '.join(kept)}), "
                 "which does not leave a site. Give the server a test set (test=FILE.npz), or choose other metrics."
@@ -94,7 +94,7 @@ class ScoreCheck:
             if sums:
                 raise BadMessage("it declared no samples")
             return {}
-        wanted = self.task.sum_names()
+        wanted = self.task.sum_names
         if set(sums) != set(wanted):
             raise BadMessage(f"it is made of {sorted(sums)!r:.200}, not of {sorted(wanted)}")
         for name, value in sums.items():

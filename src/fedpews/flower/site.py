@@ -40,7 +40,7 @@ from fedpews.results.layout import SITE_STATUS
 from fedpews.results.memories import Version
 from fedpews.tasks.metrics import Sums
 from fedpews.tasks.names import show
-from fedpews.trees import Nest, Tree, nest_bytes
+from fedpews.trees import Nest, Tree, flatten
 
 
 class MemoryLost(FedpewsError):
@@ -78,7 +78,7 @@ class SiteMemory:
                 "state-dir, or set flower.lost_memory to 'restart' to let this site start anew."
             )
         memory, _ = read_nest(path, device)
-        return memory if nest_bytes(memory) is not None else None
+        return memory if flatten(memory)[0] else None
 
     def write(self, seed: int, round: int, memory: Nest, kept: int) -> None:
         """Write the memory after a round, and delete rounds older than ``kept``."""

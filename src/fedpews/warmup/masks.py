@@ -81,24 +81,6 @@ class Learned(Masks):
         """θ of every neuron of a client that has not uploaded yet: σ of the mean start."""
         return 1 / (1 + math.exp(-self.start))
 
-    def step(self, scores: Tensor, slope: Tensor, gates: Tensor, others: Tensor | None) -> Tensor:
-        """Procedure I: s ← s − η_s·(θ·∂f/∂gate − 2λ(θ_i − θ_{g∖i}))·σ′(s).
-
-        The gradient passes straight through the draw. A mask that multiplies the parameters has none where it
-        is zero; the mean of that over draws is the factor θ. The diversity term moves the scores of all neurons.
-
-        Args:
-            slope: (neurons,) ∂f/∂gate at the gates that were drawn.
-            others: (neurons,) θ_{g∖i}, the mean over the other clients; None for a client alone.
-        """
-        theta = scores.sigmoid()
-        if self.gradient != "gate":
-            slope = slope * (theta if self.gradient == "theta" else gates)
-        if others is not None:
-            slope = slope - 2 * self.diversity * (theta - others)
-        # θ(1 − θ) is σ′(s)
-        return scores - self.mask_lr * slope * theta * (1 - theta)
-
 
 @register("masks", "fixed")
 @dataclass(frozen=True)
