@@ -29,8 +29,7 @@ from fedpews.methods.subnetwork import AssignedClient, start_subnetwork, step_su
 from fedpews.neurons.functional import differentiate
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree, pick
-from fedpews.warmup.auto import Auto
-from fedpews.warmup.masks import Learned, Masks, draw_starts
+from fedpews.warmup.masks import Auto, Learned, Masks, draw_starts
 
 WARMUP = "warmup"
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from fedpews.errors import ConfigError, nearest
 from fedpews.methods.wire import BadMessage
-from fedpews.warmup.auto import Auto
-from fedpews.warmup.masks import Fixed, Learned, Masks
+from fedpews.warmup.masks import Auto, Fixed, Learned, Masks
 
 ABOUT, OTHERS, OWNED, NEURONS, THETA, HIDDEN = "fedpews", "others", "owned", "neurons", "theta", "hidden"
 LOG = logging.getLogger("flwr")
