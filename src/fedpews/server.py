@@ -14,7 +14,7 @@ from fedpews.errors import RunFailed
 from fedpews.measure import Measurer, SeedRound
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Upload
-from fedpews.methods.robust import Aggregate
+from fedpews.methods.robust import make_robust
 from fedpews.neurons.network import Network
 from fedpews.results.memories import Store
 from fedpews.results.records import Record
@@ -36,11 +36,9 @@ class Server:
     ) -> None:
         self.setup, self.engine, self.memories, self.states = setup, engine, memories, dict(states)
         self.measurer = Measurer(setup, engine, memories, observes)
-        self.total, train = len(setup.data), setup.experiment.train
+        self.total = len(setup.data)
         self.rates = [setup.experiment.lr_at(round + 1) for round in range(setup.experiment.rounds)]
         self.cohort_size = setup.experiment.cohort_size(self.total)
-        is_mean = train.aggregate == "mean"
-        self.aggregate = None if is_mean else Aggregate(train.aggregate, train.trim, train.byzantine)
 
     def run(self, round: int, seeds: Sequence[int] | None = None, last: bool = True) -> list[Record]:
         """One round of all seeds, or of those given; a record for each.
@@ -77,8 +75,8 @@ class Server:
         for seed, part in parts.items():
             average = average_of(net, part.uploads, train.weighting)
             part.masks = average.masks
-            if self.aggregate is not None:
-                average = self.aggregate.of(average, part.uploads)
+            if train.aggregate != "mean":
+                average = make_robust(average, part.uploads, train.aggregate, train.trim, train.byzantine)
             state = method.update(net, part.state, part.uploads, average)
             check_update(part.state, state, part.uploads, seed)
             part.state = self.states[seed] = state
