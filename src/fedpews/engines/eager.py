@@ -172,11 +172,11 @@ def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> Clien
     # (steps + 1, numbers): a row for each step, and one for what follows the last
     generator = torch.Generator().manual_seed(fold(*names, "noise"))
     noise = torch.rand(len(sizes) + 1, job.half.noise_size(net), generator=generator)
-    memory = job.memory
+    download = job.download
     if job.half.probes:
-        probe = job.half.probe(net, job.download, memory)
-        memory = job.half.probed(net, job.download, memory, accuracy_on(net, probe, data, rows))
-    local = job.half.start(net, job.download, memory)
+        probe = job.half.probe(net, download, job.memory)
+        download = download.with_accuracy(accuracy_on(net, probe, data, rows))
+    local = job.half.start(net, download, job.memory)
     return ClientRound(job, local, rows.index_select(0, order), sizes, noise.to(rows.device))
 
 

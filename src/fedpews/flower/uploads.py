@@ -130,8 +130,8 @@ def sample_upload(net: Network, job: Job) -> Upload:
     batch = blank_batch(net)
     half, noise = job.half, torch.full((job.half.noise_size(net),), 0.5)
     with global_generator():
-        memory = half.probed(net, job.download, None, 0.0) if half.probes else None
-        local = half.start(net, job.download, memory)
+        download = job.download.with_accuracy(0.0) if half.probes else job.download
+        local = half.start(net, download, None)
         local, _ = half.step(net, local, batch, noise, job.lr)
     work = Work(job.client, samples=2, steps=1, lr=job.lr, loss=0.0, noise=noise)
     return half.finish(net, job.download, local, work)[1]

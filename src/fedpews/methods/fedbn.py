@@ -143,10 +143,6 @@ class LocalClient(ClientWrapper):
     def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
         return super().probe(net, self._whole(net, download, memory), memory)
 
-    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        local = {"own": self._own(net, download, memory)}
-        return super().probed(net, self._whole(net, download, memory), memory, accuracy) | local
-
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         local = {"own": self._own(net, download, memory)}
         return super().start(net, self._whole(net, download, memory), memory) | local

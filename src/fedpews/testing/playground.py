@@ -112,7 +112,7 @@ class Playground:
         if half.probes:
             probe = half.probe(self.net, download, memory)
             right = (self.net.predict(probe, x).argmax(1) == y).double().mean()
-            memory = half.probed(self.net, download, memory, float(right))
+            download = download.with_accuracy(float(right))
         return half.start(self.net, download, memory), batches, noise
 
     def average(self, uploads: Sequence[Upload]) -> Average:
