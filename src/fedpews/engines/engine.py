@@ -164,22 +164,23 @@ class Engine(ABC):
         ]
         passes = [
             (net.at(seed), model, data, part, rows)
-            for seed, model, own in zip(seeds, models, chunks, strict=True)
-            for _, rows in own
+            for seed, model, pieces in zip(seeds, models, chunks, strict=True)
+            for _, rows in pieces
         ]
         sums = self._pool.map(lambda arguments: score_chunk(*arguments), passes)
         scores = []
-        for own in chunks:
+        for pieces in chunks:
             by_owner: dict[int | None, Sums] = {}
-            each = [next(sums) for _ in own]
-            for (owner, _), one in zip(own, each, strict=True):
-                by_owner[owner] = add(by_owner[owner], one) if owner in by_owner else one
+            each = [next(sums) for _ in pieces]
+            for (owner, _), new in zip(pieces, each, strict=True):
+                by_owner[owner] = add(by_owner[owner], new) if owner in by_owner else new
             clients = {owner: total for owner, total in by_owner.items() if owner is not None}
             scores.append(Score(reduce(add, each), clients))
         return scores
 
     @cached_property
     def _chunks(self) -> dict[Part, list[Chunk]]:
+        """All test and all validation data, which do not change."""
         size = chunk_size(self.net)
         return {"test": cut(self.data, "test", size), "validation": cut(self.data, "validation", size)}
 
