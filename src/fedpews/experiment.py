@@ -31,6 +31,12 @@ from fedpews.registry import Kind, registered
 from fedpews.tasks.class_names import check_list
 from fedpews.tasks.names import TASKS, Goal, short
 
+FREE = (
+    *("runtime.workers", "runtime.checkpoint_every", "runtime.resume", "flower."),
+    *("data.fingerprint", "model.fingerprint", "model.code"),
+)
+"""Keys that do not decide the numbers: a resumed run may change them. Data and model are compared themselves."""
+
 
 class Experiment(Table):
     """Everything that decides a run. Make one from a recipe, a file, or in Python.
@@ -193,11 +199,9 @@ class Experiment(Table):
         Only what is not a default counts, so that a key that a later version adds changes no fingerprint.
         """
         values = self.model_dump(exclude_defaults=True)
-        # of a model and data given in Python a checkpoint says more; [flower] is what a deployment tolerates
-        free = {"runtime": ("workers", "checkpoint_every", "resume"), "data": ("fingerprint",)}
-        for table, keys in (free | {"model": ("fingerprint", "code")}).items():
-            values[table] = {key: v for key, v in values.get(table, {}).items() if key not in keys}
-        values.pop("flower", None)
+        for table, inner in values.items():
+            if isinstance(inner, dict):
+                values[table] = {k: v for k, v in inner.items() if not f"{table}.{k}".startswith(FREE)}
         values = {key: value for key, value in values.items() if value != {}}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -29,6 +29,7 @@ from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError, RunFailed, first_line, need_extra
 from fedpews.experiment import Experiment
 from fedpews.neurons.modules import arguments, main_output
+from fedpews.neurons.modules import run as call
 from fedpews.report.compare import markdown
 from fedpews.result import Run, build_module, load
 from fedpews.results import layout
@@ -77,7 +78,7 @@ def export(chosen: Chosen, format: str, out: Path) -> float:
     try:
         module = chosen.module.eval()
         with torch.no_grad():
-            expected = _call(module, chosen.samples)
+            expected = main_output(call(module, chosen.samples))
             read = writer(module, chosen.samples, aside)
             difference = _difference(read(chosen.samples), expected)
         if not difference <= TOLERANCE:
@@ -255,11 +256,6 @@ def _client_number(run: Run, client: str) -> int:
     )
 
 
-def _call(module: nn.Module, x: Any) -> Tensor:
-    args, kwargs = arguments(x)
-    return main_output(module(*args, **kwargs))
-
-
 def _difference(mine: Tensor, expected: Tensor) -> float:
     if mine.shape != expected.shape:
         return float("inf")
@@ -280,7 +276,7 @@ def _write_safetensors(module: nn.Module, samples: Any, folder: Path) -> Reader:
         for value in again.parameters():  # nothing of the module may be left
             value.zero_()
     load_model(again, str(folder / "model.safetensors"))
-    return lambda x: _call(again, x)
+    return lambda x: main_output(call(again, x))
 
 
 def _write_program(module: nn.Module, samples: Any, folder: Path) -> Reader:
@@ -294,7 +290,7 @@ def _write_program(module: nn.Module, samples: Any, folder: Path) -> Reader:
             f"the model cannot be written as a torch.export program: {first_line(error)}; try --format safetensors"
         ) from error
     again = torch.export.load(path).module()
-    return lambda x: _call(again, x)
+    return lambda x: main_output(call(again, x))
 
 
 def _write_onnx(module: nn.Module, samples: Any, folder: Path) -> Reader:
@@ -349,7 +345,7 @@ def _write_hf(module: nn.Module, samples: Any, folder: Path) -> Reader:
     again = copy.deepcopy(module)
     copied: Any = next(part for part in again.modules() if hasattr(part, "save_pretrained"))
     copied.load_state_dict(type(inner).from_pretrained(folder).state_dict())
-    return lambda x: _call(again.eval(), x)
+    return lambda x: main_output(call(again.eval(), x))
 
 
 def _any_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

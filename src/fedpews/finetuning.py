@@ -14,8 +14,7 @@ from typing import Any
 from fedpews.build import Setup, schedule
 from fedpews.data.federation import Federation
 from fedpews.engines.choose import choose_engine
-from fedpews.engines.diverging import sort_out
-from fedpews.engines.engine import Engine, Job, Schedule
+from fedpews.engines.engine import Engine, Job, Schedule, sort_out
 from fedpews.engines.hardware import available_cores
 from fedpews.errors import ConfigError, RunFailed
 from fedpews.measure import personal_metric, score_personal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,19 +14,19 @@ from torch import Tensor
 
 from fedpews.build import Setup
 from fedpews.data.federation import Federation
-from fedpews.engines.engine import Engine
-from fedpews.engines.evaluate import Score
+from fedpews.engines.engine import Engine, Score
 from fedpews.errors import RunFailed
 from fedpews.methods.contract import THETA, Cohort, Download, Upload
 from fedpews.methods.wire import message_sizes
 from fedpews.neurons.network import Network
+from fedpews.notices import list_names
 from fedpews.results.masks import BINS, Ownership
 from fedpews.results.memories import Store
 from fedpews.results.records import Record
 from fedpews.tasks.metrics import accuracy
 from fedpews.tasks.names import short
 from fedpews.tasks.task import Task
-from fedpews.trees import Nest, Tree, mean_cosine, pick
+from fedpews.trees import Nest, Tree, mean_cosine
 
 SHOWN_CLIENTS = 100
 """Up to this many clients, a record lists the metrics of each."""
@@ -55,13 +56,19 @@ class SeedRound:
 
 
 class Measurer:
-    """Turns the rounds of a server into records."""
+    """Turns the rounds of a server into records.
 
-    def __init__(self, setup: Setup, engine: Engine, memories: Store) -> None:
+    Args:
+        observes: whether ``observed`` has the neurons that clients owned in the last round.
+    """
+
+    def __init__(self, setup: Setup, engine: Engine, memories: Store, observes: bool = False) -> None:
         self.net, self.method, self.data = setup.net, setup.method, setup.data
         self.engine, self.memories, self.total = engine, memories, len(setup.data)
-        # the neurons that each client owned in the last round, if clients own neurons
+        self.observes = observes
         self.observed: list[Ownership] = []
+        self._logged: set[str] = set()
+        self._has_personal = setup.method.personalised
         # the server of real sites has no samples
         data, shown = setup.data, len(setup.data.y) > 0 and self.total <= SHOWN_CLIENTS
         mixes = shown and data.test_owner is None and data.task.classes_of(data.y) is not None
@@ -73,11 +80,12 @@ class Measurer:
         Args:
             began: when the round began.
         """
+        net, method = self.net, self.method
         test: Sequence[Score | None] = [None] * len(parts)
         validation = test
         if evaluate:
             seeds = [part.seed for part in parts]
-            models = [self.method.evaluated_params(self.net, part.state) for part in parts]
+            models = [method.evaluated_params(net, part.state) for part in parts]
             test = self.engine.evaluate(models, seeds)
             if self.data.validation:
                 validation = self.engine.evaluate(models, seeds, "validation")
@@ -85,11 +93,11 @@ class Measurer:
             self._record(part, evaluate, *scores)
             for part, *scores in zip(parts, test, validation, strict=True)
         ]
-        seen = [
-            observe_neurons(self.net, part.seed, part.cohort.round, part.uploads, self.total)
-            for part in parts
-        ]
-        self.observed = [ownership for ownership in seen if ownership is not None]
+        if self.observes:
+            seen = [
+                observe_neurons(net, part.seed, part.cohort.round, part.uploads, self.total) for part in parts
+            ]
+            self.observed = [ownership for ownership in seen if ownership is not None]
         # seeds share the work, so each gets an equal share of the time
         seconds = (time.perf_counter() - began) / len(records)
         return [record | {"seconds": seconds} for record in records]
@@ -109,30 +117,49 @@ class Measurer:
             "bytes_down": sum(sizes[id(download)] for download in downloads),
         }
         record |= measure_ownership(uploads, each=self.total <= SHOWN_CLIENTS)
+        # not below 1: of a network without neurons it is undefined
+        if part.phase == "warmup" and not record["density"] < 1:
+            self._warn("all masks are open: in this warmup every client trains the whole network")
         record |= self.method.measure(self.net, part.state)
         if validation is not None:
             # early stopping and searches use these metrics
-            record["validation"] = self.data.task.measure(validation.sums) | {"loss": validation.mean_loss}
+            metrics = self.data.task.measure(validation.sums)
+            record["validation"] = metrics | {"loss": validation.mean_loss}
+            for name, value in metrics.items():
+                if value is None:
+                    self._warn(f"{name} is undefined on the validation samples")
         if part.left_out:
             record["left_out"] = part.left_out
         if evaluate:
-            record |= self.personal(part) if self.method.personalised else {}
+            record |= self.personal(part) if self._has_personal else {}
             answered = [part.downloads[upload.client] for upload in uploads]
             record["update_cosine"] = update_cosine(self.net, uploads, answered, part.masks)
         return record
 
+    def _warn(self, line: str) -> None:
+        """Log a line, once in a run."""
+        if line not in self._logged:
+            self._logged.add(line)
+            logging.getLogger("fedpews").warning("%s", line)
+
     def test(self, score: Score) -> dict[str, Any]:
         """The metrics on all test data, and on those of each client or site."""
         # stop here: a model with nan never recovers, and would fill the record with it
-        if not math.isfinite(score.mean_loss):
+        loss = score.mean_loss
+        if not math.isfinite(loss):
             raise RunFailed("the global model's loss is no longer finite; lower train.lr or train.server_lr")
         task = self.data.task
         metrics = task.measure(score.sums)
+        for name, value in metrics.items():
+            if value is None:
+                self._warn(f"{name} is undefined on the test samples")
         counted = "correct" in score.sums and "seen" in score.sums
-        record: dict[str, Any] = {"accuracy": score.accuracy} if counted else {}
+        record: dict[str, Any] = {}
         if "accuracy" in metrics:
             record["accuracy"] = metrics["accuracy"]
-        record |= {"loss": score.mean_loss, "metrics": metrics}
+        elif counted:
+            record["accuracy"] = accuracy(score.sums["correct"], score.sums["seen"])
+        record |= {"loss": loss, "metrics": metrics}
         if score.clients:
             sums = [score.clients.get(client) for client in range(self.total)]
             values = [{} if client is None else task.measure(client) for client in sums]
@@ -141,6 +168,11 @@ class Measurer:
                 record["client_accuracy"] = [
                     None if client is None else accuracy(client["correct"], client["seen"]) for client in sums
                 ]
+            for name, value in metrics.items():
+                without = [client for client in sorted(score.clients) if values[client][name] is None]
+                if value is not None and without and not score.sites:
+                    listed = list_names(self.data.names, without)
+                    self._warn(f"{name} is undefined on the test samples of {listed}")
         elif self._counts is not None:
             record["client_accuracy"] = score.client_accuracy(self._counts)
         if score.sites:
@@ -257,8 +289,8 @@ def update_cosine(
         if all(name in start and name in end and end[name].is_floating_point() for start, end in pairs)
         and all(end[name].shape == start[name].shape for start, end in pairs)
     )
-    starts, ends = [pick(start, names) for start, _ in pairs], [end for _, end in pairs]
-    return mean_cosine(starts, ends, [masks[i] for i in chosen], COMPARED_ELEMENTS)
+    starts = [{name: start[name] for name in names} for start, _ in pairs]
+    return mean_cosine(starts, [end for _, end in pairs], [masks[i] for i in chosen], COMPARED_ELEMENTS)
 
 
 def observe_neurons(

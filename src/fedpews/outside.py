@@ -80,10 +80,10 @@ def read_bytes(path: Path, most: int, *, follow: bool = True) -> bytes:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def read_text(path: Path, most: int, *, follow: bool = True) -> str:
+def read_text(path: Path, most: int) -> str:
     """The text of a plain file; see ``read_bytes``."""
     try:
-        return read_bytes(path, most, follow=follow).decode()
+        return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text: {error}") from error
 

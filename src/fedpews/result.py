@@ -21,7 +21,7 @@ from fedpews.data.inputs import check, prepare
 from fedpews.errors import ConfigError, first_line
 from fedpews.experiment import Experiment
 from fedpews.models.adapters import has_adapters
-from fedpews.neurons.modules import arguments, main_output
+from fedpews.neurons.modules import main_output, run
 from fedpews.neurons.network import Network
 from fedpews.results import layout
 from fedpews.results.files import is_expected, read_sums, read_tensors, read_verified
@@ -154,9 +154,8 @@ class Run(Trained):
         """
         self.check_trust("task")
         module = self._served if model is None else model
-        args, kwargs = arguments(prepare(check(x, "x")))
         with torch.no_grad():
-            outputs = main_output(module(*args, **kwargs))
+            outputs = main_output(run(module, prepare(check(x, "x"))))
         return build_task(self.experiment).scores(outputs)
 
     def model(self, seed: int | None = None, *, best: bool = False, client: int | None = None) -> nn.Module:

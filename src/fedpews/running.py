@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedpews.build import (
     Model,
@@ -26,18 +29,22 @@ from fedpews.finetuning import check_finetuning, fine_tune, pretrain
 from fedpews.given import describe_object, record_given, resolve, task_settings
 from fedpews.methods.contract import Method
 from fedpews.neurons.graph import NeuronGraph
-from fedpews.notices import Notices
+from fedpews.notices import of_setup
 from fedpews.result import Result
 from fedpews.results import layout
-from fedpews.results.checkpoint import Checkpoint
-from fedpews.results.early_stop import NO_VALIDATION, StopRule
 from fedpews.results.folder import RunFolder
 from fedpews.results.memories import MemoryStore, Store
 from fedpews.results.records import Record, Rounds, summarize, value_of
 from fedpews.saving import Saver, add_fingerprints
 from fedpews.server import Server
 from fedpews.tasks import Task
+from fedpews.tasks.names import Goal
 from fedpews.trees import Tree, place_like
+
+NO_VALIDATION = (
+    "stopping early or keeping the best model needs validation data, and there are none; set stop.on to 'test' if the "
+    "test data may choose (the metric on them is then no longer an honest estimate)"
+)
 
 
 def run(
@@ -124,7 +131,11 @@ def train(
     """
     setup = setup if out is None else add_fingerprints(setup)
     check_finetuning(setup)
-    if stop_rule(setup).is_active and setup.experiment.stop.on == "validation" and not setup.data.validation:
+    if (
+        stop_rule(setup) is not None
+        and setup.experiment.stop.on == "validation"
+        and not setup.data.validation
+    ):
         raise ConfigError(NO_VALIDATION)
     with nullcontext() if out is None else closing(RunFolder(Path(out))) as folder:
         saver = Saver(folder, setup, resume)
@@ -135,7 +146,7 @@ def train(
         engine, why = make_engine(setup)
         with closing(engine), settled():
             records = saver.start(engine, why, store)
-            server = _server(setup, engine, store, saver.resumed)
+            server = _server(setup, engine, store, saver)
             training = Training(setup, server, saver, callbacks, records)
             try:
                 training.run(why)
@@ -149,8 +160,8 @@ def train(
         return result
 
 
-def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoint | None) -> Server:
-    clients = len(setup.data)
+def _server(setup: Setup, engine: Engine, memories: Store, saver: Saver) -> Server:
+    clients, checkpoint = len(setup.data), saver.resumed
     starts = pretrain(setup) if checkpoint is None else setup.starts
     states = {s: setup.method.init(setup.net.at(s), params, clients) for s, params in starts.items()}
     if checkpoint is not None:
@@ -158,7 +169,7 @@ def _server(setup: Setup, engine: Engine, memories: Store, checkpoint: Checkpoin
             seed: place_like(state, states[seed], setup.net.device)
             for seed, state in checkpoint.states.items()
         }
-    return Server(setup, engine, memories, states)
+    return Server(setup, engine, memories, states, observes=saver.path is not None)
 
 
 class Training:
@@ -170,7 +181,9 @@ class Training:
         self.setup, self.server, self.saver, self.callbacks = setup, server, saver, callbacks
         self.records = records
         self.best: dict[int, Tree] = {} if saver.resumed is None else saver.resumed.best
-        self.rule, self.notices = stop_rule(setup), Notices(setup)
+        self.rule, self.saves = stop_rule(setup), saver.path is not None
+        for line in of_setup(setup):
+            logging.getLogger("fedpews").warning("%s", line)
 
     def run(self, why: str) -> None:
         """All rounds that are left.
@@ -188,13 +201,14 @@ class Training:
                 if not active:
                     break
                 new = self._round(round, active)
-                active = self._active(active)
+                if self.rule is not None:
+                    active = self._active(active)
                 is_last = round == experiment.rounds or stop.is_set() or not active
-                if is_last or round % experiment.runtime.checkpoint_every == 0:
-                    self._checkpoint(round)
+                if self.saves and (is_last or round % experiment.runtime.checkpoint_every == 0):
+                    self.saver.checkpoint(round, self.server, self.best)
                 is_ended = True in [callback.round(new) for callback in self.callbacks]
                 if is_ended or stop.is_set():
-                    self._checkpoint(round)
+                    self.saver.checkpoint(round, self.server, self.best)
                 if is_ended:
                     break
                 if stop.is_set():
@@ -210,14 +224,14 @@ class Training:
         except (RankLost, ClientDiverged) as failure:
             # the states are still those of the round before, and a run can continue there
             if round > 1:
-                self._checkpoint(round - 1)
+                self.saver.checkpoint(round - 1, server, self.best)
             if isinstance(failure, RankLost):
                 raise
             raise RunFailed(f"{failure}. {self.saver.describe()}") from failure
-        new = self.saver.record(new, server.measurer.observed)
+        if self.saves:
+            new = self.saver.record(new, server.measurer.observed)
         self.records += new
-        self.notices.round(new)
-        if rule.is_active:
+        if rule is not None:
             rule.check(new)
             models = server.models()
             for seed in seeds:
@@ -231,15 +245,12 @@ class Training:
 
     def _active(self, seeds: Sequence[int]) -> list[int]:
         """The seeds that early stopping has not ended."""
-        if self.rule.patience is None:
+        if self.rule is None:
             return [*seeds]
         return [seed for seed in seeds if not self.rule.is_over(self._of_seed(seed))]
 
     def _of_seed(self, seed: int) -> list[Record]:
         return [record for record in self.records if record["seed"] == seed]
-
-    def _checkpoint(self, round: int) -> None:
-        self.saver.checkpoint(round, self.server, self.best)
 
     def result(self) -> Result:
         """The result of the rounds so far."""
@@ -248,7 +259,7 @@ class Training:
         runs = {seed: self._of_seed(seed) for seed in experiment.seeds}
         if any(run[-1]["round"] < experiment.rounds for run in runs.values()):
             summary["ended_after"] = [run[-1]["round"] for run in runs.values()]
-        if rule.is_active:
+        if rule is not None:
             best = [run[rule.best(run)] for run in runs.values()]
             summary["best"] = {
                 "on": rule.on,
@@ -271,7 +282,58 @@ class Training:
         )
 
 
-def stop_rule(setup: Setup) -> StopRule:
-    """The rule of early stopping, or one that does nothing."""
+@dataclass(frozen=True)
+class StopRule:
+    """A seed ends when ``patience`` rounds in a row were no better than the best before them by ``min_delta``.
+
+    Rounds of a warmup do not count: their models are not meant to be used.
+
+    >>> rule = StopRule(patience=2, on="test")
+    >>> [rule.is_over([{"accuracy": a, "phase": "train"} for a in seen]) for seen in ([0.1, 0.3], [0.3, 0.2, 0.3])]
+    [False, True]
+    """
+
+    patience: int | None = None
+    min_delta: float = 0.0
+    on: Literal["validation", "test"] = "validation"
+    goal: Goal = field(default_factory=Goal)
+
+    def check(self, records: Sequence[Record]) -> None:
+        """Refuse a metric that is undefined on the samples, such as auroc on a single class."""
+        for record in records:
+            values = record.get("metrics" if self.on == "test" else "validation", {})
+            if self.goal.metric in values and values[self.goal.metric] is None:
+                raise ConfigError(
+                    f"{self.goal.metric} is to choose the best round, but it is undefined on the {self.on} samples; "
+                    "choose another metric first in task.metrics, or samples of every class"
+                )
+
+    def is_over(self, records: Sequence[Record]) -> bool:
+        """Whether a seed with these records ends."""
+        if self.patience is None or not records:
+            return False
+        since = records[self.best(records) + 1 :]
+        return len([record for record in since if record["phase"] != "warmup"]) >= self.patience
+
+    def best(self, records: Sequence[Record]) -> int:
+        """The position of the last record that was better than the best before it."""
+        values = [self._value(record) for record in records]
+        best = 0
+        for i, value in enumerate(values):
+            if value > values[best] + self.min_delta:
+                best = i
+        return best
+
+    def _value(self, record: Record) -> float:
+        """The metric that chooses, its sign changed if lower is better; an undefined value is worse than any other."""
+        metric = self.goal.metric
+        value = value_of(record, metric) if self.on == "test" else record["validation"].get(metric)
+        return -math.inf if value is None else float(value) * (1 if self.goal.higher_is_better else -1)
+
+
+def stop_rule(setup: Setup) -> StopRule | None:
+    """The rule of early stopping; None if the run neither stops early nor keeps its best model."""
     table = setup.experiment.stop
-    return StopRule(table.patience, table.min_delta, table.on, table.best, setup.experiment.goal)
+    if table.patience is None and not table.best:
+        return None
+    return StopRule(table.patience, table.min_delta, table.on, setup.experiment.goal)

@@ -15,7 +15,7 @@ from fedpews.config import flatten
 from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import describe_machine
 from fedpews.errors import CheckpointError, ConfigError, first_line
-from fedpews.experiment import Experiment
+from fedpews.experiment import FREE, Experiment
 from fedpews.models.adapters import has_adapters
 from fedpews.neurons.structure import difference as difference_of_models
 from fedpews.neurons.structure import fingerprint
@@ -36,12 +36,6 @@ STATE_LAYOUT = "4"
 
 CHANGED = "runtime.resume=changed"
 """The setting that lets a run continue even if its numbers will differ from those of a run that never stopped."""
-
-FREE = (
-    *("runtime.workers", "runtime.checkpoint_every", "runtime.resume", "flower."),
-    *("data.fingerprint", "model.fingerprint", "model.code"),
-)
-"""Keys that may differ in a resumed run; data and model are compared themselves."""
 
 OF_LENGTH = {"rounds", "warmup.rounds", "warmup.fraction", "runtime.engine"}
 """Keys that may differ if a run is made longer; the engine is compared itself."""

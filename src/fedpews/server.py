@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from fedpews.build import Setup
-from fedpews.engines.diverging import explain, sort_out
-from fedpews.engines.engine import Engine, Job
+from fedpews.engines.engine import Engine, Job, explain, sort_out
 from fedpews.errors import RunFailed
 from fedpews.measure import Measurer, SeedRound
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Cohort, Upload
-from fedpews.methods.robust import Aggregate
+from fedpews.methods.robust import make_robust
 from fedpews.neurons.network import Network
 from fedpews.results.memories import Store
 from fedpews.results.records import Record
@@ -26,18 +25,26 @@ from fedpews.trees import Nest, Tree, leaves, norm, stack
 class Server:
     """Runs rounds for all seeds side by side. A checkpoint holds its ``states`` and its clients' ``memories``."""
 
-    def __init__(self, setup: Setup, engine: Engine, memories: Store, states: Mapping[int, Nest]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        engine: Engine,
+        memories: Store,
+        states: Mapping[int, Nest],
+        *,
+        observes: bool = False,
+    ) -> None:
         self.setup, self.engine, self.memories, self.states = setup, engine, memories, dict(states)
-        self.measurer = Measurer(setup, engine, memories)
-        self.total, train = len(setup.data), setup.experiment.train
+        self.measurer = Measurer(setup, engine, memories, observes)
+        self.total = len(setup.data)
+        self.rates = [setup.experiment.lr_at(round + 1) for round in range(setup.experiment.rounds)]
         self.cohort_size = setup.experiment.cohort_size(self.total)
-        self.aggregate = Aggregate(train.aggregate, train.trim, train.byzantine)
 
     def run(self, round: int, seeds: Sequence[int] | None = None) -> list[Record]:
         """One round of all seeds, or of those given; a record for each."""
         began = time.perf_counter()
         net, method, experiment = self.setup.net, self.setup.method, self.setup.experiment
-        train, lr = experiment.train, experiment.lr_at(round)
+        train, lr = experiment.train, self.rates[round - 1]
         parts: dict[int, SeedRound] = {}
         jobs: list[Job] = []
         for seed, state in self.states.items():
@@ -63,7 +70,8 @@ class Server:
         for seed, part in parts.items():
             average = average_of(net, part.uploads, train.weighting)
             part.masks = average.masks
-            average = self.aggregate.of(average, part.uploads)
+            if train.aggregate != "mean":
+                average = make_robust(average, part.uploads, train.aggregate, train.trim, train.byzantine)
             state = method.update(net, part.state, part.uploads, average)
             check_update(part.state, state, part.uploads, seed)
             part.state = self.states[seed] = state

@@ -57,12 +57,6 @@ def leaves(nest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Ten
             yield path, value
 
 
-def nest_bytes(nest: Mapping[str, Any]) -> int | None:
-    """The bytes of all tensors of a nest; None if it has no tensor."""
-    sizes = [leaf.nbytes for leaf in flatten(nest)[0]]
-    return sum(sizes) if sizes else None
-
-
 def map_leaves(function: Callable[[Tensor], Tensor], nest: Mapping[str, Any]) -> Nest:
     """A nest with ``function`` applied to every tensor."""
     return {
@@ -125,22 +119,6 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def bit_pattern(values: Tensor) -> Tensor:
     """The values' bits as whole numbers: of a zero they are 0, of −0 they are not."""
     return values.view(_BITS[values.element_size()])
-
-
-def keep(mask: Tensor, values: Tensor) -> Tensor:
-    """The values where the boolean mask is true, and zeros elsewhere, whatever the values are there.
-
-    As ``torch.where``, in a tenth of the time on a processor: bits times one or zero.
-
-    >>> keep(torch.tensor([True, False]), torch.tensor([1.5, torch.nan]))
-    tensor([1.5000, 0.0000])
-    """
-    return (bit_pattern(values) * mask).view(values.dtype)
-
-
-def count_true(masks: Tensor, dtype: torch.dtype) -> Tensor:
-    """How many of the first dimension's masks are true, in a third of the time that a sum of booleans takes."""
-    return masks.view(torch.uint8).sum(0, dtype=torch.int32).to(dtype)
 
 
 def map_tree(

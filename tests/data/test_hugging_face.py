@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedpews.data import load
+from fedpews.data.inputs import take
 from fedpews.data.partition import partition
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing
@@ -55,7 +56,7 @@ def test_images_and_classes_by_name(datasets: Any, tmp_path: Path) -> None:
     data = load(name, image_size=4, partition="iid", clients=1)
     assert data.shape == (3, 4, 4)
     assert (data.class_names, data.y.tolist()) == (("cat", "dog"), [0, 1, 1, 0])
-    assert float(data.batch(data.clients[0])[0].max()) == 1.0
+    assert float(take(data.x, data.clients[0]).max()) == 1.0
     with pytest.raises(ConfigError, match=r"images of column 'image' differ in size; set data\.image_size"):
         load(name, partition="iid", clients=1)
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from fedpews.data import load
+from fedpews.data.inputs import take
 from fedpews.errors import ConfigError, DataMissing
 
 
@@ -64,7 +65,7 @@ def test_bytes_in_an_npz_file_stay_bytes_until_a_batch_scales_them_to_one(
     data = load(f"folder:{tmp_path}")
     assert data.x.shape == (4, 3 if 3 in shape else 1, 6, 5)
     assert data.x.dtype == torch.uint8
-    assert data.batch(slice(0, 4))[0].unique().tolist() == [1.0]
+    assert take(data.x, slice(0, 4)).unique().tolist() == [1.0]
 
 
 def test_image_folders_name_the_classes(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_image_folders_name_the_classes(tmp_path: Path) -> None:
     assert data.x.shape == (8, 3, 4, 6)
     assert data.counts().tolist() == [[2, 2], [2, 2]]
     torch.testing.assert_close(
-        data.batch(slice(0, 2))[0][1, :, 0, 0], torch.tensor([250.0, 0.0, 10.0]) / 127.5 - 1
+        take(data.x, slice(0, 2))[1, :, 0, 0], torch.tensor([250.0, 0.0, 10.0]) / 127.5 - 1
     )
 
 

@@ -123,7 +123,7 @@ def test_a_default_is_what_the_page_says(file: str, sentence: str, key: str, val
         method = build_method(Experiment(method={"name": key}))
         assert (method.rho, method.alpha, method.gamma) == value  # type: ignore[attr-defined]
     elif key.startswith("warmup."):
-        from fedpews.warmup.auto import Auto
+        from fedpews.warmup.masks import Auto
 
         assert getattr(Auto(), key.removeprefix("warmup.")) == value
     else:

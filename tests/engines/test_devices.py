@@ -19,10 +19,9 @@ from fedpews.build import Setup
 from fedpews.compose import METHODS, find_class
 from fedpews.compose import method as make
 from fedpews.data.federation import Federation, build
-from fedpews.engines.client_round import start
 from fedpews.engines.compiled.engine import fill
 from fedpews.engines.compiled.program import Looped, Sheet, Step, check_padding, load_looped, trace_step
-from fedpews.engines.eager import EagerEngine
+from fedpews.engines.eager import EagerEngine, start
 from fedpews.engines.engine import Job, Schedule
 from fedpews.errors import Interrupted
 from fedpews.experiment import Experiment
@@ -258,7 +257,8 @@ def test_a_compiled_step_has_everything_on_its_device(name: str, masks: Learned 
     x, y = data.x.to(there), data.y.to(there)
     far = Network(network().to(there), x[:1], graph=net.graph)
     # found out once, by numbers, before the first step
-    check_padding(net, half, started.local, *data.batch(started.order[:4]), started.noise[0], 0.1)
+    batch = data.x[started.order[:4]], data.y[started.order[:4]]
+    check_padding(net, half, started.local, *batch, started.noise[0], 0.1)
     far.__dict__["_fed"] = net._fed
     local = unflatten(iter([leaf.to(there) for leaf in leaves_here]), layout)
     program = trace_step(far, half, local, 2, 4, x, y)
@@ -326,7 +326,8 @@ def test_torchs_code_generator_takes_a_step_of_a_warmup() -> None:
     (download, *_) = method.downloads(net, method.init(net, net.initial(), 3), Cohort(1, (0, 1, 2), 3, 0))
     half = method.client(download.phase)
     started = start(net, data, Schedule(4), Job(0, 0, half, download, None, 0.1))
-    check_padding(net, half, started.local, *data.batch(started.order[:4]), started.noise[0], 0.1)
+    batch = data.x[started.order[:4]], data.y[started.order[:4]]
+    check_padding(net, half, started.local, *batch, started.noise[0], 0.1)
     program = trace_step(net, half, started.local, 2, 4, data.x, data.y)
     outcomes = []
     for make_code in (load_looped, lambda *_: Looped(Step(program), 1, len(program.changes))):

@@ -154,15 +154,10 @@ def test_a_client_on_a_gpu_waits_for_the_server_and_the_server_for_it(
     notes = Notes(monkeypatch)
     streams = Streams(torch.device("cuda"))
     for client in (0, 1):
-        with streams.behind(streams.servers()):
+        with streams.behind(torch.cuda.current_stream(torch.device("cuda"))):
             notes.taken.append(f"trains {client}")
     one = ["waits for server", "enters", "trains {}", "leaves", "done"]
     assert notes.taken == [line.format(client) for client in (0, 1) for line in one]
-
-
-def test_a_processor_has_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    Notes(monkeypatch)
-    assert Streams(torch.device("cpu")).servers() is None
 
 
 @pytest.mark.parametrize(("channels", "expected"), [(1, False), (3, True), (None, False)])

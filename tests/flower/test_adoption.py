@@ -82,9 +82,11 @@ def test_a_score_step_is_that_of_the_method_itself(gradient: Any) -> None:
         "inner": {"params": net.initial()},
         "scores": {"neurons": scores},
         "others": {"neurons": others},
+        "drawn": {},
     }
     noise = torch.rand(5, generator=torch.Generator().manual_seed(fold(0, 1, "gates")))
-    assert torch.allclose(warmup.scores, client.step_scores(net, local, Batch(x, y), noise), atol=1e-6)
+    after, _ = client.step(net, local, Batch(x, y), noise.repeat(2), 0.1)
+    assert torch.allclose(warmup.scores, after["scores"]["neurons"], atol=1e-6)
 
 
 def test_each_site_starts_at_its_own_draw_and_can_send_what_is_above_one_half() -> None:

@@ -17,7 +17,7 @@ from test_engine import experiment, journal, outcomes, write
 
 from fedpews import server
 from fedpews.build import schedule
-from fedpews.engines.client_round import count_steps
+from fedpews.engines.eager import batch_sizes
 from fedpews.errors import RunFailed
 from fedpews.flower.app import serve
 from fedpews.flower.deploy.keys import fingerprint, make_site_key
@@ -66,7 +66,7 @@ class Scene:
 
     def claiming(self, samples: int, factor: float = 1.0) -> Handler:
         """A site that declares other samples than it has, and multiplies its change."""
-        steps = count_steps(samples, schedule(self.site.experiment), self.site.net.least_batch)
+        steps = len(batch_sizes(samples, schedule(self.site.experiment), self.site.net.least_batch))
 
         def handle(message: Message) -> Message | None:
             reply = self.honest[HOSTILE](message)

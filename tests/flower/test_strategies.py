@@ -203,7 +203,7 @@ def test_fixed_masks_are_disjoint_and_cover_every_neuron(grid: MemoryGrid) -> No
 
 
 def test_auto_ends_the_warmup_by_the_clients_loss(grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpews.warmup.auto import Auto
+    from fedpews.warmup.masks import Auto
 
     sites = [Site(i, with_norm, (2,)) for i in range(2)]
     strategy = WithWarmup(STRATEGIES["FedAvg"](), rounds=9, masks="auto")

@@ -117,7 +117,7 @@ def test_any_request_in_json_is_read_or_refused(key: str, value: Any) -> None:
 
 
 SCORES = [Classification(), Regression(), Segmentation(metrics=("dice",))]
-NAMES = sorted({name for task in SCORES for name in task.sum_names()})
+NAMES = sorted({name for task in SCORES for name in task.sum_names})
 sizes = st.one_of(st.integers(-2, 5), st.sampled_from([2**31, 2**40, 2**62]))
 tensors = st.fixed_dictionaries(
     {

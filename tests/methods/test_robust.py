@@ -14,7 +14,7 @@ from fedpews import run
 from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Upload
-from fedpews.methods.robust import Aggregate, RobustAverage, choose_krum, clip
+from fedpews.methods.robust import RobustAverage, choose_krum, clip, make_robust
 
 
 def upload(client: int, value: float | torch.Tensor) -> Upload:
@@ -51,7 +51,7 @@ def test_one_bad_client_of_five_does_not_move_the_average_far(rule: Any, bad: fl
     uploads = [upload(i, 1.0 + 0.1 * i) for i in range(4)] + [upload(4, bad)]
     plain = Average((1.0,) * 5, (None,) * 5)
     old, values = {"w": torch.zeros(4)}, [u.params for u in uploads]
-    robust = Aggregate(rule, trim=0.2, byzantine=1).of(plain, uploads)(values, old)["w"]
+    robust = make_robust(plain, uploads, rule, byzantine=1)(values, old)["w"]
     # the honest are in 1.0 to 1.3; a clipped one still has one vote of five, of the median's length
     low, high = (0.6, 1.3) if rule == "clipped" else (1.0, 1.3)
     assert bool(((robust >= low) & (robust <= high)).all()), robust

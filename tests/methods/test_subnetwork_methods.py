@@ -220,8 +220,7 @@ def test_lotteryfl_prunes_rewinds_and_trains_what_is_left() -> None:
     start = net.initial()
     now = {"weight": torch.tensor([[0.5, -4.0, 2.5, 3.5]])}  # the global model at this round
     download = Download(round=2, phase="train", total=2, params=now, extra={"initial": start})
-    memory = method.probed(net, download, None, accuracy=0.21)
-    local = method.start(net, download, memory)
+    local = method.start(net, download.with_accuracy(0.21), None)
     # a quarter of four weights is one: the smallest now is .5; the others go back to where they started
     assert local["params"]["weight"].tolist() == [pytest.approx([0.0, -0.1, 2.0, 3.0])]
     batch = Batch(torch.ones(1, 4), torch.full((1,), 4))
@@ -238,8 +237,8 @@ def test_lotteryfl_prunes_only_good_tickets_that_are_still_large(
     method = LotteryFL(prune=0.25)
     mask = {"weight": torch.arange(4)[None] < left}
     download = Download(2, "train", 2, net.initial())
-    memory = method.probed(net, download, {"mask": mask, "initial": net.initial()}, accuracy)
-    local = method.start(net, download, memory)
+    memory = {"mask": mask, "initial": net.initial()}
+    local = method.start(net, download.with_accuracy(accuracy), memory)
     assert int(local["mask"]["weight"].sum()) == left - prunes
 
 

@@ -17,8 +17,8 @@ from fedpews.methods.contract import Method
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.feddyn import FedDyn
 from fedpews.methods.fedprox import FedProx
-from fedpews.results.early_stop import StopRule
 from fedpews.results.records import Record
+from fedpews.running import StopRule
 from fedpews.testing import small_clients
 from fedpews.warmup import Learned, with_warmup
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import fedpews
-from fedpews.engines.diverging import LIMIT, sort_out
-from fedpews.engines.engine import Done
+from fedpews.engines.engine import LIMIT, Done, sort_out
 from fedpews.errors import RunFailed
 from fedpews.methods.contract import Upload
 from fedpews.results.checkpoint import newest

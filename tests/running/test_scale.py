@@ -13,7 +13,7 @@ import fedpews
 from fedpews.data import build, load
 from fedpews.experiment import Experiment
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Upload
+from fedpews.methods.contract import Cohort, Upload
 from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results import memories
@@ -239,11 +239,12 @@ def test_a_client_not_heard_of_counts_with_its_start_in_the_mean() -> None:
     upload = Upload(2, 1, 8, 1, 1.0, net.initial(), neurons, extra={"theta": {"neurons": theta}})
     state = method.update(net, state, [upload], Average((1.0,), (None,)))
     # three of four at their start, σ(0) = 1/2, one at (1, 0, 1/2): (2.5, 1.5, 2)/4
-    torch.testing.assert_close(method.mean_theta(state, seed=0), torch.tensor([0.625, 0.375, 0.5]))
+    (sent,) = method.downloads(net, state, Cohort(2, (2,), 4, seed=0))
+    torch.testing.assert_close(sent.extra["theta"]["neurons"], torch.tensor([0.625, 0.375, 0.5]))
     assert {client: owned.tolist() for client, owned in method.last_owned(state).items()} == {
         2: [True, False, True]
     }
     again = method.update(net, state, [replace(upload, round=2)], Average((1.0,), (None,)))
-    torch.testing.assert_close(
-        method.mean_theta(again, seed=0), torch.tensor([0.625, 0.375, 0.5])
-    )  # replaced, not added
+    (sent,) = method.downloads(net, again, Cohort(3, (2,), 4, seed=0))
+    # replaced, not added
+    torch.testing.assert_close(sent.extra["theta"]["neurons"], torch.tensor([0.625, 0.375, 0.5]))

@@ -68,10 +68,6 @@ class Federation:
         """The clients' names; their numbers where none were given."""
         return self.client_names or tuple(str(number) for number in range(len(self)))
 
-    def batch(self, rows: Tensor | slice) -> tuple[Any, Tensor]:
-        """Training samples, ready for a model."""
-        return take(self.x, rows), self.y[rows]
-
     def to(self, device: torch.device | str) -> Federation:
         """The federation with all tensors on a device."""
         return _with_rows(

@@ -49,7 +49,7 @@ class Lazy:
 def take(x: Inputs, rows: Tensor | slice) -> Any:
     """The samples of some rows, ready for a model."""
     if isinstance(x, Tensor):
-        return prepare(x[rows])
+        return prepare(x[rows]) if x.dtype == torch.uint8 else x[rows]
     if isinstance(x, Lazy):
         return prepare(x.take(rows))
     return prepare(tree_map_only(Tensor, lambda leaf: leaf[rows], x))

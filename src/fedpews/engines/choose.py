@@ -12,11 +12,10 @@ import math
 from torch import nn
 
 from fedpews.data.federation import Federation
-from fedpews.engines.client_round import count_steps
 from fedpews.engines.compiled.engine import CompiledEngine
 from fedpews.engines.compiled.native import compiler_path, torch_library
 from fedpews.engines.compiled.program import CannotCompile
-from fedpews.engines.eager import EagerEngine
+from fedpews.engines.eager import EagerEngine, batch_sizes
 from fedpews.engines.engine import Engine, Schedule
 from fedpews.neurons.network import Network
 
@@ -60,7 +59,7 @@ def choose_engine(
     if name == "auto":
         plain, compiled = step_seconds(net, schedule.batch_size)
         # of a client in a round, on average
-        mean_steps = sum(count_steps(len(rows), schedule) for rows in data.clients) / len(data)
+        mean_steps = sum(len(batch_sizes(len(rows), schedule)) for rows in data.clients) / len(data)
         steps = rounds * jobs * mean_steps
         # whatever the cores: threads of small eager steps wait for each other at Python's lock
         saved = steps * (plain - compiled) * (1 + warmup_rounds / rounds * (WARMUP_PASSES - 1))

@@ -1,27 +1,42 @@
-"""The plain engine: each client on one core, one batch after the other."""
+"""The plain engine, each client on one core, one batch after the other; and a client's start and end on any engine."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedpews.data.federation import Federation
-from fedpews.engines.client_round import finish, start
-from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
+from fedpews.data.inputs import take
+from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule, chunk_size, score_chunk
 from fedpews.engines.hardware import keep_freed_memory
-from fedpews.errors import Interrupted
+from fedpews.errors import ConfigError, Interrupted
+from fedpews.methods.contract import Work
 from fedpews.neurons.modules import channels_last, trains_channels_last
 from fedpews.neurons.network import Batch, Network
 from fedpews.seeds import fold, global_generator
+from fedpews.tasks.metrics import add
 from fedpews.torch_private import tree_map_only
-from fedpews.trees import map_leaves
+from fedpews.trees import Nest, Tree, map_leaves
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A job whose draws are all made, before its first step."""
+
+    job: Job
+    local: Nest
+    order: Tensor  # rows of the resident data, batch after batch
+    sizes: list[int]  # of each step's batch
+    noise: Tensor  # (steps + 1, numbers)
 
 
 class EagerEngine(Engine):
@@ -40,7 +55,8 @@ class EagerEngine(Engine):
         self.net, self.data, self.schedule = net, data, schedule
         self.workers = 1 if net.is_stochastic else workers
         self._is_closed = False
-        self._streams = Streams(data.device)
+        is_cuda = data.device.type == "cuda" and torch.cuda.is_available()
+        self._streams = Streams(data.device) if is_cuda else None
         self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
         keep_freed_memory()
         self._pool = ThreadPoolExecutor(
@@ -51,7 +67,8 @@ class EagerEngine(Engine):
         # the longest first, so that no core is left alone with a large client at the end
         sizes = [len(self.data.clients[job.client]) for job in jobs]
         order = sorted(range(len(jobs)), key=sizes.__getitem__, reverse=True)
-        train = partial(self._train_client, self._streams.servers())
+        servers_stream = torch.cuda.current_stream(self.data.device) if self._streams else None
+        train = partial(self._train_client, servers_stream)
         done = dict(zip(order, self._pool.map(train, map(jobs.__getitem__, order)), strict=True))
         return list(map(done.__getitem__, range(len(jobs))))
 
@@ -63,7 +80,7 @@ class EagerEngine(Engine):
     def _train_client(self, servers_stream: Any, job: Job) -> Done | Diverged:
         net, names = self.net.at(job.seed), (job.seed, job.download.round, job.client)
         drawing = global_generator(fold(*names, "torch")) if self.net.is_stochastic else nullcontext()
-        queued = nullcontext() if servers_stream is None else self._streams.behind(servers_stream)
+        queued = self._streams.behind(servers_stream) if self._streams else nullcontext()
         with queued, drawing:
             started = start(net, self.data, self.schedule, job)
             local, losses = started.local, []
@@ -73,7 +90,7 @@ class EagerEngine(Engine):
             for step, (rows, noise) in enumerate(steps):
                 if self._is_closed:
                     raise Interrupted("the engine was closed in the middle of a round")
-                batch = Batch(*self.data.batch(rows))
+                batch = Batch(take(self.data.x, rows), self.data.y[rows])
                 if self.schedule.augment is not None:
                     batch = self.schedule.augment(batch, fold(*names, f"augment {step}"))
                 if self._channels_last:
@@ -108,11 +125,6 @@ class Streams:
         self._device = device
         self._own = threading.local()
 
-    def servers(self) -> Any:
-        """The stream of the calling thread; None on a device without streams."""
-        is_cuda = self._device.type == "cuda" and torch.cuda.is_available()
-        return torch.cuda.current_stream(self._device) if is_cuda else None
-
     @contextmanager
     def behind(self, server: Any) -> Iterator[None]:
         """While this lasts, this thread's kernels run on its own stream, behind what ``server`` has queued by now."""
@@ -123,3 +135,66 @@ class Streams:
         with torch.cuda.stream(stream):
             yield
         stream.synchronize()
+
+
+def batch_sizes(samples: int, schedule: Schedule, least: int = 1) -> list[int]:
+    """The sizes of a client's batches in a round, one for each step.
+
+    Every epoch visits every sample once; its last batch may be smaller, but one of fewer than ``least`` samples joins
+    the batch before it. With ``steps`` there are as many epochs as the steps need.
+
+    >>> batch_sizes(5, Schedule(batch_size=2)), batch_sizes(5, Schedule(batch_size=2), least=2)
+    ([2, 2, 1], [2, 3])
+    """
+    full, rest = divmod(samples, schedule.batch_size)
+    epoch = [schedule.batch_size] * full + [rest] * (rest > 0)
+    if full and 0 < rest < least:
+        epoch[-2:] = [sum(epoch[-2:])]
+    steps = schedule.steps or (schedule.epochs or 1) * len(epoch)
+    return (epoch * -(-steps // len(epoch)))[:steps]
+
+
+def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> ClientRound:
+    """Start a client: its batches, its random numbers and its local state."""
+    rows = data.clients[job.client]
+    names = (job.seed, job.download.round, job.client)
+    sizes = batch_sizes(len(rows), schedule, net.least_batch)
+    if min(sizes) < net.least_batch:
+        what = f"client {job.client} has one" if len(rows) == 1 else "train.batch_size is 1"
+        raise ConfigError(
+            f"the model's BatchNorm cannot train on a single sample, and {what}; use larger batches, leave such "
+            "clients out, or use another norm layer"
+        )
+    # drawn on the CPU, so that the numbers are the same everywhere, and moved once a round
+    generator = torch.Generator().manual_seed(fold(*names, "batches"))
+    epochs = [torch.randperm(len(rows), generator=generator) for _ in range(-(-sum(sizes) // len(rows)))]
+    order = torch.cat(epochs)[: sum(sizes)].to(rows.device)
+    # (steps + 1, numbers): a row for each step, and one for what follows the last
+    generator = torch.Generator().manual_seed(fold(*names, "noise"))
+    noise = torch.rand(len(sizes) + 1, job.half.noise_size(net), generator=generator)
+    download = job.download
+    if job.half.probes:
+        probe = job.half.probe(net, download, job.memory)
+        download = download.with_accuracy(accuracy_on(net, probe, data, rows))
+    local = job.half.start(net, download, job.memory)
+    return ClientRound(job, local, rows.index_select(0, order), sizes, noise.to(rows.device))
+
+
+def finish(net: Network, data: Federation, started: ClientRound, local: Nest, loss: float) -> Done | Diverged:
+    """Finish a client after its last step; ``loss`` is the mean over its steps."""
+    job = started.job
+    if not math.isfinite(loss):
+        return Diverged(job.seed, job.client, "its loss is no longer finite")
+    samples = len(data.clients[job.client])
+    work = Work(job.client, samples, len(started.sizes), job.lr, loss, started.noise[-1])
+    memory, upload = job.half.finish(net, job.download, local, work)
+    return Done(job.seed, job.client, memory, upload)
+
+
+def accuracy_on(net: Network, params: Tree, data: Federation, rows: Tensor) -> float:
+    """The accuracy of a model on these training samples."""
+    task = data.task
+    if "accuracy" not in task.METRICS:
+        raise ConfigError(f"this method needs a client's training accuracy, which {task.name} does not have")
+    sums = [score_chunk(net, params, data, "validation", chunk) for chunk in rows.split(chunk_size(net))]
+    return replace(task, metrics=("accuracy",)).measure(reduce(add, sums))["accuracy"] or 0.0

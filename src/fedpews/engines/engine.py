@@ -1,23 +1,47 @@
-"""The contract of an engine: the jobs it gets and the results it returns."""
+"""The contract of an engine: the jobs it gets, the results it returns, and the scores of models."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fedpews.data.federation import Federation
+from fedpews.data.inputs import take
 from fedpews.engines.augment import Augment
-from fedpews.engines.evaluate import Part, Score, chunk_size, cut, score_chunk
+from fedpews.errors import ClientDiverged
 from fedpews.methods.contract import ClientHalf, Download, Upload
 from fedpews.neurons.modules import channels_last
 from fedpews.neurons.network import Network
-from fedpews.tasks.metrics import Sums, add
-from fedpews.trees import Nest, Tree
+from fedpews.tasks.metrics import Sums, accuracy, add
+from fedpews.torch_private import tree_map_only
+from fedpews.trees import Nest, Tree, leaves, stacks
+
+LIMIT = 1e15
+"""The largest weight from which training can continue: the square of a weight 20,000 times as large is infinite."""
+
+SQUARES = LIMIT**2
+"""The same for squares: running variances, second moments."""
+
+CHUNK, HEAVY_CHUNK = 1000, 250
+"""Test samples per pass. Constants, so that the numbers do not depend on the machine."""
+
+HEAVY = 10**6
+"""Operations a sample from which a network is heavy: more samples at once would only outgrow the caches."""
+
+OWNERS = 100
+"""Up to so many clients, each client's own samples are scored separately."""
+
+Part = Literal["test", "validation"]
+
+Chunk = tuple[int | None, Tensor | slice]
+"""The samples of one pass, and the client that they belong to, or None."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +85,36 @@ class Diverged:
     reason: str
 
 
+@dataclass(frozen=True)
+class Score:
+    """Sums over the samples of a test set, and over those of each client that has its own."""
+
+    sums: Sums
+    clients: Mapping[int, Sums] = field(default_factory=dict)
+    # by the site's name: how many test samples of its own it has, and the sums over them
+    sites: Mapping[str, tuple[int, Sums]] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def mean_loss(self) -> float:
+        """Over the samples, each weighing what the task says."""
+        return float(self.sums["loss"]) / float(self.sums["weight"])
+
+    def client_accuracy(self, counts: Tensor) -> list[float]:
+        """Each client's accuracy on its own test samples, or else on the common ones at its own mix of classes.
+
+        For one class per sample; ``counts`` is (clients, classes).
+        """
+        width = counts.shape[1]
+        correct, seen = self.sums["correct"][:width], self.sums["seen"][:width]
+        tested = seen > 0
+        by_class = correct[tested].double() / seen[tested]
+        mix = counts[:, tested].double()
+        accuracies: list[float] = ((mix @ by_class) / mix.sum(1).clamp_min(1)).tolist()
+        for client, sums in self.clients.items():
+            accuracies[client] = accuracy(sums["correct"], sums["seen"])
+        return accuracies
+
+
 class Engine(ABC):
     """Runs the clients of a round. By default models are scored here, chunk by chunk over the engine's threads."""
 
@@ -102,22 +156,31 @@ class Engine(ABC):
         if net.survives_channels_last:
             # once for each model: convolutions would copy their weights for every chunk
             models = [{name: channels_last(value) for name, value in model.items()} for model in models]
-        chunks = [cut(data, part, chunk_size(net), owner) for owner in owners or [None] * len(models)]
+        chunks = [
+            self._chunks[part] if owner is None else cut(data, part, chunk_size(net), owner)
+            for owner in owners or [None] * len(models)
+        ]
         passes = [
             (net.at(seed), model, data, part, rows)
-            for seed, model, own in zip(seeds, models, chunks, strict=True)
-            for _, rows in own
+            for seed, model, pieces in zip(seeds, models, chunks, strict=True)
+            for _, rows in pieces
         ]
         sums = self._pool.map(lambda arguments: score_chunk(*arguments), passes)
         scores = []
-        for own in chunks:
+        for pieces in chunks:
             by_owner: dict[int | None, Sums] = {}
-            each = [next(sums) for _ in own]
-            for (owner, _), one in zip(own, each, strict=True):
-                by_owner[owner] = add(by_owner[owner], one) if owner in by_owner else one
+            each = [next(sums) for _ in pieces]
+            for (owner, _), new in zip(pieces, each, strict=True):
+                by_owner[owner] = add(by_owner[owner], new) if owner in by_owner else new
             clients = {owner: total for owner, total in by_owner.items() if owner is not None}
             scores.append(Score(reduce(add, each), clients))
         return scores
+
+    @cached_property
+    def _chunks(self) -> dict[Part, list[Chunk]]:
+        """All test and all validation data, which do not change."""
+        size = chunk_size(self.net)
+        return {"test": cut(self.data, "test", size), "validation": cut(self.data, "validation", size)}
 
     def remembering(self, seed: int, clients: Sequence[int]) -> tuple[int, ...]:
         """The clients whose memory only the engine can reach."""
@@ -130,3 +193,88 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release threads or processes."""
+
+
+def chunk_size(net: Network) -> int:
+    """How many samples to evaluate in one pass."""
+    return HEAVY_CHUNK if net.flops > HEAVY else CHUNK
+
+
+def cut(data: Federation, part: Part, size: int, owner: int | None = None) -> list[Chunk]:
+    """The test or validation data in chunks of one pass.
+
+    With ``owner`` only that client's samples.
+    """
+    owned = data.test_clients if part == "test" else data.validation
+    if not owned:
+        return [(None, slice(first, first + size)) for first in range(0, len(data.test_y), size)]
+    groups: dict[int | None, Tensor] = {client: rows for client, rows in enumerate(owned) if len(rows)}
+    if owner is not None:
+        groups = {owner: owned[owner]}
+    elif len(groups) > OWNERS:
+        groups = {None: torch.cat(owned)}
+    if part == "test" and owner is None:
+        mine = torch.zeros(len(data.test_y), dtype=torch.bool, device=data.test_y.device)
+        mine[torch.cat(owned)] = True
+        left = (~mine).nonzero().flatten()
+        groups[None] = torch.cat([groups[None], left]) if None in groups else left
+    return [
+        (client, rows) for client, all_rows in groups.items() for rows in all_rows.split(size) if len(rows)
+    ]
+
+
+def score_chunk(net: Network, params: Tree, data: Federation, part: Part, rows: Tensor | slice) -> Sums:
+    """The sums over one chunk of samples."""
+    inputs, labels = (data.test_x, data.test_y) if part == "test" else (data.x, data.y)
+    x = take(inputs, rows)
+    with torch.no_grad():
+        # images: channels last is the order in which convolutions copy nothing
+        if net.survives_channels_last:
+            x = tree_map_only(Tensor, channels_last, x)
+        return data.task.sums(net.predict(params, x), labels[rows])
+
+
+def sort_out(net: Network, outcomes: Sequence[Done | Diverged]) -> tuple[list[Done], list[Diverged]]:
+    """The results that can be averaged, and those that cannot: not finite, or so large that the next step would not be.
+
+    A client's loss may still be finite when its weights or its memory are not, and an average with one such client
+    makes all others diverge in the next round.
+    """
+    finished = [outcome for outcome in outcomes if isinstance(outcome, Done)]
+    limits = dict.fromkeys(net.trainable, LIMIT)
+    # tensors of one name and shape are stacked: with many small clients calls cost more than numbers
+    alike: dict[tuple[Any, ...], list[tuple[int, Tensor]]] = {}
+    for i, done in enumerate(finished):
+        tensors = [(name, value, limits.get(name, SQUARES)) for name, value in done.upload.params.items()]
+        for kept in (done.upload.extra, done.memory):
+            tensors += [(name, value, SQUARES) for name, value in leaves(kept)]
+        for name, value, limit in tensors:
+            if value.is_floating_point() and value.numel():
+                key = (name, limit, value.shape, value.dtype, value.device)
+                alike.setdefault(key, []).append((i, value))
+    beyond: dict[int, str] = {}  # index of a result -> the first of its tensors that is too large
+    for (name, limit, *_), members in alike.items():
+        rows = iter(members)
+        for stacked in stacks([value for _, value in members]):
+            # torch.aminmax would read them once instead of twice, and takes ten times as long
+            for size, (i, _) in zip(
+                stacked.view(len(stacked), -1).abs().amax(1).tolist(), rows, strict=False
+            ):
+                # NaN is no smaller than the limit either
+                if not size <= limit:
+                    beyond.setdefault(i, name)
+    bad = [outcome for outcome in outcomes if isinstance(outcome, Diverged)]
+    for i, name in sorted(beyond.items()):
+        reason = f"{name} is not finite any more, or beyond {LIMIT:g}"
+        bad.append(Diverged(finished[i].seed, finished[i].client, reason))
+    return [done for i, done in enumerate(finished) if i not in beyond], bad
+
+
+def explain(bad: Sequence[Diverged], jobs: Sequence[Job]) -> ClientDiverged:
+    """The error that names the client that diverged, the round, and what to do."""
+    job = next(job for job in jobs if (job.seed, job.client) == (bad[0].seed, bad[0].client))
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return ClientDiverged(
+        f"client {job.client} diverges in round {job.download.round} of seed {job.seed}: {bad[0].reason}{more}; lower "
+        f"train.lr (now {job.lr:g}), check the scale of its inputs, or set train.diverged to 'leave-out'"
+    )

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fedpews import trees
 from fedpews.config import FlowerTable
-from fedpews.engines.client_round import count_steps
-from fedpews.engines.engine import Job, Schedule
-from fedpews.engines.evaluate import Part
+from fedpews.engines.eager import batch_sizes
+from fedpews.engines.engine import Job, Part, Schedule
 from fedpews.errors import ConfigError
 from fedpews.flower.messages import FRAME, unpack
 from fedpews.methods.contract import THETA, Download, Upload, Work
@@ -85,7 +84,7 @@ class UploadCheck:
         return replace(upload, samples=int(most), steps=self._steps(int(most)))
 
     def _steps(self, samples: int) -> int:
-        return count_steps(samples, self.schedule, self.net.least_batch)
+        return len(batch_sizes(samples, self.schedule, self.net.least_batch))
 
     def _check(self, upload: Upload, job: Job, sample: Upload, declared: int | None) -> None:
         limits = self.limits
@@ -139,9 +138,8 @@ def sample_upload(net: Network, job: Job) -> Upload:
     batch, half = blank_batch(net), job.half
     noise = torch.full((half.noise_size(net),), 0.5)
     with global_generator():
-        wanted = half.probe(net, job.download, None)
-        memory = None if wanted is None else half.probed(net, job.download, None, 0.0)
-        local = half.start(net, job.download, memory)
+        download = job.download.with_accuracy(0.0) if half.probes else job.download
+        local = half.start(net, download, None)
         local, _ = half.step(net, local, batch, noise, job.lr)
     work = Work(job.client, samples=2, steps=1, lr=job.lr, loss=0.0, noise=noise)
     return half.finish(net, job.download, local, work)[1]
@@ -311,7 +309,7 @@ class ScoreCheck:
     sample: Sums = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if kept := [name for name in self.task.sum_names() if name.startswith("kept_")]:
+        if kept := [name for name in self.task.sum_names if name.startswith("kept_")]:
             raise ConfigError(
                 f"{' and '.join(self.task.metrics)}: one of these needs every sample's output ({', '.join(kept)}), "
                 "which does not leave a site. Give the server a test set (test=FILE.npz), or choose other metrics."
@@ -347,7 +345,7 @@ class ScoreCheck:
             if sums:
                 raise BadMessage("it declared no samples")
             return {}
-        wanted = self.task.sum_names()
+        wanted = self.task.sum_names
         if set(sums) != set(wanted):
             raise BadMessage(f"it is made of {sorted(sums)!r:.200}, not of {sorted(wanted)}")
         for name, value in sums.items():

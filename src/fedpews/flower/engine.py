@@ -18,8 +18,7 @@ from flwr.serverapp import Grid
 from fedpews.build import Setup, schedule
 from fedpews.data.inputs import take
 from fedpews.engines.eager import EagerEngine
-from fedpews.engines.engine import Done, Engine, Job
-from fedpews.engines.evaluate import Part, Score
+from fedpews.engines.engine import Done, Engine, Job, Part, Score
 from fedpews.errors import RunFailed
 from fedpews.flower.checks import NormRule, ScoreCheck, UploadCheck, is_metric, least, norms, sample_sums
 from fedpews.flower.hello import Expected, Seen

@@ -20,6 +20,7 @@ from fedpews.neurons.trace import trace
 from fedpews.results.files import write_atomically
 from fedpews.seeds import fold
 from fedpews.warmup.masks import Learned, contiguous, draw_starts
+from fedpews.warmup.warmup import step_scores
 
 SCORES = "fedpews-scores"
 
@@ -92,7 +93,7 @@ class LocalWarmup:
         return torch.sigmoid(self.scores) if self._fixed is None else self._fixed.to(self.scores.dtype)
 
     def learn(self, criterion: Callable[..., Tensor], inputs: Tensor, *targets: Any) -> None:
-        """Take one step of the scores, see `Learned.step`; weights and buffers do not change."""
+        """Take one step of the scores, see `step_scores`; weights and buffers do not change."""
         if not self.active or self._fixed is not None:
             return
         gates = self._draw().requires_grad_()
@@ -101,7 +102,7 @@ class LocalWarmup:
         outputs = functional_call(self.model, self._graph.gate(weights, gates) | kept, (inputs,))
         loss = criterion(outputs, *targets)
         (slope,) = torch.autograd.grad(loss, gates)
-        self.scores = self._masks.step(self.scores, slope, gates.detach(), self._others)
+        self.scores = step_scores(self._masks, self.scores, slope, gates.detach(), self._others)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The model's outputs with only the neurons of a new draw open; after the warmup, with all."""

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from pydantic import Field, TypeAdapter, ValidationError
 from safetensors.torch import save
 
-from fedpews.engines.evaluate import Part
+from fedpews.engines.engine import Part
 from fedpews.errors import explain
 from fedpews.methods.wire import BadMessage
 from fedpews.tasks.metrics import Sums

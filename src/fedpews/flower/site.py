@@ -19,10 +19,8 @@ from safetensors.torch import save
 
 from fedpews.build import build_method, build_network, schedule
 from fedpews.data.statistics import scale
-from fedpews.engines.diverging import explain, sort_out
 from fedpews.engines.eager import EagerEngine
-from fedpews.engines.engine import Job
-from fedpews.engines.evaluate import Part
+from fedpews.engines.engine import Job, Part, explain, sort_out
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment
 from fedpews.flower.checks import least
@@ -41,7 +39,7 @@ from fedpews.results.layout import SITE_STATUS
 from fedpews.results.memories import Version
 from fedpews.tasks.metrics import Sums
 from fedpews.tasks.names import show
-from fedpews.trees import Nest, Tree, nest_bytes
+from fedpews.trees import Nest, Tree, flatten
 
 
 class MemoryLost(FedpewsError):
@@ -79,7 +77,7 @@ class SiteMemory:
                 "state-dir, or set flower.lost_memory to 'restart' to let this site start anew."
             )
         memory, _ = read_nest(path, device)
-        return memory if nest_bytes(memory) is not None else None
+        return memory if flatten(memory)[0] else None
 
     def write(self, seed: int, round: int, memory: Nest, kept: int) -> None:
         """Write the memory after a round, and delete rounds older than ``kept``."""

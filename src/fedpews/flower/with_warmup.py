@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from fedpews.errors import ConfigError, nearest
 from fedpews.methods.wire import BadMessage
-from fedpews.warmup.auto import Auto
-from fedpews.warmup.masks import Fixed, Learned, Masks
+from fedpews.warmup.masks import Auto, Fixed, Learned, Masks
 
 ABOUT, OTHERS, OWNED, OWNERSHIP, THETA = "fedpews", "others", "owned", "ownership", "theta"
 NEURONS, HIDDEN = "neurons", "hidden"

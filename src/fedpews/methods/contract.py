@@ -4,9 +4,9 @@ A round, on any engine::
 
     downloads = method.downloads(net, state, cohort)             # server: one for each client of the cohort
     client = method.client(phase)                                # both halves agree on the phase
-    model = client.probe(net, download, memory)                  # client: most methods ask for nothing
-    if model is not None:
-        memory = client.probed(net, download, memory, accuracy)  #   how good that model is on the client's data
+    if client.probes:                                            # client: most methods do not
+        model = client.probe(net, download, memory)
+        download = download.with_accuracy(accuracy)              #   of that model on the client's data
     local = client.start(net, download, memory)
     for batch in batches:                                        # the runtime owns this loop
         local, loss = client.step(net, local, batch, noise, lr)  #   pure, so it can be vectorised or compiled
@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from fedpews.methods.average import Average
@@ -43,6 +44,9 @@ PARAMS = "params"
 
 STEPS_TAKEN = "taken"
 """In a local state, for a half that ``counts_steps``: the number of steps of each element."""
+
+ACCURACY = "accuracy"
+"""In the ``extra`` of a download at the client: the accuracy of its ``probe``."""
 
 THETA = "theta"
 """In the ``extra`` of downloads and uploads: the probabilities of learned masks, all within [0, 1]."""
@@ -71,6 +75,11 @@ class Download:
     neurons: Tensor | None = None
     """(neurons,) bool: the subnetwork the server assigned; params outside it are not sent."""
     extra: Mapping[str, Tree] = field(default_factory=dict)
+
+    def with_accuracy(self, accuracy: float) -> Download:
+        """The same download with the accuracy of a client's ``probe``, for its ``start``."""
+        value = torch.tensor(accuracy, dtype=torch.float64)
+        return replace(self, extra={**self.extra, ACCURACY: {ACCURACY: value}})
 
 
 @dataclass(frozen=True)
@@ -131,17 +140,16 @@ class ClientHalf(ABC):
     """Whether ``finish`` needs the number of steps of each element when neurons are masked: the counts are then in
     ``local[STEPS_TAKEN]``, for every name that belongs to a neuron."""
 
+    probes: ClassVar[bool] = False
+    """Whether ``start`` needs the accuracy of ``probe`` on the client's data, in ``download.extra[ACCURACY]``."""
+
     def noise_size(self, net: Network) -> int:
         """How many uniform random numbers a step uses; ``Work.noise`` has as many."""
         return 0
 
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        """A model whose accuracy on the client's data is measured before ``start``; None for most methods."""
-        return None
-
-    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        """The memory for ``start``, given the accuracy of the probe."""
-        raise NotImplementedError("a client half with a probe needs a probed function, too")
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
+        """The model whose accuracy is measured, for a half that ``probes``."""
+        return download.params
 
     @abstractmethod
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
@@ -169,18 +177,19 @@ class ClientWrapper(ClientHalf):
 
     inner: ClientHalf
 
+    @property
+    def probes(self) -> bool:  # type: ignore[override]
+        return self.inner.probes
+
     def noise_size(self, net: Network) -> int:
         return self.inner.noise_size(net)
 
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
-        return self.inner.probe(net, download, inner_memory(memory))
-
-    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        inner = self.inner.probed(net, download, inner_memory(memory), accuracy)
-        return {**(memory or {}), "inner": inner}
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
+        return self.inner.probe(net, download, None if memory is None else memory["inner"])
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        return {"inner": self.inner.start(net, download, inner_memory(memory))}
+        inner = None if memory is None else memory["inner"]
+        return {"inner": self.inner.start(net, download, inner)}
 
     def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:
         inner, loss = self.inner.step(net, local["inner"], batch, noise, lr)
@@ -192,11 +201,6 @@ class ClientWrapper(ClientHalf):
 
     def personal(self, net: Network, download: Download, memory: Nest) -> Tree:
         return self.inner.personal(net, download, memory["inner"])
-
-
-def inner_memory(memory: Nest | None) -> Nest | None:
-    """The inner half's part of a wrapper's memory."""
-    return None if memory is None else memory["inner"]
 
 
 class Method(Options, ABC):

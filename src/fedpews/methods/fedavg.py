@@ -77,6 +77,8 @@ class FedAvg(Method, ClientHalf):
         return Download(cohort.round, "train", cohort.total, state["params"])
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
+        if not self.rule.slots:
+            return {"params": download.params}
         slots = {name: self.rule.start(download.params[name]) for name in net.trainable}
         return {"params": download.params} | by_slot(slots)
 
@@ -103,7 +105,8 @@ class FedAvg(Method, ClientHalf):
         for name, grad in grads.items():
             kept = {key: local[key][name] for key in rule.slots}
             moved[name], slots[name] = rule.step(values[name], grad, kept, lr)
-        return dict(local) | {"params": params | moved | buffers} | by_slot(slots)
+        stepped = dict(local) | {"params": params | moved | buffers}
+        return stepped | by_slot(slots) if rule.slots else stepped
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         return {}, work.upload(download, local["params"])
@@ -114,7 +117,7 @@ class FedAvg(Method, ClientHalf):
         return state | self.server.move(net, state, aggregate, values, average)
 
     def aggregate(self, net: Network, old: Tree, uploads: Sequence[Upload], average: Average) -> Tree:
-        """The aggregate of the uploads, before the server's step."""
+        """The aggregate of the uploads, before the server's step; an element that no client owns keeps its value."""
         return average([upload.params for upload in uploads], old)
 
 

@@ -140,12 +140,8 @@ class LocalClient(ClientWrapper):
 
     names: tuple[str, ...] | str
 
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree | None:
+    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
         return super().probe(net, self._whole(net, download, memory), memory)
-
-    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        local = {"own": self._own(net, download, memory)}
-        return super().probed(net, self._whole(net, download, memory), memory, accuracy) | local
 
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
         local = {"own": self._own(net, download, memory)}

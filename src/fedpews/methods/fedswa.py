@@ -118,14 +118,7 @@ class FedMoSWA(FedSWA, ControlVariates):
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         memory, upload = super().finish(net, download, local, work)
-        owned = {} if work.neurons is None else net.graph.expand(work.neurons)
-        control: Tree = {}
-        for name, own in local["control"].items():
-            way = local["way"][name]
-            # where no step was taken the result is not used
-            drift = (download.params[name] - local["params"][name]) / (torch.where(way > 0, way, 1) * work.lr)
-            moves = (way > 0) & owned[name] if name in owned else way > 0
-            control[name] = torch.where(moves, drift - local["correction"][name], own)
+        control, _ = self.new_controls(net, download, local, work, local["way"])
         change = trees.subtract(control, download.extra["control"])
         return memory | {"control": control}, upload.adding({"control": change})
 

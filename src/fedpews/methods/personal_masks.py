@@ -14,7 +14,7 @@ from fedpews import trees
 from fedpews.errors import ConfigError
 from fedpews.methods import optimizers
 from fedpews.methods.average import Average
-from fedpews.methods.contract import Cohort, Download, Rate, Upload, Work
+from fedpews.methods.contract import ACCURACY, Cohort, Download, Rate, Upload, Work
 from fedpews.methods.fedavg import FedAvg, weight_names
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Share
@@ -62,6 +62,8 @@ class LotteryFL(PersonalMasks):
     remaining: Annotated[float, Field(ge=0, le=1)] = 0.5
     prune: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
+    probes: ClassVar[bool] = True
+
     def init(self, net: Network, params: Tree, total: int) -> Nest:
         return super().init(net, params, total) | {"initial": params}
 
@@ -78,20 +80,14 @@ class LotteryFL(PersonalMasks):
                 sent.append(replace(whole, extra={"initial": state["initial"]}))
         return sent
 
-    def probe(self, net: Network, download: Download, memory: Nest | None) -> Tree:
-        return download.params
-
-    def probed(self, net: Network, download: Download, memory: Nest | None, accuracy: float) -> Nest:
-        if memory is None:
-            full = {n: torch.ones_like(download.params[n], dtype=torch.bool) for n in weight_names(net)}
-            memory = {"mask": full, "initial": download.extra.get("initial", download.params)}
-        return memory | {"accuracy": torch.tensor(accuracy, dtype=torch.float64)}
-
     def start(self, net: Network, download: Download, memory: Nest | None) -> Nest:
-        assert memory is not None, "the probe makes the first memory"
-        mask, initial, params = memory["mask"], memory["initial"], download.params
+        params = download.params
+        if memory is None:
+            full = {name: torch.ones_like(params[name], dtype=torch.bool) for name in weight_names(net)}
+            memory = {"mask": full, "initial": download.extra.get("initial", params)}
+        mask, initial = memory["mask"], memory["initial"]
         left = sum(int(part.sum()) for part in mask.values()) / sum(part.numel() for part in mask.values())
-        if float(memory["accuracy"]) > self.accuracy and left > self.remaining:
+        if float(download.extra[ACCURACY][ACCURACY]) > self.accuracy and left > self.remaining:
             mask = {name: _pruned(params[name], part, self.prune) for name, part in mask.items()}
             params = params | trees.pick(initial, net.trainable)
         masked = replace(download, params=_masked(params, mask))

@@ -24,32 +24,23 @@ from fedpews.methods.contract import Upload
 from fedpews.trees import Tree
 
 Mask = Mapping[str, Tensor] | None
-Rule = Literal["mean", "median", "trimmed", "krum", "clipped"]
+Rule = Literal["median", "trimmed", "krum", "clipped"]
 
 
-@dataclass(frozen=True)
-class Aggregate:
-    """How a round's uploads are aggregated.
+def make_robust(
+    average: Average, uploads: Sequence[Upload], rule: Rule, trim: float = 0.2, byzantine: int | None = None
+) -> Average:
+    """The average to use in place of the plain one.
 
     Args:
-        rule: ``mean`` is the plain average.
         trim: with ``trimmed``, the share left out at each end, below one half.
         byzantine: with ``krum``, how many clients may be bad; by default the largest possible number, (n − 3)/2.
     """
-
-    rule: Rule = "mean"
-    trim: float = 0.2
-    byzantine: int | None = None
-
-    def of(self, average: Average, uploads: Sequence[Upload]) -> Average:
-        """The average to use in place of the plain one."""
-        if self.rule == "mean":
-            return average
-        if self.rule == "krum":
-            chosen = choose_krum(uploads, average.masks, self.byzantine)
-            weights = tuple(weight if i in chosen else 0.0 for i, weight in enumerate(average.weights))
-            return Average(weights, average.masks)
-        return RobustAverage(average.weights, average.masks, rule=self.rule, trim=self.trim)
+    if rule == "krum":
+        chosen = choose_krum(uploads, average.masks, byzantine)
+        weights = tuple(weight if i in chosen else 0.0 for i, weight in enumerate(average.weights))
+        return Average(weights, average.masks)
+    return RobustAverage(average.weights, average.masks, rule=rule, trim=trim)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,6 +42,30 @@ class ControlVariates(FedAvg):
         loss, grads, buffers = super().gradient(net, local, batch)
         # for what has a control; other gradients stay
         return loss, grads | trees.add(local["correction"], grads), buffers
+
+    def new_controls(
+        self, net: Network, download: Download, local: Nest, work: Work, steps: Mapping[str, Tensor]
+    ) -> tuple[Tree, Tree]:
+        """c_i⁺ = c_i − c + (x_g − y)/(K·η), and the elements where it is new: those that moved and are uploaded.
+
+        Args:
+            steps: K, the steps that each element really took.
+        """
+        owned = {} if work.neurons is None else net.graph.expand(work.neurons)
+        new, moved = {}, {}
+        for name, old in local["control"].items():
+            taken = steps[name]
+            # where K is 0 the result is not used
+            length = torch.where(taken > 0, taken, 1) * work.lr
+            drift = (download.params[name] - local["params"][name]) / length
+            moved[name] = (taken > 0) & owned.get(name, torch.tensor(True, device=net.device))
+            corrected = self.mean_step(local, name, drift) - local["correction"][name]
+            new[name] = torch.where(moved[name], corrected, old)
+        return new, moved
+
+    def mean_step(self, local: Nest, name: str, drift: Tensor) -> Tensor:
+        """The mean of g − c_i + c over the steps, given how far a parameter went, over K·η."""
+        return drift
 
 
 @register("method", "scaffold")
@@ -94,30 +118,18 @@ class Scaffold(ControlVariates):
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         _, upload = super().finish(net, download, local, work)
-        owned = {} if work.neurons is None else net.graph.expand(work.neurons)
         # in a warmup, the steps that each element really took; it does not move while its neuron is closed
         taken: Tree = local.get(STEPS_TAKEN, {})
-        new: Tree = {}
-        known: Tree = {}
-        for name, old in local["control"].items():
-            steps = taken.get(name, torch.tensor(float(work.steps), device=net.device))
-            # (x_g − y)/(K·η); where K is 0 the result is not used
-            drift = (download.params[name] - local["params"][name]) / (steps.clamp_min(1) * work.lr)
-            moves = (steps > 0) & owned.get(name, torch.tensor(True, device=net.device))
-            # c_i⁺ = drift − (c − c_i)
-            corrected = self.mean_step(local, name, drift) - local["correction"][name]
-            new[name] = torch.where(moves, corrected, old)
-            known[name] = local["known"][name] | moves
+        every = torch.tensor(float(work.steps), device=net.device)
+        steps = {name: taken.get(name, every) for name in local["control"]}
+        new, moved = self.new_controls(net, download, local, work, steps)
         upload = upload.adding({"control": trees.subtract(new, local["control"])})
         if work.neurons is None:
             return {"control": new}, upload
         # elements owned for the first time: the server counts every owner once
-        first = {name: now & ~local["known"][name] for name, now in known.items()}
+        first = {name: now & ~local["known"][name] for name, now in moved.items()}
+        known = trees.map_tree(torch.logical_or, local["known"], moved)
         return {"control": new, "known": known}, upload.adding({"first": first})
-
-    def mean_step(self, local: Nest, name: str, drift: Tensor) -> Tensor:
-        """The mean of g − c_i + c over the steps, given how far a parameter went, over K·η."""
-        return drift
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         controls, owners, heard, took_part = (state[key] for key in ("sum", "owners", "heard", "took_part"))

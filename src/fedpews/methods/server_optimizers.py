@@ -64,8 +64,15 @@ class ServerOptimizer(Optimizer):
 class SGD(optimizers.SGD, ServerOptimizer):
     """x_g ← x_g − η_g·Δ. With ``lr=1`` the server takes the aggregate."""
 
-    def approach(self, old: Tensor, aggregate: Tensor, slots: Slots) -> tuple[Tensor, Slots]:
-        return (aggregate, {}) if self.lr == 1 else super().approach(old, aggregate, slots)
+    def move(
+        self, net: Network, state: Nest, aggregate: Tree, values: Sequence[Tree], average: Average
+    ) -> Nest:
+        if self.lr != 1:
+            return super().move(net, state, aggregate, values, average)
+        if average.zero_unowned:
+            owned = average.covered({name: aggregate[name] for name in net.trainable})
+            aggregate = aggregate | {n: torch.where(mask, aggregate[n], 0.0) for n, mask in owned.items()}
+        return {"params": aggregate, "server": state["server"]}
 
 
 @register("server", "fedavgm")

@@ -16,7 +16,6 @@ from fedpews.methods.contract import (
     Rate,
     Upload,
     Work,
-    inner_memory,
 )
 from fedpews.neurons.network import Batch, Network
 from fedpews.torch_private import is_transformed
@@ -62,7 +61,8 @@ def step_subnetwork(
         gates: (neurons,) the factor of each neuron's output; 0 masks the neuron.
     """
     mine = gates != 0
-    if _pays_to_cut(net, local, batch, gates):
+    # 3: one forward pass and about two of it backward
+    if 3 * len(batch.y) * net.flops >= CUT_FROM and _pays_to_cut(net, local, gates):
         kept, loss = _step_cut(client, net, local, batch, noise, lr, mine)
     else:
         # the gradient of a masked neuron is zero, but momentum or a proximal term would still move it: undo that
@@ -83,18 +83,13 @@ CUT_FROM = 4e8
 """Floating-point operations of a step from which smaller kernels save more time than the copies take (about 10 ms)."""
 
 
-def _pays_to_cut(net: Network, local: Nest, batch: Batch, gates: Tensor) -> bool:
-    """Whether to train the smaller network, which takes the same step with smaller kernels.
+def _pays_to_cut(net: Network, local: Nest, gates: Tensor) -> bool:
+    """Whether a large step may train the smaller network, which takes the same step with smaller kernels.
 
-    On the CPU only: the shapes depend on the gates, so every step would have to wait for the GPU.
+    On the CPU only: the shapes depend on the gates, so every step would have to wait for the GPU. Not while it is
+    traced, for the same reason.
     """
-    if gates.device.type != "cpu":
-        return False
-    # 3: one forward pass and about two of it backward
-    if 3 * len(batch.y) * net.flops < CUT_FROM or not net.can_be_cut:
-        return False
-    # traced: no shape may depend on the gates
-    if is_transformed():
+    if gates.device.type != "cpu" or not net.can_be_cut or is_transformed():
         return False
     # a tensor that belongs to a parameter must have its shape, to be cut like it
     fits = all(isinstance(value, dict) for value in local.values()) and all(
@@ -143,7 +138,8 @@ class AssignedClient(ClientWrapper):
         gates = download.neurons.to(next(iter(download.params.values())).dtype)
         if "scale" in download.extra:
             gates = gates * download.extra["scale"]["scale"]
-        inner = start_subnetwork(self.inner, net, download, inner_memory(memory))
+        inner = None if memory is None else memory["inner"]
+        inner = start_subnetwork(self.inner, net, download, inner)
         return {"inner": inner, "gates": {"neurons": gates}}
 
     def step(self, net: Network, local: Nest, batch: Batch, noise: Tensor, lr: Rate) -> tuple[Nest, Tensor]:

@@ -51,15 +51,16 @@ class BadMessage(FedpewsError):
 
 def encode_upload(net: Network, upload: Upload) -> bytes:
     """An upload as it travels."""
-    return _encode(*_describe(net, upload))
+    return _encode(net, upload)
 
 
 def encode_download(net: Network, download: Download) -> bytes:
     """A download as it travels."""
-    return _encode(*_describe(net, download))
+    return _encode(net, download)
 
 
-def _encode(about: Mapping[str, Any], parts: Mapping[str, WirePart]) -> bytes:
+def _encode(net: Network, sent: Upload | Download) -> bytes:
+    about, parts = _describe(net, sent, *_count_owned(net, [sent]))
     tensors = {key: part.make().cpu() for key, part in parts.items()}
     encoded: bytes = save(tensors, {"about": json.dumps(about, separators=(",", ":"))})
     return encoded
@@ -67,13 +68,11 @@ def _encode(about: Mapping[str, Any], parts: Mapping[str, WirePart]) -> bytes:
 
 def message_sizes(net: Network, sent: Sequence[Upload | Download]) -> list[int]:
     """The bytes of each message's tensors, computed without encoding them."""
-    dense = _without_zeros(net, sent)
-    neurons = [one.neurons for one in sent if one.neurons is not None and getattr(one, "mask", None) is None]
-    counts: Sequence[Mapping[str, int] | None] = [None] * len(sent)
-    if neurons and len(neurons) == len(sent):
-        counts = net.graph.count(stack(neurons), net.shapes) or counts
-    described = [_describe(net, *one, dense=dense)[1] for one in zip(sent, counts, strict=True)]
-    return [sum(math.prod(p.shape) * p.dtype.itemsize for p in parts.values()) for parts in described]
+    dense, sizes = _without_zeros(net, sent), []
+    for message, counts in zip(sent, _count_owned(net, sent), strict=True):
+        _, parts = _describe(net, message, counts, dense)
+        sizes.append(sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()))
+    return sizes
 
 
 def _without_zeros(net: Network, sent: Sequence[Upload | Download]) -> frozenset[str]:
@@ -121,16 +120,12 @@ def decode_download(net: Network, data: bytes) -> Download:
 
 
 def _describe(
-    net: Network,
-    sent: Upload | Download,
-    counts: Mapping[str, int] | None = None,
-    *,
-    dense: Collection[str] = (),
+    net: Network, sent: Upload | Download, counts: Mapping[str, int], dense: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, WirePart]]:
     """What the header of a message says, and its tensors by name, before they are made.
 
     Args:
-        counts: how many elements of each tensor the sender's neurons own, if that is known.
+        counts: how many elements of each tensor are sent; all of a tensor that is missing.
         dense: keys of trees that are known to have next to no zeros.
     """
     neurons, mask = sent.neurons, None
@@ -149,63 +144,62 @@ def _describe(
         about["mask"] = {name: tuple(bits.shape) for name, bits in mask.items()}
         bits = torch.cat([bits.flatten() for bits in mask.values()])
         parts["mask"] = WirePart(torch.uint8, (-(-bits.numel() // 8),), partial(_pack, bits))
-    owned, everything = Owned(net, neurons, mask, counts), Owned(net, None, None)
     about["trees"] = {}
     for key, tree in {PARAMS: sent.params, **sent.extra}.items():
         # a tree shaped like the model (or some of its layers) is cut down to what the client owns; any
         # other, such as one number per neuron, has no owned elements to pick
         if all(value.shape == net.shapes.get(name) for name, value in tree.items()):
             # single weights are owned in the model; what is sent beside it goes whole
-            mine = everything if mask is not None and key != PARAMS else owned
+            is_whole = mask is not None and key != PARAMS
+            sizes = {n: v.numel() if is_whole else counts.get(n, v.numel()) for n, v in tree.items()}
             yes_no = {name: value for name, value in tree.items() if value.dtype == torch.bool}
             about["trees"][key] = {"names": list(tree), "bits": list(yes_no)}
+            rest = {name: value for name, value in tree.items() if name not in yes_no}
             if yes_no:
-                make = partial(_pack_owned, mine, yes_no)
-                parts[f"{key}:bits"] = WirePart(torch.uint8, (-(-mine.count(yes_no) // 8),), make)
-            if len(yes_no) < len(tree):
-                rest = {name: tree[name] for name in tree if name not in yes_no} if yes_no else tree
-                parts |= _squeeze(key, rest, mine, dense=key in dense)
+                count, take = sum(sizes[n] for n in yes_no), partial(_pack_owned, net, sent, yes_no, is_whole)
+                parts[f"{key}:bits"] = WirePart(torch.uint8, (-(-count // 8),), take)
+            if rest:
+                count, take = sum(sizes[n] for n in rest), partial(_take_owned, net, sent, rest, is_whole)
+                if key in dense:
+                    parts[key] = WirePart(next(iter(rest.values())).dtype, (count,), take)
+                else:
+                    parts |= _squeeze(key, rest, count, take)
         else:
             for name, value in tree.items():
                 parts[f"{key}/{name}"] = WirePart(value.dtype, tuple(value.shape), value.contiguous)
     return about, parts
 
 
-class Owned:
-    """The elements of a tree that a client owns: counted from its neurons, expanded only to encode them."""
-
-    def __init__(
-        self,
-        net: Network,
-        neurons: Tensor | None,
-        mask: Tree | None,
-        counts: Mapping[str, int] | None = None,
-    ) -> None:
-        self._net, self._neurons, self._mask = net, neurons, mask
-        self._counts: Mapping[str, int] = counts or {}
+def _count_owned(net: Network, sent: Sequence[Upload | Download]) -> list[dict[str, int]]:
+    """How many elements of each tensor a message has; a name that is missing belongs to its client as a whole."""
+    masks = [getattr(message, "mask", None) for message in sent]
+    neurons = [message.neurons for message in sent if message.neurons is not None]
+    if len(neurons) == len(sent) and masks == [None] * len(sent):
+        # all at once: with many small clients, the number of calls is what costs
+        return net.graph.count(stack(neurons), net.shapes) or [{}] * len(sent)
+    counts: list[dict[str, int]] = []
+    for message, mask in zip(sent, masks, strict=True):
         if mask is not None:
-            self._counts = {
-                name: int(bits.expand(net.shapes[name]).count_nonzero()) for name, bits in mask.items()
-            }
-        elif neurons is not None and counts is None:
-            (self._counts,) = net.graph.count(neurons[None], net.shapes) or [{}]
+            whole = {name: bits.expand(net.shapes[name]) for name, bits in mask.items()}
+            counts.append({name: int(bits.count_nonzero()) for name, bits in whole.items()})
+        else:
+            counts += [{}] if message.neurons is None else _count_owned(net, [message])
+    return counts
 
-    def count(self, tree: Mapping[str, Tensor]) -> int:
-        """How many elements of the tree are owned."""
-        total = 0
-        for name, value in tree.items():
-            total += self._counts.get(name, value.numel())
-        return total
 
-    def take(self, tree: Mapping[str, Tensor]) -> Tensor:
-        """The owned elements as one flat vector, in the tree's order."""
-        masks = self._mask or ({} if self._neurons is None else self._net.graph.expand(self._neurons))
-        return torch.cat(
-            [
-                value[masks[name].bool().expand_as(value)] if name in masks else value.flatten()
-                for name, value in tree.items()
-            ]
+def _take_owned(net: Network, sent: Upload | Download, tree: Mapping[str, Tensor], is_whole: bool) -> Tensor:
+    """The owned elements of a tree as one flat vector, in the tree's order."""
+    masks: Mapping[str, Tensor] = {}
+    if not is_whole:
+        masks = getattr(sent, "mask", None) or (
+            {} if sent.neurons is None else net.graph.expand(sent.neurons)
         )
+    return torch.cat(
+        [
+            value[masks[name].bool().expand_as(value)] if name in masks else value.flatten()
+            for name, value in tree.items()
+        ]
+    )
 
 
 def _decode(net: Network, data: bytes) -> tuple[dict[str, Any], Nest]:
@@ -277,17 +271,18 @@ def _unflatten(
     return tree
 
 
-def _squeeze(key: str, tree: Mapping[str, Tensor], owned: Owned, *, dense: bool) -> dict[str, WirePart]:
-    """The owned values, or only those that are not zero when that is shorter."""
-    count = owned.count(tree)
+def _squeeze(
+    key: str, tree: Mapping[str, Tensor], count: int, take: Callable[[], Tensor]
+) -> dict[str, WirePart]:
+    """The owned values, so many, or only those that are not zero when that is shorter."""
     dtypes = {value.dtype for value in tree.values()}
     if len(dtypes) == 1:
         (dtype,) = dtypes
         # no more zeros can be owned than there are, so most trees need no second look
-        zeros = 0 if dense else sum(v.numel() - int(bit_pattern(v).count_nonzero()) for v in tree.values())
+        zeros = sum(v.numel() - int(bit_pattern(v).count_nonzero()) for v in tree.values())
         if zeros * dtype.itemsize - (count + 7) // 8 <= SPARSE_HEADER:
-            return {key: WirePart(dtype, (count,), partial(owned.take, tree))}
-    values = owned.take(tree)
+            return {key: WirePart(dtype, (count,), take)}
+    values = take()
     size = values.element_size()
     present = bit_pattern(values) != 0
     filled = int(present.count_nonzero())
@@ -338,8 +333,8 @@ def _number(about: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _pack_owned(owned: Owned, tree: Mapping[str, Tensor]) -> Tensor:
-    return _pack(owned.take(tree))
+def _pack_owned(net: Network, sent: Upload | Download, tree: Mapping[str, Tensor], is_whole: bool) -> Tensor:
+    return _pack(_take_owned(net, sent, tree, is_whole))
 
 
 def _pack(bits: Tensor) -> Tensor:

@@ -100,6 +100,11 @@ class NeuronGraph:
         return 1 - shared / max(1, sum(self.weights.values()))
 
     @cached_property
+    def readers(self) -> tuple[str, ...]:
+        """The parameters that read a neuron's output."""
+        return tuple(name for name, axes in self.axes.items() if any(axis.reads for axis in axes))
+
+    @cached_property
     def size(self) -> int:
         """The number of hidden neurons, h."""
         return sum(layer.size for layer in self.layers)

@@ -154,8 +154,10 @@ class Network:
     def survives_channels_last(self) -> bool:
         """Whether the model runs on images laid out channels last, and backward too if it may be trained so.
 
-        A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out.
+        A bare ``x.view(len(x), -1)`` after a convolution does not, so we try it out. False without images.
         """
+        if all(value.dim() != 4 for value in (*tree_leaves(self.example), *self.initial().values())):
+            return False
         params = {name: channels_last(value) for name, value in self.initial().items()}
         batch = tree_map_only(Tensor, channels_last, self.two_samples())
         try:
@@ -198,7 +200,7 @@ class Network:
 
     def gated(self, gates: Tensor) -> Network:
         """The same network with every hidden neuron's output multiplied by its gate, wherever it is read."""
-        _ = self._fed, self._frozen_readers  # computed once, with the graph, then shared by all copies
+        _ = self._fed  # computed once, with the graph, then shared by all copies
         gated = copy.copy(self)
         gated._gates = gates
         return gated
@@ -223,17 +225,18 @@ class Network:
         ``term(features, outputs)`` is one more number per sample, or for the batch, to descend on; the loss
         returned does not contain it.
         """
-        fixed = trees.pick(params, self.buffers)
+        fixed = {name: params[name] for name in self.buffers}
+        trainable = {name: params[name] for name in self.trainable}
+        if term is None:
+            loss, buffers, grads = differentiate(lambda tree: self.loss(tree | fixed, batch), trainable)
+            return loss, grads, buffers
 
-        def objective(trainable: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
-            if term is None:
-                loss, buffers = self.loss(trainable | fixed, batch)
-                return loss, (loss, buffers)
-            features, outputs, buffers = self.features(trainable | fixed, batch.x)
+        def objective(tree: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
+            features, outputs, buffers = self.features(tree | fixed, batch.x)
             loss = batch.mean(self.sample_loss(outputs, batch.y), self.sample_weight(batch.y))
             return loss + batch.mean(term(features, outputs)), (loss, buffers)
 
-        _, (loss, buffers), grads = differentiate(objective, trees.pick(params, self.trainable))
+        _, (loss, buffers), grads = differentiate(objective, trainable)
         return loss.detach(), grads, buffers
 
     def two_samples(self) -> Any:
@@ -344,22 +347,18 @@ class Network:
                 return {}
         return fed
 
-    @cached
-    def _frozen_readers(self) -> tuple[str, ...]:
-        """The parameters that read neurons without being trained."""
-        axes = self.graph.axes
-        return tuple(name for name in self.frozen if any(axis.reads for axis in axes.get(name, ())))
-
     def _call(self, params: Mapping[str, Tensor], x: Any, *, training: bool) -> tuple[Tensor, Tree]:
         values = dict(params)
         pure = self._pure(training=training)
         module, gates, hooks = pure.module, self._gates, []
         if gates is not None:
             graph, fed = self.graph, self._fed
-            # frozen weights are not trained, but they must read nothing from a masked neuron either
-            frozen = {name: module.get_parameter(name).detach() for name in self._frozen_readers}
-            rest = {name: value for name, value in (frozen | values).items() if name not in fed.values()}
-            values |= graph.gate(rest, gates)
+            read = [name for name in graph.readers if name not in fed.values()]
+            if read:
+                # frozen weights are not trained, but they must read nothing from a masked neuron either
+                frozen = {name: module.get_parameter(name).detach() for name in read if name in self.frozen}
+                rest = frozen | {name: values[name] for name in read if name in values}
+                values |= graph.gate(rest, gates)
             # the other layers are gated at their inputs
             for name, weight in fed.items():
                 hook = module.get_submodule(name).register_forward_pre_hook(
@@ -369,13 +368,13 @@ class Network:
         # BatchNorm writes its statistics and its counter in place: let it write into copies, so the call stays pure
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
         counters = {name: module.get_buffer(name).clone() for name in self._counters} if training else {}
-        args, kwargs = arguments(x)
+        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else arguments(x)
         try:
             outputs = pure(values | buffers | counters, args, kwargs)
         finally:
             for hook in hooks:
                 hook.remove()
-        return main_output(outputs), buffers
+        return outputs if isinstance(outputs, Tensor) else main_output(outputs), buffers
 
     @cached
     def least_batch(self) -> int:

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from fedpews.data import load
 from fedpews.data.federation import Federation, digest
+from fedpews.data.inputs import take
 from fedpews.data.store import cache_dir
 from fedpews.models.networks import ViT
 from fedpews.results.files import write_atomically
@@ -59,7 +60,7 @@ def _train(images: Federation, channels: int, size: int, epochs: int) -> ViT:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for _ in range(epochs):
             for part in rows[torch.randperm(len(rows))].split(BATCH):
-                x, y = images.batch(part)
+                x, y = take(images.x, part), images.y[part]
                 x = interpolate(x.expand(-1, channels, -1, -1), size=(size, size), mode="bilinear")
                 x = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x)
                 optimizer.zero_grad()

@@ -93,7 +93,6 @@ class MemoryStore:
     def put(self, seed: int, client: int, memory: Nest) -> None:
         """Keep a client's memory; one without a single tensor is the same as none."""
         key = f"{seed}-{client}"
-        self._release(key)
         # the file is outdated from now on, even if the new memory is empty
         outdated = self._versions.pop(key, None)
         path = None if outdated is None else self._path(key, outdated.number)
@@ -101,6 +100,7 @@ class MemoryStore:
         if path is not None and path.name not in self._needed:
             self._unsynced.discard(path)
             remove_file(path)
+        self._unsaved.pop(key, None)
         self._add(key, memory)
         if key in self._recent:
             self._unsaved[key] = None
@@ -133,25 +133,22 @@ class MemoryStore:
     def _add(self, key: str, memory: Nest) -> None:
         """Keep a memory in RAM, unless it has no tensor; the least recent ones go to disk."""
         # imported late: what reads results does not need torch
-        from fedpews.trees import nest_bytes
+        from fedpews.trees import leaves
 
-        size = nest_bytes(memory)
-        if size is None:
+        _, outdated = self._recent.pop(key, (None, 0))
+        self._bytes -= outdated
+        sizes = [leaf.nbytes for _, leaf in leaves(memory)]
+        if not sizes:
             return
-        self._recent[key] = memory, size
-        self._bytes += size
+        self._recent[key] = memory, sum(sizes)
+        self._bytes += sum(sizes)
         # the one just added stays, however large: it may be needed next
         while self._bytes > RAM_BYTES and len(self._recent) > 1:
             oldest = next(iter(self._recent))
             # one that was read from disk and has not changed is not written
             if oldest in self._unsaved:
                 self._write(oldest)
-            self._release(oldest)
-
-    def _release(self, key: str) -> None:
-        _, size = self._recent.pop(key, (None, 0))
-        self._bytes -= size
-        self._unsaved.pop(key, None)
+            self._bytes -= self._recent.pop(oldest)[1]
 
     def _write(self, key: str) -> None:
         self._last += 1

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -99,9 +100,10 @@ class Task(Options, ABC):
         """The class of each sample, for partitions by class; None where a sample does not have one class."""
         return None
 
-    def sample_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    @cached_property
+    def sample_loss(self) -> Criterion:
         """The loss per sample that is trained on."""
-        return (self.criterion or self.loss)(outputs, labels)
+        return self.criterion or self.loss
 
     def sums(self, outputs: Tensor, labels: Tensor) -> Sums:
         """The sums over a batch that the chosen metrics need, with ``loss`` and ``weight``."""
@@ -113,26 +115,30 @@ class Task(Options, ABC):
             "kept_scores": lambda: self.scores(outputs),
             "kept_labels": lambda: labels,
         }
-        sums |= {key: ways[key]() for key in self.sum_names() if key not in sums}
+        sums |= {key: ways[key]() for key in self.sum_names if key not in sums}
         return {key: value.detach().cpu() for key, value in sums.items()}
 
     def measure(self, sums: Mapping[str, Tensor]) -> dict[str, float | None]:
         """Every chosen metric; None where the samples do not define it."""
         values = {}
-        for metric in self.metrics:
-            needed = [sums[key] for key in self._needs(metric)]
-            known = self.METRICS.get(metric)
-            value = known.value(*needed) if known else measure_function(metric, *needed)
-            values[short(metric)] = value if math.isfinite(value) else None
+        for name, metric in self._chosen.items():
+            value = metric.value(*(sums[key] for key in metric.needs))
+            values[name] = value if math.isfinite(value) else None
         return values
 
+    @cached_property
     def sum_names(self) -> list[str]:
         """The names of the sums that the chosen metrics need."""
-        needed = [key for metric in self.metrics for key in self._needs(metric)]
+        needed = [key for metric in self._chosen.values() for key in metric.needs]
         return list(dict.fromkeys(["loss", "weight", *self.ALWAYS, *needed]))
 
-    def _needs(self, metric: str) -> tuple[str, ...]:
-        return self.METRICS[metric].needs if metric in self.METRICS else SCORES_AND_LABELS
+    @cached_property
+    def _chosen(self) -> dict[str, Metric]:
+        """The chosen metrics by their names in a record."""
+        return {
+            short(name): self.METRICS.get(name) or Metric(SCORES_AND_LABELS, partial(measure_function, name))
+            for name in self.metrics
+        }
 
 
 def per_sample(loss: Callable[..., Any]) -> Criterion:

@@ -297,7 +297,7 @@ def _backwards(nest: Nest) -> Nest:
 class Guarded:
     """A method or a client half whose functions must not change their arguments."""
 
-    FUNCTIONS = ("init", "params", "downloads", "update", "start", "step", "finish", "probe", "probed")
+    FUNCTIONS = ("init", "params", "downloads", "update", "start", "step", "finish", "probe")
 
     def __init__(self, inner: Method | ClientHalf) -> None:
         self.inner = inner

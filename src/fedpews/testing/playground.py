@@ -109,10 +109,10 @@ class Playground:
         ]
         generator = torch.Generator().manual_seed(fold(self.seed, download.round, client, "noise"))
         noise = torch.rand(len(batches) + 1, half.noise_size(self.net), generator=generator)
-        probe = half.probe(self.net, download, memory)
-        if probe is not None:
+        if half.probes:
+            probe = half.probe(self.net, download, memory)
             right = (self.net.predict(probe, x).argmax(1) == y).double().mean()
-            memory = half.probed(self.net, download, memory, float(right))
+            download = download.with_accuracy(float(right))
         return half.start(self.net, download, memory), batches, noise
 
     def average(self, uploads: Sequence[Upload]) -> Average:

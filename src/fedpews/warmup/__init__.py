@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedpews.warmup.auto import Auto
-from fedpews.warmup.masks import Fixed, Learned, Random
+from fedpews.warmup.masks import Auto, Fixed, Learned, Random
 
 if TYPE_CHECKING:
     from fedpews.warmup.warmup import Warmup, with_warmup

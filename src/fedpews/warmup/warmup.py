@@ -24,15 +24,12 @@ from fedpews.methods.contract import (
     Upload,
     Work,
     Wrapper,
-    change_each,
-    inner_memory,
 )
 from fedpews.methods.subnetwork import AssignedClient, start_subnetwork, step_subnetwork
 from fedpews.neurons.functional import differentiate
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree, pick
-from fedpews.warmup.auto import Auto
-from fedpews.warmup.masks import Learned, Masks, draw_starts
+from fedpews.warmup.masks import Auto, Learned, Masks, draw_starts
 
 WARMUP = "warmup"
 
@@ -128,7 +125,7 @@ class Warmup(Wrapper):
         }
 
     def downloads(self, net: Network, state: Nest, cohort: Cohort) -> list[Download]:
-        masks, took_part = self.masks, state["warmup"]["took_part"]
+        masks = self.masks
         is_warm = self.phase(state, cohort.round) == WARMUP
         # ``masked``: methods with a state of their own (SCAFFOLD) then count the owners of each element
         inner = self.inner.downloads(net, state["inner"], replace(cohort, masked=is_warm or cohort.masked))
@@ -137,29 +134,26 @@ class Warmup(Wrapper):
         if not isinstance(masks, Learned):
             assigned = [masks.assign(net.graph, client, cohort).to(net.device) for client in cohort.clients]
             return [replace(d, phase=WARMUP, neurons=n) for d, n in zip(inner, assigned, strict=True)]
-        theta = self.mean_theta(state, cohort.run_seed)
-
-        def add_theta(download: Download, new: int | None) -> Download:
+        # θ_g, the mean over all N clients; a client that has not uploaded yet has the θ of `Learned.newcomer`
+        each, took_part = state["warmup"]["theta"], state["warmup"]["took_part"]
+        if masks.newcomer == "start" and not bool(took_part.all()):
+            new = (~took_part).nonzero().flatten()
+            starts = draw_starts(masks, each.shape[1], new.tolist(), cohort.run_seed).to(each)
+            each = each.index_copy(0, new, torch.sigmoid(starts))
+        theta = each.mean(0)
+        # clients with the same download share the new one too, so that its size is measured once
+        shared = {id(download): download for download in inner}
+        for key, download in shared.items():
             extra = {**download.extra, THETA: {"neurons": theta}}
-            if new is not None:
+            shared[key] = replace(download, phase=WARMUP, extra=extra)
+        sent = [shared[id(download)] for download in inner]
+        is_known = took_part[list(cohort.clients)].tolist()
+        for i, client in enumerate(cohort.clients):
+            if masks.start_spread and not is_known[i]:
                 # a new client's first scores are drawn here, so that a site needs no seed
-                (start,) = draw_starts(masks, net.graph.size, [new], cohort.run_seed).to(theta)
-                extra["start"] = {"neurons": start}
-            return replace(download, phase=WARMUP, extra=extra)
-
-        is_known = took_part[list(cohort.clients)].tolist() if masks.start_spread else [True] * len(inner)
-        new = [None if known else client for client, known in zip(cohort.clients, is_known, strict=True)]
-        return change_each(inner, new, add_theta)
-
-    def mean_theta(self, state: Nest, seed: int) -> Tensor:
-        """θ_g, the mean over all N clients; a client that has not uploaded yet has the θ of `Learned.newcomer`."""
-        theta: Tensor = state["warmup"]["theta"]
-        new = (~state["warmup"]["took_part"]).nonzero().flatten()
-        assert isinstance(self.masks, Learned), "only learned masks have probabilities"
-        if self.masks.newcomer == "start" and len(new):
-            starts = draw_starts(self.masks, theta.shape[1], new.tolist(), seed).to(theta)
-            theta = theta.index_copy(0, new, torch.sigmoid(starts))
-        return theta.mean(0)
+                (start,) = draw_starts(masks, net.graph.size, [client], cohort.run_seed).to(theta)
+                sent[i] = replace(sent[i], extra={**sent[i].extra, "start": {"neurons": start}})
+        return sent
 
     def update(self, net: Network, state: Nest, uploads: Sequence[Upload], average: Average) -> Nest:
         masks, warmup, round = self.masks, dict(state["warmup"]), uploads[0].round
@@ -230,7 +224,7 @@ class LearnedClient(ClientWrapper):
         others = ((total * mean - shared) / (total - 1)).clamp(0, 1) if total > 1 else None
         once = {"neurons": torch.full_like(scores, torch.nan)} if self.masks.draw == "round" else {}
         return {
-            "inner": start_subnetwork(self.inner, net, download, inner_memory(memory)),
+            "inner": start_subnetwork(self.inner, net, download, None if memory is None else memory["inner"]),
             "scores": {"neurons": scores},
             "others": {} if others is None else {"neurons": others},
             # with one draw a round, the numbers of the first step; NaN until then, because a compiled step cannot add
@@ -245,20 +239,17 @@ class LearnedClient(ClientWrapper):
             kept = local["drawn"]["neurons"]
             first = second = torch.where(kept.isnan(), first, kept)
             local = local | {"drawn": {"neurons": first}}
-        scores = self.step_scores(net, local, batch, first)
-        gates = (second < torch.sigmoid(scores)).to(scores.dtype)  # a fresh draw for the weights
-        inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise[2 * h :], lr, gates)
-        return local | {"inner": inner, "scores": {"neurons": scores}}, loss
-
-    def step_scores(self, net: Network, local: Nest, batch: Batch, noise: Tensor) -> Tensor:
-        """The scores after this batch, at a fresh draw of the gates and with the weights frozen."""
+        # first the scores, at a fresh draw of the gates and with the weights frozen
         scores: Tensor = local["scores"]["neurons"]
         params: Mapping[str, Tensor] = local["inner"][PARAMS]
-        gates = (noise < torch.sigmoid(scores)).to(scores.dtype)
+        gates = (first < torch.sigmoid(scores)).to(scores.dtype)
         slope: Tensor
         # with respect to the gates alone: the weights are constants here, and this pass's buffers are dropped
         _, _, slope = differentiate(lambda gates: net.gated(gates).loss(params, batch), gates)
-        return self.masks.step(scores, slope, gates, local["others"].get("neurons"))
+        scores = step_scores(self.masks, scores, slope, gates, local["others"].get("neurons"))
+        gates = (second < torch.sigmoid(scores)).to(scores.dtype)  # a fresh draw for the weights
+        inner, loss = step_subnetwork(self.inner, net, local["inner"], batch, noise[2 * h :], lr, gates)
+        return local | {"inner": inner, "scores": {"neurons": scores}}, loss
 
     def finish(self, net: Network, download: Download, local: Nest, work: Work) -> tuple[Nest, Upload]:
         h = net.graph.size
@@ -274,3 +265,24 @@ class LearnedClient(ClientWrapper):
         if self.masks.upload == "probabilities":
             upload = upload.adding({THETA: {"neurons": theta}})
         return {"inner": memory, "scores": local["scores"], "shared": {"neurons": shared}}, upload
+
+
+def step_scores(
+    masks: Learned, scores: Tensor, slope: Tensor, gates: Tensor, others: Tensor | None
+) -> Tensor:
+    """Procedure I: s ← s − η_s·(θ·∂f/∂gate − 2λ(θ_i − θ_{g∖i}))·σ′(s).
+
+    The gradient passes straight through the draw. A mask that multiplies the parameters has none where it
+    is zero; the mean of that over draws is the factor θ. The diversity term moves the scores of all neurons.
+
+    Args:
+        slope: (neurons,) ∂f/∂gate at the gates that were drawn.
+        others: (neurons,) θ_{g∖i}, the mean over the other clients; None for a client alone.
+    """
+    theta = scores.sigmoid()
+    if masks.gradient != "gate":
+        slope = slope * (theta if masks.gradient == "theta" else gates)
+    if others is not None:
+        slope = slope - 2 * masks.diversity * (theta - others)
+    # θ(1 − θ) is σ′(s)
+    return scores - masks.mask_lr * slope * theta * (1 - theta)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedpews.data.federation import Federation
-from fedpews.data.inputs import Lazy
-from fedpews.engines.client_round import ClientRound, finish, start
+from fedpews.data.inputs import Lazy, take
 from fedpews.engines.compiled.native import Native, compiler_version, load
 from fedpews.engines.compiled.program import (
     CannotCompile,
@@ -24,6 +23,7 @@ from fedpews.engines.compiled.program import (
     load_looped,
     trace_step,
 )
+from fedpews.engines.eager import ClientRound, finish, start
 from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule
 from fedpews.engines.hardware import keep_freed_memory
 from fedpews.errors import CheckpointError
@@ -191,7 +191,8 @@ class CompiledEngine(Engine):
         if _kind(half) in self._eager:
             raise CannotCompile("it was refused before")
         first = client.order[: client.sizes[0]]
-        check_padding(net, half, client.local, *data.batch(first), client.noise[0], client.job.lr)
+        batch = take(data.x, first), data.y[first]
+        check_padding(net, half, client.local, *batch, client.noise[0], client.job.lr)
         program = trace_step(net, half, client.local, self.lanes, size, data.x, data.y)
         code: Native | Looped
         if data.device.type == "cpu":
