@@ -87,6 +87,20 @@ def test_every_way_to_models_of_clients_own_is_made_and_described(name: str) -> 
     assert 20 < len(describe(name)) < 160
 
 
+@pytest.mark.parametrize("name", ["fedpm+fedper", "fedpm+fedrep", "fedpm+local"])
+def test_weights_that_are_not_uploaded_cannot_stay_at_the_client(name: str) -> None:
+    with pytest.raises(ConfigError, match="FedPM upload no weights"):
+        make(name)
+    assert make("fedpm+fedbn").personalised
+
+
+@pytest.mark.parametrize("base", ["fedala", "fedselect", "fedweit", "lotteryfl", "spafl"])
+@pytest.mark.parametrize("personal", ["ditto", "local"])
+def test_a_method_with_personal_models_takes_no_second_one(base: str, personal: str) -> None:
+    with pytest.raises(ConfigError, match=f"has personal models already; leave {personal} out"):
+        make(f"{base}+{personal}")
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_local_optimiser_is_made(name: str) -> None:
     assert type(local_optimizer(name)) is find_class("optimizer", name)

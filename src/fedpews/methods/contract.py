@@ -27,6 +27,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from fedpews.errors import ConfigError
 from fedpews.methods.average import Average
 from fedpews.neurons.network import Batch, Network
 from fedpews.options import Options
@@ -209,6 +210,9 @@ class Method(Options, ABC):
     takes_warmup: ClassVar[bool] = False
     """Whether it can have a warmup: it trains the whole network, and assigns no neurons itself."""
 
+    uploads_weights: ClassVar[bool] = True
+    """Whether clients upload the weights they train, so that some of these may stay at the client instead."""
+
     def phase(self, state: Nest, round: int) -> str:
         """The kind of a round; ``client`` returns the half for it."""
         return "train"
@@ -217,6 +221,11 @@ class Method(Options, ABC):
     def personalised(self) -> bool:
         """Whether each client has a personal model (``ClientHalf.personal``), evaluated on its own data."""
         return False
+
+    def refuse_personal(self, name: str) -> None:
+        """Raise a ConfigError if each client has a personal model, so that another (``name``) has no use."""
+        if self.personalised:
+            raise ConfigError(f"{type(self).__name__} has personal models already; leave {name} out")
 
     def client(self, phase: str) -> ClientHalf:
         """The client half for a phase; most methods are both halves."""

@@ -50,8 +50,7 @@ class Ditto(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner.personalised:
-            raise ConfigError(f"{type(self.inner).__name__} has personal models already; leave ditto out")
+        self.inner.refuse_personal("ditto")
 
     def client(self, phase: str) -> ClientHalf:
         return DittoClient(self.inner.client(phase), own_solver(self.inner, self.strength))

@@ -55,6 +55,14 @@ class Local(Wrapper):
 
     names: tuple[str, ...] | str = "norms"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.names != "norms" and not self.inner.uploads_weights:
+            raise ConfigError(
+                f"clients of {type(self.inner).__name__} upload no weights, so none can stay at the client; "
+                "choose another method"
+            )
+
     def client(self, phase: str) -> ClientHalf:
         return LocalClient(self.inner.client(phase), self.names)
 
@@ -132,6 +140,10 @@ class LocalOnly(Local):
     """Local training: every client trains its own model and shares nothing; the baseline without federation."""
 
     names: tuple[str, ...] | str = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.inner.refuse_personal("local")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ class FedPM(Method, ClientHalf):
     >>> FedPM(score_lr=1.0).evaluate
     'sample'
     """
+
+    uploads_weights: ClassVar[bool] = False
 
     scores: Literal["adam", "sgd"] = "adam"
     score_lr: Positive | None = None
