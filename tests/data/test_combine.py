@@ -10,8 +10,7 @@ import torch
 
 from fedpews.data import load
 from fedpews.data.catalogue import SOURCES
-from fedpews.data.combine import combine
-from fedpews.data.readers import Images
+from fedpews.data.images import Images, combine
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError
 from tiny_files import medmnist_arrays, write_cifar, write_medmnist, write_mnist

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpews.data.catalogue import SOURCES
-from fedpews.data.readers import Images, read
-from fedpews.data.store import find
+from fedpews.data.catalogue import SOURCES, find
+from fedpews.data.images import Images, read
 from fedpews.errors import ConfigError
 from tiny_files import idx, medmnist_arrays, pack_cifar, write_cifar, write_medmnist, write_mnist
 

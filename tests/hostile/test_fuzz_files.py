@@ -21,7 +21,7 @@ from torch import nn
 from fedpews.data import load
 from fedpews.data.client_tables import read_table
 from fedpews.data.files import natural, read_image
-from fedpews.data.readers import read_cifar_rows, read_idx
+from fedpews.data.images import read_cifar_rows, read_idx
 from fedpews.methods.contract import Cohort, Download
 from fedpews.methods.fedavg import FedAvg
 from fedpews.methods.wire import decode_download, decode_upload, encode_download

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from fedpews.data import from_clients, load
 from fedpews.data.client_tables import read_table
 from fedpews.data.files import natural, read_image, read_npz
-from fedpews.data.readers import read_idx
+from fedpews.data.images import read_idx
 from fedpews.errors import ConfigError, FedpewsError
 
 Image = pytest.importorskip("PIL.Image")

@@ -16,8 +16,8 @@ from fedpews.errors import ConfigError
 from fedpews.flower import check_flwr
 
 if TYPE_CHECKING:
+    from fedpews.data.catalogue import Status
     from fedpews.data.statistics import Statistics
-    from fedpews.data.store import Status
 
 SHOWN = 30
 """Clients that are listed, a line for each."""
@@ -43,10 +43,10 @@ def status(
     ] = False,
 ) -> None:
     """Show which data sets are on this machine, without downloading any."""
-    from fedpews.data import store
+    from fedpews.data import catalogue
 
-    _print_status(store.status(data_dir, check=check))
-    paths = ", then ".join(map(str, store.roots(data_dir)))
+    _print_status(catalogue.status(data_dir, check=check))
+    paths = ", then ".join(map(str, catalogue.roots(data_dir)))
     say(f"looked in {paths}")
     out.print("`fedpews data get NAME` downloads one that is missing; a run does so by itself.")
 
@@ -59,9 +59,9 @@ def get(
     data_dir: DataDir = None,
 ) -> None:
     """Download missing data sets into --data-dir or the cache."""
-    from fedpews.data import store
+    from fedpews.data import catalogue
 
-    _print_status(store.get(names, data_dir))
+    _print_status(catalogue.get(names, data_dir))
 
 
 @data.command()

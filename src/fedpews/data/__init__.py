@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedpews.data.catalogue import SOURCES as SOURCES
+    from fedpews.data.catalogue import get as get
+    from fedpews.data.catalogue import status as status
     from fedpews.data.federation import Federation as Federation
     from fedpews.data.federation import build as build
     from fedpews.data.loading import load as load
     from fedpews.data.partition import PARTITIONS as PARTITIONS
     from fedpews.data.samples import from_clients as from_clients
-    from fedpews.data.store import get as get
-    from fedpews.data.store import status as status
 
 _MODULES = {
     "PARTITIONS": "partition",
@@ -25,9 +25,9 @@ _MODULES = {
     "Federation": "federation",
     "build": "federation",
     "from_clients": "samples",
-    "get": "store",
+    "get": "catalogue",
     "load": "loading",
-    "status": "store",
+    "status": "catalogue",
 }
 
 

@@ -1,12 +1,19 @@
-"""The data sets known by name: what they are, which files they need and where those are published.
-
-This is the list that `fedpews list data` prints; nothing is downloaded, opened or imported for it.
-"""
+"""The data sets known by name, and their files: in the data directory, FEDPEWS_DATA or the cache, or downloaded."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+
+from fedpews.errors import ConfigError, DataMissing, nearest
+
+ATTEMPTS = 2  # times each address of a file is tried
+PAUSE = 1.0  # seconds before the second try
 
 _ZENODO = "https://zenodo.org/records/10519652/files/"  # MedMNIST v3
 _ZENODO_V2 = "https://zenodo.org/records/6496656/files/"  # MedMNIST v2: same files, but for the organ sets
@@ -163,3 +170,163 @@ _ALL = (
 )  # fmt: skip
 
 SOURCES = MappingProxyType({source.name: source for source in _ALL})
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a source can be loaded without the network."""
+
+    name: str
+    state: str  # ready, made (needs no files), incomplete or missing
+    paths: tuple[Path, ...] = ()
+    lacking: tuple[str, ...] = ()  # files that are not there
+    published: bool | None = None
+    """Whether they are the published files, byte for byte; None when not checked."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
+
+
+def cache_dir() -> Path:
+    """The default directory of downloads."""
+    import pooch
+
+    return Path(pooch.os_cache("fedpews"))
+
+
+def roots(data_dir: Path | str | None = None) -> list[Path]:
+    """The directories to look in, in order: the one given, FEDPEWS_DATA, the cache."""
+    named = {"the data directory": data_dir, "FEDPEWS_DATA": os.environ.get("FEDPEWS_DATA") or None}
+    paths = {what: Path(path).expanduser() for what, path in named.items() if path is not None}
+    for what, path in paths.items():
+        if not path.is_dir():
+            raise DataMissing(f"{what} {str(path)!r} is not a directory.")
+    return [*paths.values(), cache_dir()]
+
+
+def find(source: Source, root: Path) -> tuple[dict[str, Path], list[str]]:
+    """A source's files below one directory (name → path), and the names of those that are missing.
+
+    A file may be at its usual path (mnist/train-images-idx3-ubyte.gz) or directly in the directory, an archive packed
+    or unpacked, an idx file with or without .gz.
+    """
+    unpacked = {member: root / member for member in source.members if (root / member).is_file()}
+    if source.members and len(unpacked) == len(source.members):
+        return unpacked, []
+    paths: dict[str, Path] = {}
+    for file in source.files:
+        candidates = [root / file.path, root / file.name]
+        if source.kind == "idx":
+            candidates += [path.with_suffix("") for path in candidates]
+        here = [path for path in candidates if path.is_file()]
+        if here:
+            paths[file.name] = here[0]
+    if source.members and not paths:
+        return unpacked, [member for member in source.members if member not in unpacked]
+    return paths, [file.path for file in source.files if file.name not in paths]
+
+
+def obtain(source: Source, data_dir: Path | str | None = None, keep: bool = False) -> dict[str, Path]:
+    """A source's files, from the first directory that has all of them, else downloaded to the cache.
+
+    Args:
+        keep: download to the data directory instead.
+    """
+    directories = roots(data_dir)
+    for root in directories:
+        paths, missing = find(source, root)
+        if not missing:
+            return paths
+    into = directories[0 if keep else -1]
+    here, _ = find(source, into)
+    for file in source.files:
+        if file.name not in here:
+            _fetch(file, into, source, directories[0])
+    return find(source, into)[0]
+
+
+def status(data_dir: Path | str | None = None, *, check: bool = False) -> list[Status]:
+    """The status of every named source; nothing is downloaded.
+
+    ``check`` also compares the files with the published checksums.
+    """
+    directories = roots(data_dir)
+    return [_status(source, directories, check) for source in SOURCES.values()]
+
+
+def get(names: Iterable[str], data_dir: Path | str | None = None) -> list[Status]:
+    """Download the missing files of these sources, into the data directory when it is given, else the cache."""
+    wanted = {source.name: source for name in names for source in named(name)}
+    if data_dir is not None:
+        Path(data_dir).expanduser().mkdir(parents=True, exist_ok=True)
+    for source in wanted.values():
+        obtain(source, data_dir, keep=data_dir is not None)
+    return [_status(source, roots(data_dir), check=False) for source in wanted.values()]
+
+
+def named(name: str) -> list[Source]:
+    """The single sources of a name: itself, those of a combination, or of `a+b+c`."""
+    if name in SOURCES:
+        return [SOURCES[single] for single in SOURCES[name].sources or (name,)]
+    names = [single.strip() for single in name.split("+")]
+    for single in names:
+        if single not in SOURCES:
+            raise ConfigError(
+                f"unknown data set {single!r}; {nearest(single, SOURCES)} (Your own: folder:PATH or module:function.)"
+            )
+        if SOURCES[single].kind in ("combination", "synthetic"):
+            raise ConfigError(f"{single!r} cannot be part of {name!r}; combine single image sets.")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{name!r} names a data set twice; name each once.")
+    return [SOURCES[single] for single in names]
+
+
+def _status(source: Source, directories: Sequence[Path], check: bool) -> Status:
+    import pooch
+
+    singles = [SOURCES[name] for name in source.sources] or [source]
+    if not all(single.files for single in singles):
+        return Status(source.name, "made")
+    paths: list[Path] = []
+    lacking: list[str] = []
+    published = True
+    for single in singles:
+        # the first directory that has all files, else the first that has some
+        candidates = [find(single, root) for root in directories]
+        here, missing = min(candidates, key=lambda pair: 0 if not pair[1] else 1 if pair[0] else 2)
+        paths += here.values()
+        lacking += missing
+        if check and not missing:
+            # unpacked archives have no published checksum
+            md5s = {file.name: file.md5 for file in single.files}
+            published &= all(pooch.file_hash(path, "md5") == md5s.get(name) for name, path in here.items())
+    state = "ready" if not lacking else "incomplete" if paths else "missing"
+    known = published if check and not lacking else None
+    return Status(source.name, state, tuple(paths), tuple(lacking), known)
+
+
+def _fetch(file: File, into: Path, source: Source, hint: Path) -> None:
+    import pooch
+
+    target = into / file.path
+    reason = "downloads are switched off (FEDPEWS_OFFLINE)"
+    if not os.environ.get("FEDPEWS_OFFLINE"):
+        # in a terminal, a line for each file
+        pooch.get_logger().setLevel("INFO" if sys.stderr.isatty() else "WARNING")
+        downloader = pooch.HTTPDownloader(chunk_size=1 << 16, timeout=(10, 60))
+        for attempt in range(ATTEMPTS):
+            time.sleep(PAUSE * attempt)
+            for url in file.urls:
+                try:
+                    pooch.retrieve(url, f"md5:{file.md5}", target.name, target.parent, downloader=downloader)
+                    return
+                except ValueError:
+                    reason = f"what {url.split('/')[2]} sent has a wrong checksum"
+                except OSError as error:  # no network, or refused
+                    reason = f"{type(error).__name__} from {url.split('/')[2]}"
+    others = f" or its unpacked {source.members[0].rpartition('/')[0]}/" if source.members else ""
+    raise DataMissing(
+        f"{source.name}: {file.name} is not here and could not be downloaded: {reason}.\n"
+        f"Put {file.name}{others} at {hint / file.path} (from {file.urls[0]})."
+    )

@@ -12,13 +12,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedpews.data import readers, store, synthetic
-from fedpews.data.catalogue import SOURCES
+from fedpews.data import synthetic
+from fedpews.data.catalogue import SOURCES, named, obtain
 from fedpews.data.client_folders import read_folder
-from fedpews.data.combine import combine
 from fedpews.data.federation import Federation, compact, hold_out, number_classes, with_clients
 from fedpews.data.files import UnequalSizes
 from fedpews.data.hugging_face import read_hugging_face
+from fedpews.data.images import combine, read
 from fedpews.data.inputs import Lazy, select
 from fedpews.data.partition import partition
 from fedpews.data.samples import from_clients
@@ -167,7 +167,7 @@ def _split_validation(data: Federation, clients: list[Tensor]) -> list[Tensor]:
 
 def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Federation:
     """A data set of the catalogue, or several; each source is a client."""
-    sources, known = store.named(table.name), SOURCES.get(table.name)
+    sources, known = named(table.name), SOURCES.get(table.name)
     if known is not None:
         draws = {
             "train_per_class": table.train_per_class or known.train_per_class,
@@ -188,10 +188,8 @@ def _load_named(table: DataTable, task: Task, data_dir: Path | str | None) -> Fe
         test = synthetic.sample(table.test_per_class or 1, table.seed, "test", classes=known.classes)
         names = (known.name, [*map(str, range(known.classes))], [known.name])
         return from_clients([train], test, known.classes, *names, task=task)
-    paths = [store.obtain(source, data_dir) for source in sources]  # all of them, before the first is read
-    images = [
-        readers.read(source, files, own_validation) for source, files in zip(sources, paths, strict=True)
-    ]
+    paths = [obtain(source, data_dir) for source in sources]  # all of them, before the first is read
+    images = [read(source, files, own_validation) for source, files in zip(sources, paths, strict=True)]
     return combine(table, sources, images, task)
 
 

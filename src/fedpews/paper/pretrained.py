@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save
 from torch.nn.functional import cross_entropy, interpolate
 
 from fedpews.data import load
+from fedpews.data.catalogue import cache_dir
 from fedpews.data.federation import Federation, digest
 from fedpews.data.inputs import take
-from fedpews.data.store import cache_dir
 from fedpews.models.networks import ViT
 from fedpews.results.files import write_atomically
 from fedpews.seeds import global_generator

@@ -9,9 +9,10 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pooch
 import pytest
 
-from fedpews.data import catalogue, get, load, status, store
+from fedpews.data import catalogue, get, load, status
 from fedpews.data.catalogue import SOURCES, File, Source
 from fedpews.errors import ConfigError, DataMissing
 from tiny_files import write_cifar, write_medmnist, write_mnist
@@ -30,7 +31,7 @@ def site(
     folder = tmp_path_factory.mktemp("site")
     monkeypatch.delenv("FEDPEWS_OFFLINE")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(store, "PAUSE", 0.0)
+    monkeypatch.setattr(catalogue, "PAUSE", 0.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -55,11 +56,11 @@ def test_a_file_is_downloaded_once_and_then_used(
     source = published(
         folder, f"{address}/nothing.npz", f"{address}/medmnist/breastmnist.npz"
     )  # the first fails
-    monkeypatch.setattr(store, "SOURCES", {source.name: source})
+    monkeypatch.setattr(catalogue, "SOURCES", {source.name: source})
     assert [record.state for record in get(["breastmnist"], tmp_path)] == ["ready"]
     assert (tmp_path / "medmnist/breastmnist.npz").is_file()
     (folder / "medmnist/breastmnist.npz").unlink()
-    assert store.obtain(source, tmp_path) == {"breastmnist.npz": tmp_path / "medmnist/breastmnist.npz"}
+    assert catalogue.obtain(source, tmp_path) == {"breastmnist.npz": tmp_path / "medmnist/breastmnist.npz"}
     assert [record.published for record in status(tmp_path, check=True)] == [True]
 
 
@@ -68,8 +69,8 @@ def test_load_downloads_to_the_cache_and_leaves_the_data_directory_alone(
 ) -> None:
     folder, address = site
     source = published(folder, f"{address}/medmnist/breastmnist.npz")
-    paths = store.obtain(source, tmp_path)
-    assert paths == {"breastmnist.npz": store.cache_dir() / "medmnist/breastmnist.npz"}
+    paths = catalogue.obtain(source, tmp_path)
+    assert paths == {"breastmnist.npz": catalogue.cache_dir() / "medmnist/breastmnist.npz"}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,25 +80,27 @@ def test_a_download_with_a_wrong_checksum_is_not_kept(site: tuple[Path, str], tm
     path = folder / "medmnist/breastmnist.npz"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataMissing, match="wrong checksum"):
-        store.obtain(source, tmp_path, keep=True)
+        catalogue.obtain(source, tmp_path, keep=True)
     assert not (tmp_path / "medmnist/breastmnist.npz").exists()
 
 
-def test_a_terminal_sees_how_far_a_download_is(
+def test_a_terminal_sees_what_is_downloaded(
     site: tuple[Path, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder, address = site
+    monkeypatch.setattr(pooch.get_logger(), "handlers", [caplog.handler])
     source = published(folder, f"{address}/medmnist/breastmnist.npz")
     for name in ("quiet", "seen"):
         (tmp_path / name).mkdir()
-    store.obtain(source, tmp_path / "quiet", keep=True)
-    assert capsys.readouterr() == ("", "")
+    catalogue.obtain(source, tmp_path / "quiet", keep=True)
+    assert not caplog.text
+    pooch.get_logger()._cache.clear()  # type: ignore[attr-defined]  # it remembers the level
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    store.obtain(source, tmp_path / "seen", keep=True)
-    assert "breastmnist.npz 100 % of 0.0 MB" in capsys.readouterr().err
+    catalogue.obtain(source, tmp_path / "seen", keep=True)
+    assert f"{address}/medmnist/breastmnist.npz" in caplog.text
 
 
 @pytest.mark.parametrize("name", [s.name for s in SOURCES.values() if s.files and not s.multi_label])
@@ -113,7 +116,7 @@ def test_offline_the_message_says_which_file_to_put_where(tmp_path: Path, name: 
 
 def test_directories_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, variable = tmp_path / "given", tmp_path / "variable"
-    for root, per_class in ((given, 2), (variable, 3), (store.cache_dir(), 4)):
+    for root, per_class in ((given, 2), (variable, 3), (catalogue.cache_dir(), 4)):
         write_mnist(root, per_class)
     monkeypatch.setenv("FEDPEWS_DATA", str(variable))
     assert len(load("mnist", clients=2, data_dir=given).y) == 20
@@ -128,7 +131,7 @@ def test_a_directory_with_only_some_of_the_files_is_passed_over(tmp_path: Path) 
     state = {record.name: record for record in status(tmp_path)}["mnist"]
     assert state.state == "incomplete"
     assert state.lacking == ("mnist/t10k-labels-idx1-ubyte.gz",)
-    write_mnist(store.cache_dir(), 4)
+    write_mnist(catalogue.cache_dir(), 4)
     assert len(load("mnist", clients=2, data_dir=tmp_path).y) == 40
 
 
