@@ -14,10 +14,9 @@ from torch import nn
 
 from fedpews import compose, data, models
 from fedpews.config import flatten
-from fedpews.data.federation import Federation, digest, number_classes
-from fedpews.data.inputs import take
+from fedpews.data.federation import Federation, digest, from_clients, number_classes
+from fedpews.data.inputs import Samples, take
 from fedpews.data.loading import hold_out_and_scale, load_table
-from fedpews.data.samples import Samples, from_clients
 from fedpews.data.table import FEDERATED
 from fedpews.engines.augment import make_augment
 from fedpews.engines.choose import choose_engine

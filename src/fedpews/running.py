@@ -20,7 +20,7 @@ from fedpews.build import (
 )
 from fedpews.callbacks import Callback, progress_bar, stop_signal
 from fedpews.data.federation import Federation
-from fedpews.data.samples import Samples
+from fedpews.data.inputs import Samples
 from fedpews.engines.engine import Engine
 from fedpews.engines.hardware import settled
 from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RankLost, RunFailed

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 # A module's outputs and an autograd by-product may be any nest of lists, tuples and dicts. The public
 # torch.utils.pytree lacks tree_map_only.
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_map_only as tree_map_only
 
 # Labels of tensors that live as long as these; a plain dict would compare their elements.

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from fedpews.data import load
-from fedpews.data.federation import Federation, build
+from fedpews.data.federation import Federation, build, from_clients
 from fedpews.data.inputs import Lazy
-from fedpews.data.samples import from_clients
 from fedpews.data.statistics import (
     CHUNK,
     Privacy,

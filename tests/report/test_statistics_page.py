@@ -11,7 +11,7 @@ import torch
 from page_runs import HOSTILE
 
 from command_line import fedpews
-from fedpews.data.samples import from_clients
+from fedpews.data.federation import from_clients
 from fedpews.data.statistics import Privacy, Statistics, gather
 from fedpews.report.statistics import advise, document, input_distances, label_distances, write_page
 

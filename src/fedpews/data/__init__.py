@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from fedpews.data.catalogue import status as status
     from fedpews.data.federation import Federation as Federation
     from fedpews.data.federation import build as build
+    from fedpews.data.federation import from_clients as from_clients
     from fedpews.data.loading import load as load
     from fedpews.data.partition import PARTITIONS as PARTITIONS
-    from fedpews.data.samples import from_clients as from_clients
 
 _MODULES = {
     "PARTITIONS": "partition",
     "SOURCES": "catalogue",
     "Federation": "federation",
     "build": "federation",
-    "from_clients": "samples",
+    "from_clients": "federation",
     "get": "catalogue",
     "load": "loading",
     "status": "catalogue",

@@ -31,9 +31,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedpews.data.client_tables import read_tables
-from fedpews.data.federation import Federation
+from fedpews.data.federation import Federation, from_clients
 from fedpews.data.files import listed, natural, read_image, read_npz
-from fedpews.data.samples import SPLITS, from_clients
+from fedpews.data.inputs import SPLITS
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing
 from fedpews.outside import MEGABYTE, read_text

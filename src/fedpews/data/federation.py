@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from fedpews.data.inputs import Inputs, Lazy, check_samples, describe, move, select, shape, take
+from fedpews.data.inputs import (
+    SPLITS,
+    Inputs,
+    Lazy,
+    Samples,
+    check_samples,
+    concatenate,
+    describe,
+    move,
+    read_samples,
+    select,
+    shape,
+    take,
+)
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 from fedpews.tasks.builtin import Classification
@@ -150,6 +165,105 @@ def build(
     names = tuple(class_names), tuple(client_names)
     data = Federation(x, y, (), test_x, test_y, classes, name, *names, test_owner, task)
     return with_clients(data, clients, validation)
+
+
+def from_clients(
+    clients: Sequence[Samples],
+    test: Samples | Sequence[Samples] | None = None,
+    classes: int | None = None,
+    name: str = "custom",
+    class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+    *,
+    task: Task | None = None,
+    lazy: bool = False,
+) -> Federation:
+    """Your own data as a Federation: a list of clients and a test set.
+
+    A client, like the test set, is an ``(x, y)`` pair of tensors or NumPy arrays, or a torch Dataset of
+    (input, label) pairs. x may also be a tuple or dict of tensors, for a model that takes several. A client may be a
+    dict of such with its own ``train``, ``val`` and ``test``; then ``test`` may be left out. The test set may also be a
+    list with one for each client: the global model is evaluated on all of them, a client's metrics on its own.
+
+    Args:
+        classes: by default the largest label plus one.
+        task: what the labels are; by default one class per sample.
+        lazy: read the inputs of Datasets batch by batch, for data that does not fit in memory.
+
+    >>> clients = [(torch.randn(8, 5), torch.zeros(8, dtype=torch.int64)), (np.ones((4, 5)), np.ones(4, int))]
+    >>> data = from_clients(clients, test=(torch.randn(2, 5), torch.tensor([0, 1])))
+    >>> len(data), data.classes, data.counts().tolist()
+    (2, 2, [[8, 0], [0, 4]])
+    """
+    if isinstance(clients, Tensor | np.ndarray | Dataset) or not isinstance(clients, Sequence) or not clients:
+        raise ConfigError(
+            f"clients must be a list with an (x, y) pair or a torch Dataset per client; got {describe(clients)}."
+        )
+    task = task or Classification()
+    splits = [_splits(samples, number) for number, samples in enumerate(clients)]
+    if isinstance(test, list | tuple) and test and all(map(_is_pair, test)):
+        if len(test) != len(clients):
+            raise ConfigError(f"{len(test)} test sets for {len(clients)} clients; give one, or one for each.")
+        splits = [each | {"test": samples} for each, samples in zip(splits, test, strict=True)]
+        test = None
+    pairs: dict[str, dict[int, tuple[Inputs, Tensor]]] = {split: {} for split in SPLITS}
+    for number, samples in enumerate(splits):
+        for split, given in samples.items():
+            whose = f"client {number}" if split == "train" else f"client {number}'s {split}"
+            pairs[split][number] = read_samples(given, whose, task, lazy)
+    for split in ("val", "test"):
+        if 0 < len(pairs[split]) < len(clients) and (split == "val" or test is None):
+            lacking = min(set(range(len(clients))) - set(pairs[split]))
+            raise ConfigError(f"client {lacking} has no {split} part, others have; give all of them one.")
+    if test is not None:
+        # the samples of no client are tested with the rest, and are in no client's metrics
+        pairs["test"][-1] = read_samples(test, "the test data", task, lazy)
+    if not pairs["test"]:
+        raise ConfigError("there is no test set; give test=(x, y), or each client a 'test' of its own.")
+    train = [*pairs["train"].values(), *pairs["val"].values()]
+    forms = [_form(*pair) for pair in train]
+    for number, form in enumerate(forms):
+        if form != forms[0]:
+            raise ConfigError(
+                f"client {number % len(clients)} has {form}, client 0 has {forms[0]}; all clients need the same."
+            )
+    if classes is not None:
+        for number, (_, y) in pairs["train"].items():
+            check_labels(y, classes, f"client {number}", task)
+    (x, y), (test_x, test_y) = _join(train), _join([*pairs["test"].values()])
+    rows = torch.arange(len(y)).split([len(y) for _, y in train])
+    owner = None
+    if [*pairs["test"]] != [-1]:
+        sizes = torch.tensor([len(y) for _, y in pairs["test"].values()])
+        owner = torch.tensor([*pairs["test"]]).repeat_interleave(sizes)
+    names = (name, class_names, client_names)
+    data = (x, y, rows[: len(clients)], test_x, test_y, classes, *names, owner)
+    return build(*data, task=task, validation=rows[len(clients) :])
+
+
+def _is_pair(samples: Any) -> bool:
+    return isinstance(samples, Dataset) or (isinstance(samples, tuple) and len(samples) == 2)
+
+
+def _form(x: Inputs, y: Tensor) -> str:
+    lazy = " that are read batch by batch" if isinstance(x, Lazy) else ""
+    return f"inputs of shape {shape(x)}{lazy} and labels of shape {tuple(y.shape[1:])}"
+
+
+def _join(pairs: Sequence[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:
+    return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+
+
+def _splits(samples: Any, client: int) -> dict[str, Any]:
+    """A client's train, val and test samples; most have only the first."""
+    if not isinstance(samples, Mapping):
+        return {"train": samples}
+    if "train" not in samples or not samples.keys() <= set(SPLITS):
+        raise ConfigError(
+            f"client {client}: a dict has the keys 'train' and, if there are any, 'val' and 'test'; "
+            f"it has {', '.join(map(repr, samples))}. Inputs of several tensors go in a pair: (dict, labels)."
+        )
+    return dict(samples)
 
 
 def with_clients(

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpews.data.client_tables import label_column
-from fedpews.data.federation import Federation
-from fedpews.data.samples import from_clients
+from fedpews.data.federation import Federation, from_clients
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing, first_line, nearest, need_extra
 from fedpews.outside import offline

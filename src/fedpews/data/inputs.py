@@ -1,4 +1,4 @@
-"""Samples of any form: a tensor, a tuple or dict of tensors, or a Dataset that is read batch by batch.
+"""Samples of any form: tensors or arrays, a tuple or dict of them, or a Dataset, also one read batch by batch.
 
 Bytes are pixels: they stay bytes in memory, a quarter of what numbers need, and become [-1, 1] in a batch. Other whole
 numbers (tokens, categories) are not changed.
@@ -6,6 +6,7 @@ numbers (tokens, categories) are not changed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,17 +14,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from fedpews.errors import ConfigError
 from fedpews.tasks.task import Task
-from fedpews.torch_private import tree_leaves, tree_map_only
+from fedpews.torch_private import tree_leaves, tree_map, tree_map_only
 
 Inputs = Any
 """A tensor, a tuple or dict of tensors, each (samples, ...); or a `Lazy`."""
 
+Samples = tuple[Any, Any] | Dataset[Any] | Mapping[str, Any]
+"""One client: (x, y) as tensors or arrays, or a torch Dataset of (input, label) pairs; or a dict of those with the keys
+``train``, ``val`` and ``test``."""
+
+SPLITS = ("train", "val", "test")
+
 READERS = 4
 """Threads that read a batch of a Dataset."""
+
+READ_TWICE = 8
+"""Items of a Dataset that are read twice, to see whether they are random."""
 
 
 class Lazy:
@@ -101,11 +111,62 @@ def concatenate(inputs: Sequence[Inputs]) -> Inputs:
         return first
     if isinstance(first, Lazy):
         return Lazy([x.items for x in inputs])
-    if isinstance(first, Mapping):
-        return {key: concatenate([x[key] for x in inputs]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(concatenate(entries) for entries in zip(*inputs, strict=True))
-    return torch.cat(list(inputs))
+    return tree_map(lambda *leaves: torch.cat(leaves), *inputs)
+
+
+def read_samples(samples: Any, whose: str, task: Task, lazy: bool) -> tuple[Inputs, Tensor]:
+    """The samples of one client or of a test set."""
+    if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
+        samples = samples.tensors
+    if isinstance(samples, tuple | list) and len(samples) == 2:
+        return check_samples(samples[0], samples[1], whose, task)
+    is_dataset = hasattr(samples, "__getitem__") and hasattr(samples, "__len__")
+    if not is_dataset or isinstance(samples, tuple | list | Tensor | np.ndarray):
+        raise ConfigError(
+            f"{whose} must be an (x, y) pair or a torch Dataset with a length; got {describe(samples)}."
+        )
+    if len(samples) == 0:
+        raise ConfigError(f"{whose} has no samples; leave it out or give it some.")
+    _warn_if_random(samples, whose, lazy)
+    if lazy:
+        inputs = Lazy([samples])
+        check(inputs.take(slice(0, 1)), whose)
+        return check_samples(inputs, _labels(samples, whose), whose, task)
+    items = [_item(samples, row, whose) for row in range(len(samples))]
+    x, y = (stack([item[side] for item in items], whose) for side in (0, 1))
+    return check_samples(x, y, whose, task)
+
+
+def _item(dataset: Any, row: int, whose: str) -> Any:
+    item = dataset[row]
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise ConfigError(f"{whose}: each item of its Dataset must be an (input, label) pair.")
+    return item
+
+
+def _labels(dataset: Any, whose: str) -> Any:
+    """The labels of a Dataset: its ``targets`` or ``labels`` where it has them, else read item by item."""
+    for name in ("targets", "labels"):
+        known = getattr(dataset, name, None)
+        if known is not None and len(known) == len(dataset):
+            return known
+    return stack([_item(dataset, row, whose)[1] for row in range(len(dataset))], whose)
+
+
+def _warn_if_random(dataset: Any, whose: str, lazy: bool) -> None:
+    """Warn of a Dataset whose inputs differ each time they are read."""
+    for row in range(min(READ_TWICE, len(dataset))):
+        first, again = (tree_leaves(_item(dataset, row, whose)[0]) for _ in range(2))
+        if not all(torch.equal(tensor(a), tensor(b)) for a, b in zip(first, again, strict=True)):
+            logging.getLogger("fedpews").warning(
+                "%s: its Dataset gives other inputs each time it is asked (a random transform?); %s. "
+                "Use data.augment for what is to be random.",
+                whose,
+                "it is read anew for every batch, so two runs will differ"
+                if lazy
+                else "it is read once, so every epoch sees the same",
+            )
+            return
 
 
 def check_samples(x: Any, y: Any, whose: str, task: Task) -> tuple[Inputs, Tensor]:

@@ -15,13 +15,12 @@ from torch import Tensor
 from fedpews.data import synthetic
 from fedpews.data.catalogue import SOURCES, named, obtain
 from fedpews.data.client_folders import read_folder
-from fedpews.data.federation import Federation, compact, hold_out, number_classes, with_clients
+from fedpews.data.federation import Federation, compact, from_clients, hold_out, number_classes, with_clients
 from fedpews.data.files import UnequalSizes
 from fedpews.data.hugging_face import read_hugging_face
 from fedpews.data.images import combine, read
 from fedpews.data.inputs import Lazy, select
 from fedpews.data.partition import partition
-from fedpews.data.samples import from_clients
 from fedpews.data.statistics import federated_scaling
 from fedpews.data.table import FEDERATED, DataTable
 from fedpews.errors import ConfigError, FedpewsError, explain

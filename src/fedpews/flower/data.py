@@ -14,8 +14,7 @@ from fedpews.build import build_task, load_data
 from fedpews.data import Federation
 from fedpews.data.client_folders import TABLES, read_client_npz
 from fedpews.data.client_tables import read_table
-from fedpews.data.federation import hold_out
-from fedpews.data.samples import from_clients
+from fedpews.data.federation import from_clients, hold_out
 from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
