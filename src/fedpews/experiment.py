@@ -28,8 +28,7 @@ from fedpews.models import FROM_DATA, MODELS, model_class
 from fedpews.models.table import ModelTable
 from fedpews.options import Count, Table, field, option_texts, option_types
 from fedpews.registry import Kind, registered
-from fedpews.tasks.class_names import check_list
-from fedpews.tasks.names import TASKS, Goal, short
+from fedpews.tasks.names import TASKS, Goal, check_list, short
 
 FREE = (
     *("runtime.workers", "runtime.checkpoint_every", "runtime.resume", "flower."),

@@ -37,7 +37,7 @@ from fedpews.data.inputs import SPLITS
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing
 from fedpews.outside import MEGABYTE, read_text
-from fedpews.tasks.class_names import check_listed, check_spellings
+from fedpews.tasks.names import check_listed, check_spellings
 from fedpews.tasks.task import Task
 
 TABLES = {".csv", ".parquet"}

@@ -29,7 +29,7 @@ from fedpews.data.inputs import (
 from fedpews.errors import ConfigError
 from fedpews.seeds import fold
 from fedpews.tasks.builtin import Classification
-from fedpews.tasks.class_names import LIST, check_listed
+from fedpews.tasks.names import LIST, check_listed
 from fedpews.tasks.task import Task
 from fedpews.torch_private import tree_leaves
 

@@ -19,7 +19,7 @@ from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError
 from fedpews.experiment import Experiment
 from fedpews.tasks import Task
-from fedpews.tasks.class_names import check_listed
+from fedpews.tasks.names import check_listed
 
 AT_SITES = "sites"
 """The data.name of an experiment whose sites bring their own data."""

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from fedpews.errors import ConfigError
 from fedpews.options import NotNegative
 from fedpews.tasks import metrics
-from fedpews.tasks.metrics import Metric, mean_share
-from fedpews.tasks.task import Tallies, Task
+from fedpews.tasks.metrics import Metric, Tallies, count_classes, mean_share
+from fedpews.tasks.task import Task
 
 
 def _whole_numbers(y: Tensor, whose: str, wanted: str, fits: bool, ignored: int | None = None) -> Tensor:
@@ -104,9 +104,7 @@ class Classification(Task):
             return metrics.ranks(metrics.log_odds(outputs), truth)
 
         return {
-            "correct": lambda: torch.bincount(labels[predicted == labels], minlength=width),
-            "seen": lambda: torch.bincount(labels, minlength=width),
-            "confusion": lambda: metrics.confusion(predicted, labels, width),
+            **count_classes(predicted, labels, width),
             "ranks": ranks,
             "calibration": lambda: metrics.calibration(outputs.softmax(1), labels),
         }
@@ -267,6 +265,11 @@ class Dense(Task):
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(1)
 
+    def tallies(self, outputs: Tensor, labels: Tensor) -> Tallies:
+        outputs, labels = self.align(outputs, labels)
+        counted = labels != self.ignore_index
+        return count_classes(outputs.argmax(1)[counted], labels[counted], outputs.shape[1])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Segmentation(Dense):
@@ -312,22 +315,17 @@ class Segmentation(Dense):
         return _misfit(outputs[1:] == labels and outputs[0] >= width, outputs, (width, *labels))
 
     def tallies(self, outputs: Tensor, labels: Tensor) -> Tallies:
-        counted = labels != self.ignore_index
-        width, true, predicted = outputs.shape[1], labels[counted], outputs.argmax(1)[counted]
+        counts = super().tallies(outputs, labels)
 
         def overlap() -> Tensor:
-            rows = (true[predicted == true], predicted, true)
-            table = torch.stack([torch.bincount(row, minlength=width) for row in rows])
+            confusion = counts["confusion"]()
+            table = torch.stack([confusion.diagonal(), confusion.sum(0), confusion.sum(1)])
             if not self.background:
                 # a class without pixels is left out of a mean
                 table[:, 0] = 0
             return table
 
-        return {
-            "overlap": overlap,
-            "correct": lambda: (predicted == true).sum(),
-            "seen": lambda: torch.tensor(len(true)),
-        }
+        return {**counts, "overlap": overlap}
 
 
 def _perplexity(table: Tensor) -> float:
@@ -376,18 +374,9 @@ class Tokens(Dense):
         return outputs.softmax(-1).movedim(-1, 1)
 
     def tallies(self, outputs: Tensor, labels: Tensor) -> Tallies:
-        outputs, labels = self.align(outputs, labels)
-        counted = labels != self.ignore_index
-        width, predicted, true = outputs.shape[1], outputs.argmax(1)[counted], labels[counted]
-
         def surprise() -> Tensor:
-            logits = outputs.movedim(1, -1)[counted].double()
-            loss = F.cross_entropy(logits, true, reduction="sum")
-            return torch.stack([loss, counted.sum().double()])
+            logits, true = self.align(outputs.double(), labels)
+            loss = F.cross_entropy(logits, true, ignore_index=self.ignore_index, reduction="sum")
+            return torch.stack([loss, (true != self.ignore_index).sum().double()])
 
-        return {
-            "correct": lambda: torch.bincount(true[predicted == true], minlength=width),
-            "seen": lambda: torch.bincount(true, minlength=width),
-            "confusion": lambda: metrics.confusion(predicted, true, width),
-            "surprise": surprise,
-        }
+        return {**super().tallies(outputs, labels), "surprise": surprise}

@@ -32,6 +32,9 @@ SCORES_AND_LABELS = ("kept_scores", "kept_labels")
 Sums = dict[str, Tensor]
 """Sums over some samples, by name."""
 
+Tallies = Mapping[str, Callable[[], Tensor]]
+"""A function for each sum, called if a metric needs it."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -51,10 +54,14 @@ def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Sums:
     return {key: torch.cat([a[key], b[key]]) if key.startswith("kept_") else a[key] + b[key] for key in a}
 
 
-def confusion(predicted: Tensor, labels: Tensor, width: int) -> Tensor:
-    """(width, width) counts; rows are the true classes."""
-    cells = labels.flatten() * width + predicted.flatten()
-    return torch.bincount(cells, minlength=width * width).view(width, width)
+def count_classes(predicted: Tensor, labels: Tensor, width: int) -> Tallies:
+    """Of each of ``width`` classes the correct and all labels, and the confusion table; its rows are the labels."""
+    cells = labels * width + predicted
+    return {
+        "correct": lambda: torch.bincount(labels[predicted == labels], minlength=width),
+        "seen": lambda: torch.bincount(labels, minlength=width),
+        "confusion": lambda: torch.bincount(cells, minlength=width * width).view(width, width),
+    }
 
 
 def log_odds(outputs: Tensor) -> Tensor:

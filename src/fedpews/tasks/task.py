@@ -17,12 +17,11 @@ from torch import Tensor
 from fedpews.errors import ConfigError, first_line, nearest
 from fedpews.options import Options
 from fedpews.options import make as make_options
-from fedpews.tasks.metrics import SCORES_AND_LABELS, Metric, Sums, load_function, measure_function
+from fedpews.tasks.metrics import SCORES_AND_LABELS, Metric, Sums, Tallies, load_function, measure_function
 from fedpews.tasks.names import TASKS, short
 from fedpews.user_code import load_module
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-Tallies = Mapping[str, Callable[[], Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
