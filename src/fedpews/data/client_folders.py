@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpews.data.client_tables import read_tables
+from fedpews.data.client_tables import is_text, number_labels, read_tables
 from fedpews.data.federation import Federation, from_clients
-from fedpews.data.files import listed, natural, read_image, read_npz
+from fedpews.data.files import listed, natural, read_image, read_npz, stack_images
 from fedpews.data.inputs import SPLITS
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing
@@ -91,14 +91,7 @@ def read_folder(table: DataTable, task: Task) -> Federation:
         _check_numbers(arrays, task)
     else:
         class_names = _class_names(folder, arrays, owners, table)
-        number = {name: label for label, name in enumerate(class_names)}
-        arrays = {
-            path: (
-                x,
-                np.array([number[str(value)] for value in y.flat]).reshape(y.shape) if _is_text(y) else y,
-            )
-            for path, (x, y) in arrays.items()
-        }
+        arrays = {path: (x, number_labels(y, class_names)) for path, (x, y) in arrays.items()}
     splits = [{split: arrays[path] for split, path in paths.items()} for paths in clients.values()]
     tests = None if test is None else arrays[test]
     names = (table.name, class_names, tuple(clients))
@@ -150,14 +143,10 @@ def _file(path: Path) -> Path:
     return files[0] if files else path
 
 
-def _is_text(y: NDArray[Any]) -> bool:
-    return y.dtype.kind in "UO"
-
-
 def _check_numbers(arrays: Mapping[Path, Arrays], task: Task) -> None:
     """Refuse labels that are text, with the first one that is no number."""
     for path, (_, y) in arrays.items():
-        for row, value in enumerate(y.flat if _is_text(y) else ()):
+        for row, value in enumerate(y.flat if is_text(y) else ()):
             try:
                 float(value)
             except (TypeError, ValueError):
@@ -179,7 +168,7 @@ def _class_names(
         known = tuple(line.strip() for line in read_text(file, MEGABYTE).splitlines() if line.strip())
         if not known or len(set(known)) < len(known):
             raise ConfigError(f"{file}: must list the classes, one a line, none twice.")
-    text = [path for path, (_, y) in arrays.items() if _is_text(y)]
+    text = [path for path, (_, y) in arrays.items() if is_text(y)]
     if not text:
         return known
     for path in arrays.keys() - text:
@@ -246,6 +235,5 @@ def _read_images(paths: Iterable[Path], image_size: int | None) -> dict[Path, Ar
     arrays: dict[Path, Arrays] = {}
     for path in list(raw):  # one client after the other, so that no image is in memory twice for long
         images, labels = raw.pop(path)
-        x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
-        arrays[path] = np.ascontiguousarray(x.transpose(0, 3, 1, 2)), np.array(labels)
+        arrays[path] = stack_images(images, channels), np.array(labels)
     return arrays

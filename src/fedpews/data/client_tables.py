@@ -97,6 +97,19 @@ def label_column(where: str, columns: Sequence[str], label: str | None) -> str:
     return likely[0]
 
 
+def is_text(y: NDArray[Any]) -> bool:
+    """Whether labels are text."""
+    return y.dtype.kind in "UO"
+
+
+def number_labels(y: NDArray[Any], classes: Sequence[str]) -> NDArray[Any]:
+    """Labels that are text as their numbers in the list of classes; numbers as they are."""
+    if not is_text(y):
+        return y
+    numbers = {name: number for number, name in enumerate(classes)}
+    return np.array([numbers[str(value)] for value in y.flat]).reshape(y.shape)
+
+
 def compare_columns(columns: Sequence[str], reference: Sequence[str]) -> str:
     """How a table's columns differ from the reference; "" if they do not.
 

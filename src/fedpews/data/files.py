@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,8 @@ def _array_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
 def read_image(
     path: Path, size: int | None = None, expected: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
-    """(height, width, 1 or 3) bytes.
-
-    With ``size`` the shorter side is scaled to it (bilinear) and the middle square is kept, so nothing is stretched.
-    With ``expected`` (height, width) another size is refused before its pixels are read.
-    """
-    from PIL import Image, ImageOps
+    """The pixels of a file; with ``expected`` (height, width) another size is refused before they are read."""
+    from PIL import Image
 
     check_plain(path)
     try:
@@ -105,15 +102,31 @@ def read_image(
                 )
             if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"):
                 raise ConfigError(f"{path}: pixels of kind {image.mode!r}; save it as 8-bit grey or RGB.")
-            plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-            if size is not None:
-                plain = ImageOps.fit(plain, (size, size), Image.Resampling.BILINEAR)
-            pixels = np.asarray(plain)
+            return to_pixels(image, size)
     except ConfigError:
         raise
     except Exception as error:  # a decoder may raise anything on damaged bytes
         raise ConfigError(f"{path}: cannot be read as an image ({error!s:.200}).") from error
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def to_pixels(image: Any, size: int | None = None) -> NDArray[np.uint8]:
+    """An image of PIL as (height, width, 1 or 3) bytes.
+
+    With ``size`` the shorter side is scaled to it (bilinear) and the middle square is kept, so nothing is stretched.
+    """
+    from PIL import Image, ImageOps
+
+    plain = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    if size is not None:
+        plain = ImageOps.fit(plain, (size, size), Image.Resampling.BILINEAR)
+    return np.atleast_3d(np.asarray(plain))
+
+
+def stack_images(images: Sequence[NDArray[np.uint8]], channels: int | None = None) -> NDArray[np.uint8]:
+    """(samples, channels, height, width); a grey image among others of three channels gets three, too."""
+    channels = channels or max(image.shape[2] for image in images)
+    x = np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
 def listed(folder: Path) -> list[Path]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpews.data.client_tables import label_column
+from fedpews.data.client_tables import label_column, number_labels
 from fedpews.data.federation import Federation, from_clients
+from fedpews.data.files import stack_images, to_pixels
 from fedpews.data.table import DataTable
 from fedpews.errors import ConfigError, DataMissing, first_line, nearest, need_extra
 from fedpews.outside import offline
@@ -39,7 +40,10 @@ def read_hugging_face(table: DataTable, task: Task) -> Federation:
         )
     names = _class_names(datasets, splits, label)
     arrays = {
-        split: (_read_inputs(datasets, rows, inputs, table), _read_labels(rows, label, names))
+        split: (
+            _read_inputs(datasets, rows, inputs, table),
+            number_labels(rows.with_format("numpy")[:][label], names),
+        )
         for split, rows in splits.items()
     }
     groups = {split: _by_client(rows, table.client) for split, rows in splits.items() if split != "test"}
@@ -105,16 +109,10 @@ def _column(datasets: Any, rows: Any, name: str, table: DataTable) -> NDArray[An
 
 def _images(rows: Any, name: str, table: DataTable) -> NDArray[np.uint8]:
     """(samples, channels, height, width) bytes, which become [-1, 1] in a batch."""
-    from PIL import Image, ImageOps
-
-    images, size = list(rows[name]), table.image_size
-    grey = all(image.mode in ("1", "L", "LA") for image in images)
-    if size is not None:
-        images = [ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR) for image in images]
-    if len({image.size for image in images}) > 1:
+    images = [to_pixels(image, table.image_size) for image in rows[name]]
+    if len({image.shape[:2] for image in images}) > 1:
         raise ConfigError(f"{table.name}: images of column {name!r} differ in size; set data.image_size")
-    pixels = np.stack([np.asarray(image.convert("L" if grey else "RGB")) for image in images])
-    return pixels[:, None] if grey else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    return stack_images(images)
 
 
 def _class_names(datasets: Any, splits: dict[str, Any], label: str) -> list[str]:
@@ -125,14 +123,6 @@ def _class_names(datasets: Any, splits: dict[str, Any], label: str) -> list[str]
     if getattr(feature, "dtype", "") == "string":
         return sorted({name for rows in splits.values() for name in rows.unique(label)})
     return []
-
-
-def _read_labels(rows: Any, label: str, names: Sequence[str]) -> NDArray[Any]:
-    values: NDArray[Any] = rows.with_format("numpy")[:][label]
-    if values.dtype.kind in "iufb":
-        return values
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers[str(value)] for value in values])
 
 
 def _by_client(rows: Any, column: str | None) -> dict[str, NDArray[np.int64]]:

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedpews.build import build_task, load_data
 from fedpews.data import Federation
 from fedpews.data.client_folders import TABLES, read_client_npz
-from fedpews.data.client_tables import read_table
+from fedpews.data.client_tables import is_text, number_labels, read_table
 from fedpews.data.federation import from_clients, hold_out
 from fedpews.data.table import FEDERATED
 from fedpews.errors import ConfigError
@@ -71,9 +70,9 @@ def _read_test(experiment: Experiment, test: str) -> Federation:
         pair, columns = (rows.x, rows.y), rows.columns
     else:
         pair = read_client_npz(file)
-    if table.classes and pair[1].dtype.kind in "UO":
+    if table.classes and is_text(pair[1]):
         check_listed({test: {str(value) for value in pair[1].flat}}, table.classes)
-        pair = pair[0], np.array([table.classes.index(str(value)) for value in pair[1].flat])
+        pair = pair[0], number_labels(pair[1], table.classes)
     checked = from_clients([pair], pair, _class_count(experiment), task=build_task(experiment))
     return replace(checked, columns=columns)
 
