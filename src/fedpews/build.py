@@ -28,9 +28,8 @@ from fedpews.given import check_given
 from fedpews.methods.contract import Method
 from fedpews.methods.private import Private, epsilon
 from fedpews.models.adapters import add_lora, freeze, matching
-from fedpews.neurons.functional import CHECKPOINTING
 from fedpews.neurons.graph import NeuronGraph
-from fedpews.neurons.modules import batch_counters, prepared
+from fedpews.neurons.modules import CHECKPOINTING, batch_counters, prepared
 from fedpews.neurons.network import Network
 from fedpews.neurons.structure import Structure, structure
 from fedpews.options import option_types

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
-from fedpews.neurons.functional import PureModule
+from fedpews.neurons.modules import PureModule
 
 
 class Tied(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,12 @@ from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
-from fedpews.neurons.layers import Hidden, Layer, describe
+from fedpews.errors import ConfigError
+from fedpews.neurons.layers import Hidden, Layer, describe, groups_left
+from fedpews.neurons.modules import computed_tensors
 from fedpews.trees import Tree
 
 
@@ -278,3 +283,67 @@ def _put(full: Tensor, part: Tensor, axes: Sequence[Axis], neurons: Tensor) -> T
     index = first.kept(neurons).to(full.device)
     rows = _put(full.index_select(first.dim, index), part, others, neurons)
     return full.index_copy(first.dim, index, rows)
+
+
+def slice_module(model: nn.Module, graph: NeuronGraph, neurons: Tensor) -> nn.Module:
+    """A deep copy of the model with the closed neurons physically removed.
+
+    ``neurons`` is (h,) boolean; every layer of the graph must keep at least one.
+
+    >>> import torch
+    >>> from fedpews.neurons import Hidden
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> graph = NeuronGraph.by_hand(model, [Hidden("0", read_by=["2"])])
+    >>> slice_module(model, graph, torch.tensor([True, False, True]))
+    Sequential(
+      (0): Linear(in_features=2, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=1, bias=True)
+    )
+    """
+    for layer in graph.layers:
+        if layer.name in graph.uncut and not bool(neurons[layer.neurons].all()):
+            raise ConfigError(
+                f"the neurons of layer {layer.name!r} can be masked but not removed: the model's code has their "
+                "number written into it."
+            )
+    memo = computed_tensors(model)  # what the deep copy takes instead of copying
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if name in graph.axes:
+            sliced = graph.slice({name: value.detach()}, neurons)[name]
+            is_parameter = isinstance(value, nn.Parameter)
+            memo[id(value)] = nn.Parameter(sliced, value.requires_grad) if is_parameter else sliced
+    model = copy.deepcopy(model, memo)
+    for name, module in model.named_modules():
+        if name in graph.norms:
+            channels = graph.norms[name]
+            kept = int((neurons[channels.clamp(min=0)] | (channels < 0)).sum())
+            if isinstance(module, nn.GroupNorm):
+                module.num_groups, module.num_channels = groups_left(module, kept), kept
+            elif isinstance(module, _NormBase):
+                module.num_features = kept
+        else:
+            _resize(module)
+    return model
+
+
+def _resize(module: nn.Module) -> None:
+    """Make a layer's stated sizes agree with its tensors."""
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _ConvNd):
+        first, second = module.weight.shape[:2]
+        if module.groups > 1:
+            module.groups = groups_left(module, first)
+        if module.transposed:
+            module.in_channels, module.out_channels = first, second * module.groups
+        else:
+            module.out_channels, module.in_channels = first, second * module.groups
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = module.weight.shape[0]
+    elif isinstance(module, nn.Embedding):
+        module.embedding_dim = module.weight.shape[1]
+    elif isinstance(getattr(module, "nf", None), int) and isinstance(
+        weight := getattr(module, "weight", None), Tensor
+    ):
+        vars(module)["nf"] = weight.shape[1]  # Hugging Face's Conv1D, a linear layer the other way round

@@ -13,22 +13,20 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
-from fedpews.neurons.functional import Batch as Batch
-from fedpews.neurons.functional import (
+from fedpews.neurons.layers import is_norm
+from fedpews.neurons.modules import Batch as Batch
+from fedpews.neurons.modules import (
     PureModule,
     SampleLoss,
     SampleWeight,
     Term,
-    cross_entropy,
-    differentiate,
-)
-from fedpews.neurons.layers import is_norm
-from fedpews.neurons.modules import (
     arguments,
     batch_counters,
     cached,
     channels_last,
     copy_module,
+    cross_entropy,
+    differentiate,
     doubled,
     frozen_norms,
     main_output,

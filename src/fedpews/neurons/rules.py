@@ -100,13 +100,6 @@ def _move(follower: Follower, kernel: Kernel) -> Tags:
     ]
 
 
-def _dims(kernel: Kernel, rank: int) -> list[int]:
-    dim = kernel.arguments.get("dim")
-    dims = [dim] if isinstance(dim, int) else list(dim or [])
-    # no dimension given is all of them, as in x.sum()
-    return [d % rank for d in dims] or list(range(rank))
-
-
 def _mixed(follower: Follower, tag: Tag, over: Iterable[int], name: str) -> Tag:
     """The tag, with size 1 along dimensions over which a kernel mixes."""
     dims = set(over)
@@ -128,33 +121,8 @@ def _resized(tag: Tag | None, shape: Sequence[int]) -> Tag | None:
     return tag.map(lambda axis: axis.expand(list(shape)))
 
 
-def _reduce(follower: Follower, kernel: Kernel) -> Tags:
-    data = kernel.arguments.get("self", kernel.arguments.get("input"))
-    tag = follower.tag(data)
-    if tag is None or data is None:
-        return None
-    dims = _dims(kernel, data.dim())
-    mixed = _mixed(follower, tag, dims, kernel.name)
-    # without keepdim: the mixed dimensions, of size 1 by now, are dropped
-    if kernel.results[0].dim() < data.dim():
-        mixed = mixed.map(lambda axis: axis.squeeze(dims))
-    return _resized(mixed, kernel.shape)
-
-
-def _along(follower: Follower, kernel: Kernel) -> Tags:
-    """Mixes along dimensions that it keeps, as a softmax does."""
-    data = kernel.arguments["self"]
-    tag = follower.tag(data)
-    if tag is None:
-        return None
-    # the kernels that leave the dimension out mean the last one
-    dims = _dims(kernel, data.dim()) if "dim" in kernel.arguments else [data.dim() - 1]
-    mixed = _mixed(follower, tag, dims, kernel.name.strip("_"))
-    return [_resized(mixed, value.shape) for value in kernel.results]
-
-
-def _spatial(follower: Follower, kernel: Kernel) -> Tags:
-    """Pools or samples over the last dimensions, as many as the kernel's name says."""
+def _mix(follower: Follower, kernel: Kernel) -> Tags:
+    """Mixes elements along some dimensions: those of a sum, the row of a softmax, the pixels of a pool."""
     data, *rest = kernel.arguments.values()
     for value in rest:
         # a sampling grid, say, that the model computed
@@ -162,9 +130,18 @@ def _spatial(follower: Follower, kernel: Kernel) -> Tags:
     tag = follower.tag(data)
     if tag is None:
         return all_whole(follower, kernel)
-    match = re.search(r"([123])d", kernel.name)
-    count = int(match[1]) if match else 2
-    mixed = _mixed(follower, tag, range(data.dim() - count, data.dim()), kernel.name)
+    rank, dim = data.dim(), kernel.arguments.get("dim")
+    if pooled := re.search(r"([123])d", kernel.name):
+        dims: Sequence[int] = range(rank - int(pooled[1]), rank)
+    elif dim is None or dim == []:
+        # left out, it is the last one for these two, and for all others every dimension, as in x.sum()
+        dims = range(rank - 1 if kernel.name in {"sort", "topk"} else 0, rank)
+    else:
+        dims = [d % rank for d in ([dim] if isinstance(dim, int) else dim)]
+    mixed = _mixed(follower, tag, dims, kernel.name.strip("_"))
+    # without keepdim: the mixed dimensions, of size 1 by now, are dropped
+    if kernel.results[0].dim() < rank:
+        mixed = mixed.map(lambda axis: axis.squeeze(list(dims)))
     return [_resized(mixed, value.shape) for value in kernel.results]
 
 
@@ -265,8 +242,6 @@ _TABLE: dict[Rule, str] = {
     _scatter: "scatter_add scatter scatter_reduce index_add index_reduce",
     _norm: "native_batch_norm native_layer_norm native_group_norm",
     _move: _MOVING,
-    _reduce: _REDUCING,
-    _along: "_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp sort topk",
-    _spatial: _POOLING,
+    _mix: f"{_REDUCING} {_POOLING} _softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp sort topk",
 }
 RULES: dict[str, Rule] = {name: rule for rule, names in _TABLE.items() for name in names.split()} | PRODUCTS

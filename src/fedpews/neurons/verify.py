@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpews.errors import ConfigError, first_line
-from fedpews.neurons.graph import NeuronGraph
+from fedpews.neurons.graph import NeuronGraph, slice_module
 from fedpews.neurons.layers import Layer
 from fedpews.neurons.modules import (
     arguments,
@@ -21,7 +21,6 @@ from fedpews.neurons.modules import (
     doubled,
     outputs_of,
     run,
-    slice_module,
     tensors_of,
 )
 from fedpews.seeds import global_generator

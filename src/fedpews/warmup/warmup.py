@@ -26,7 +26,7 @@ from fedpews.methods.contract import (
     Wrapper,
 )
 from fedpews.methods.subnetwork import AssignedClient, start_subnetwork, step_subnetwork
-from fedpews.neurons.functional import differentiate
+from fedpews.neurons.modules import differentiate
 from fedpews.neurons.network import Batch, Network
 from fedpews.trees import Nest, Tree, pick
 from fedpews.warmup.masks import Auto, Learned, Masks, draw_starts
