@@ -99,21 +99,20 @@ def describe(data: Federation, client: int, privacy: Privacy) -> Sums:
             running.add(view.values)
             if view.tokens is not None:
                 tokens += _presence(view.tokens % BUCKETS, BUCKETS)
-    known = [pair for running in moments for pair in running.shown(least)]
-    missing = data.missing[client] if data.missing else ()
-    counts = torch.tensor([*missing, *[0] * len(known)][: len(known)])  # targets are never missing
-    hidden = [suppress(count, count, least)[0] for count in counts[:, None]]
-    bounds = [(name, view.low, view.high) for view in views for name in view.names]
+    features: list[FeatureSums] = []
+    missing = iter(data.missing[client] if data.missing else ())
+    for view, running in zip(views, moments, strict=True):
+        for name, (mean, squares) in zip(view.names, running.shown(least), strict=True):
+            lacking = next(missing, 0)  # targets, the last features, are never missing
+            hidden = None if 0 < lacking < least else lacking
+            features.append(FeatureSums(name, mean, squares, hidden, view.low, view.high))
     counts = _class_counts(data, rows)
     kept = (tokens >= least).nonzero().flatten().tolist()
     return Sums(
         len(rows),
         ", ".join("×".join(map(str, leaf.shape[1:])) for leaf in tree_leaves(take(data.x, rows[:1]))),
         suppress(_noised(counts, privacy.noise), counts, least),
-        [
-            FeatureSums(name, mean, squares, gaps, low, high)
-            for (name, low, high), (mean, squares), gaps in zip(bounds, known, hidden, strict=True)
-        ],
+        features,
         [view.values.shape[2] for view in views for _ in view.names],
         [(token, int(tokens[token])) for token in kept],
     )
@@ -221,13 +220,12 @@ def scale(data: Federation, scaling: tuple[Sequence[float], Sequence[float]]) ->
         numbers = iter(zip(*scaling, strict=True))
 
         def scale_leaf(x: Tensor) -> Any:
-            values, names = _values_of(x[:1], data)
-            pairs = [next(numbers) for _ in names]
+            pairs = [next(numbers) for _ in _values_of(x[:1], data)[1]]
             if not (x.is_floating_point() or x.dtype == torch.uint8):
                 return x
-            wide = [1, -1, *(1 for _ in x.shape[2:])] if values.shape[1] > 1 or x.shape[1] == 1 else [1]
-            centre, spread = torch.tensor(pairs, dtype=torch.float32, device=x.device).T
-            return (prepare(x) - centre.view(wide)) / spread.view(wide)
+            # (1, features, 1, ...)
+            centre, spread = torch.tensor(pairs, device=x.device).T.view(2, 1, -1, *[1] * (x.dim() - 2))
+            return (prepare(x) - centre) / spread
 
         return tree_map_only(Tensor, scale_leaf, inputs)
 
