@@ -196,7 +196,7 @@ def cache_dir() -> Path:
 
 
 def roots(data_dir: Path | str | None = None) -> list[Path]:
-    """The directories to look in, in order: the one given, FEDPEWS_DATA, the cache."""
+    """The directories to look in, in order: the given directory, FEDPEWS_DATA, the cache."""
     named = {"the data directory": data_dir, "FEDPEWS_DATA": os.environ.get("FEDPEWS_DATA") or None}
     paths = {what: Path(path).expanduser() for what, path in named.items() if path is not None}
     for what, path in paths.items():

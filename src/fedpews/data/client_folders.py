@@ -144,7 +144,7 @@ def _file(path: Path) -> Path:
 
 
 def _check_numbers(arrays: Mapping[Path, Arrays], task: Task) -> None:
-    """Refuse labels that are text, with the first one that is no number."""
+    """Refuse labels that are text, with the first that is no number."""
     for path, (_, y) in arrays.items():
         for row, value in enumerate(y.flat if is_text(y) else ()):
             try:

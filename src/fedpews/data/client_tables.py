@@ -63,7 +63,7 @@ def read_table(path: Path, label: str | None = None, missing: str = "refuse") ->
     """A table; every column but the label is an input and must hold numbers, or true and false.
 
     Args:
-        label: the column of the label; by default the one called label, target, y or class.
+        label: the column of the label; by default the column called label, target, y or class.
         missing: ``refuse`` missing inputs; with ``mean`` they are NaN.
     """
     pd = need_extra("pandas", "pandas", f"{path}, a table,")
@@ -88,7 +88,7 @@ def read_table(path: Path, label: str | None = None, missing: str = "refuse") ->
 
 
 def label_column(where: str, columns: Sequence[str], label: str | None) -> str:
-    """The column of the label: the one that is named, else the only one with a usual name."""
+    """The column of the label: the column that is named, else the only column with a usual name."""
     likely = [name for name in columns if name.lower() in LABELS] if label is None else [label]
     if len(likely) != 1 or likely[0] not in columns:
         raise ConfigError(

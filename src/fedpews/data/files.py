@@ -130,7 +130,7 @@ def stack_images(images: Sequence[NDArray[np.uint8]], channels: int | None = Non
 
 
 def listed(folder: Path) -> list[Path]:
-    """The entries of a folder, in natural order; hidden ones are left out."""
+    """The entries of a folder, in natural order; hidden entries are left out."""
     try:
         paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:

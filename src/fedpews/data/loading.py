@@ -107,7 +107,7 @@ def fit(name: str) -> tuple[Federation, dict[str, dict[str, Any]]]:
             options["image_size"] = min(unequal.side, LARGEST)
             data = load(name, **options)
     except ConfigError as error:
-        # fractions are targets of regression; if that fails too, the first error is the one to report
+        # fractions are targets of regression; if that fails too, the first error is reported
         try:
             data = load(name, task=Regression(), **options)
         except ConfigError:

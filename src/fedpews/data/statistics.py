@@ -4,7 +4,7 @@ Two passes. In the first a client sends counts of its classes and, for each feat
 deviations (`describe`). The federation's means and deviations give the edges of the histograms (`Statistics.edges`),
 and in the second pass the client counts its values between them (`histograms`): no client ever sends its smallest or
 largest value. A cell of fewer than ``min_count`` samples is None, and so are the mean and the deviation of a feature
-that fewer samples, or a single one, decide.
+that fewer samples, or a single sample, decide.
 
 A feature is a column of a table, a channel of images, the number of tokens of a sample, or a target of regression.
 """
@@ -381,7 +381,7 @@ def suppress(counts: Tensor, samples: Tensor, least: int) -> list[int | None]:
     """The counts without those of 1 to least − 1 samples.
 
     The total is known, so a single hidden cell could be computed: the next smallest is hidden too, until the hidden
-    ones together have enough samples.
+    cells together have enough samples.
 
     >>> suppress(torch.tensor([2, 0, 40, 7]), torch.tensor([2, 0, 40, 7]), 5)
     [None, 0, 40, None]

@@ -20,7 +20,7 @@ Inputs = str | tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Layer:
-    """Neurons ``start`` … ``start + size − 1``; ``name`` is the module that makes them, or several bound ones."""
+    """Neurons ``start`` … ``start + size − 1``; ``name`` is the module that makes them, or several that are bound."""
 
     name: str
     start: int

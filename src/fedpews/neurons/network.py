@@ -180,7 +180,7 @@ class Network:
         return trees.map_leaves(Tensor.clone, trees.pick(tensors_of(self._template), self.frozen))
 
     def frozen_digest(self) -> str:
-        """A hash of what is frozen, of all seeds: it tells a base from one that differs in a single weight."""
+        """A hash of what is frozen, of all seeds: it differs if a single weight does."""
         digest = hashlib.blake2b(digest_size=16)
         for seed, net in sorted(self._seeds.items()) or [(0, self)]:
             for name, value in sorted(net.constants().items()):

@@ -65,7 +65,7 @@ def _by_activation(follower: Follower, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _read(follower: Follower, given: Tag | None, reads: list[Tensor], readable: bool, channel: int) -> None:
-    """A weight reads the channels of its input; join the ones to the others."""
+    """A weight reads the channels of its input: join each to the position that reads it."""
     if given is None:
         return
     label = follower.sets.find(core(given.label))
@@ -177,7 +177,7 @@ def _grouped(
     by_group = follower.sets.mix(given.label, others, "grouped convolution").reshape(groups, -1)
     width = shape[channel]
     if by_group.shape[1] > 1 and len(by_group.unique()) == 1 and width == len(flat):
-        # the inputs are one neuron already: leave that one whole, and the outputs stay apart
+        # the inputs are one neuron already: it is left whole, and the outputs stay separate
         follower.sets.bar(by_group, "is read by a grouped convolution")
         return spread(flat, channel, shape)
     by_group = follower.sets.mix(by_group, [1], "grouped convolution")  # (groups, 1)
@@ -201,7 +201,7 @@ def _embedding(follower: Follower, kernel: Kernel) -> Tags:
 
 
 def _weight_norm(follower: Follower, kernel: Kernel) -> Tags:
-    """g·v/‖v‖: rows stay apart, but every column changes the norm of all others."""
+    """g·v/‖v‖: rows stay separate, but every column changes the norm of all others."""
     dim, shape = kernel.arguments.get("dim", 0), kernel.shape
     tags = [follower.tag(kernel.arguments[name]) for name in ("v", "g")]
     kept = []

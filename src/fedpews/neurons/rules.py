@@ -134,7 +134,7 @@ def _mix(follower: Follower, kernel: Kernel) -> Tags:
     if pooled := re.search(r"([123])d", kernel.name):
         dims: Sequence[int] = range(rank - int(pooled[1]), rank)
     elif dim is None or dim == []:
-        # left out, it is the last one for these two, and for all others every dimension, as in x.sum()
+        # left out, it is the last dimension for these two, and all dimensions for others, as in x.sum()
         dims = range(rank - 1 if kernel.name in {"sort", "topk"} else 0, rank)
     else:
         dims = [d % rank for d in ([dim] if isinstance(dim, int) else dim)]

@@ -29,7 +29,7 @@ class _Kernels(TorchDispatchMode):
         given = tree_map_only(Tensor, lambda tensor: (str(tensor.dtype), tuple(tensor.shape)), (args, kwargs))
         settings = [value for value in tree_leaves(given) if not callable(value)]
         mark = hashlib.blake2b(repr(settings).encode(), digest_size=4).hexdigest()
-        # the name alone is what a person can compare; the mark tells apart what has the same name
+        # the mark differs where kernels of the same name have other settings or shapes
         self.seen.append(f"{func.overloadpacket.__name__}:{mark}")
         return func(*args, **kwargs)
 

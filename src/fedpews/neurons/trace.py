@@ -217,7 +217,7 @@ def _number(follower: Follower, root: Tensor, free: Tensor) -> tuple[list[Layer]
 
 
 def _layer(dimension: Dimension) -> str:
-    """The name of the layer that a weight belongs to; of a layer with several weights, the weight's own."""
+    """The name of the layer that a weight belongs to; of a layer with several weights, the weight's name."""
     return dimension.name.removesuffix(".weight")
 
 

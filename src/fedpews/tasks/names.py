@@ -89,11 +89,11 @@ class Goal:
         return f"{self.metric} {show(self.metric, self.value)}" if self.value is not None else self.metric
 
 
-def check_spellings(holders: Mapping[str, Collection[str]]) -> None:
+def check_spellings(by_client: Mapping[str, Collection[str]]) -> None:
     """Refuse names that differ only in case, spaces or Unicode form: whether they are one class is not guessed.
 
     Args:
-        holders: the class names of each client.
+        by_client: the class names of each client.
 
     >>> check_spellings({"north": ["cnv"], "south": ["CNV"]})
     Traceback (most recent call last):
@@ -101,24 +101,24 @@ def check_spellings(holders: Mapping[str, Collection[str]]) -> None:
     fedpews.errors.ConfigError: classes 'cnv' (north) and 'CNV' (south) differ only in case or spaces; use one name.
     """
     spellings: dict[str, dict[str, list[str]]] = {}
-    for holder, names in holders.items():
+    for client, names in by_client.items():
         for name in names:
             plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-            spellings.setdefault(plain, {}).setdefault(name, []).append(holder)
+            spellings.setdefault(plain, {}).setdefault(name, []).append(client)
     for ways in spellings.values():
         if len(ways) > 1:
             shown = " and ".join(f"{name!r} ({', '.join(names)})" for name, names in ways.items())
             raise ConfigError(f"classes {shown} differ only in case or spaces; use one name.")
 
 
-def check_listed(holders: Mapping[str, Collection[str]], classes: Sequence[str], where: str = LIST) -> None:
+def check_listed(by_client: Mapping[str, Collection[str]], classes: Sequence[str], where: str = LIST) -> None:
     """Refuse a name that is not in the list of all classes; the error shows both lists."""
-    check_spellings({where: classes, **holders})
-    for holder, names in holders.items():
+    check_spellings({where: classes, **by_client})
+    for client, names in by_client.items():
         unknown = sorted(set(names) - set(classes))
         if unknown:
             raise ConfigError(
-                f"class {unknown[0]!r} is not in {where}: {holder} has {', '.join(sorted(names))}; {where} has "
+                f"class {unknown[0]!r} is not in {where}: {client} has {', '.join(sorted(names))}; {where} has "
                 f"{', '.join(classes)}."
             )
 
