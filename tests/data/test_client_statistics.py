@@ -13,6 +13,7 @@ import torch
 from fedpews.data import load
 from fedpews.data.federation import Federation, build, from_clients
 from fedpews.data.inputs import Lazy
+from fedpews.data.loading import data_table, hold_out_and_scale
 from fedpews.data.statistics import (
     CHUNK,
     Privacy,
@@ -242,9 +243,8 @@ def test_federated_scaling_gives_all_clients_together_mean_0_and_deviation_1(tmp
 def test_federated_scaling_of_images_is_by_channel_and_of_bytes_too() -> None:
     x = torch.randint(0, 255, (60, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y = torch.arange(60) % 2
-    from fedpews.data.statistics import federated_scaling
-
-    data = federated_scaling(build(x, y, [torch.arange(30), torch.arange(30, 60)], x[:4], y[:4]), 5)
+    made = build(x, y, [torch.arange(30), torch.arange(30, 60)], x[:4], y[:4])
+    data = hold_out_and_scale(made, data_table(scaling="federated"))
     assert torch.allclose(data.x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.equal(data.x[:4], data.test_x)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +20,14 @@ from fedpews.data.federation import Federation, compact, from_clients, hold_out,
 from fedpews.data.files import UnequalSizes
 from fedpews.data.hugging_face import read_hugging_face
 from fedpews.data.images import combine, read
-from fedpews.data.inputs import Lazy, select
+from fedpews.data.inputs import Lazy, prepare, select
 from fedpews.data.partition import partition
-from fedpews.data.statistics import federated_scaling
+from fedpews.data.statistics import Privacy, Statistics, describe, values_of
 from fedpews.data.table import FEDERATED, DataTable
 from fedpews.errors import ConfigError, FedpewsError, explain
 from fedpews.tasks.builtin import Classification, Regression
 from fedpews.tasks.task import Task
+from fedpews.torch_private import tree_map_only
 from fedpews.user_code import load_named, working_directory
 
 BY_LABEL = {"class", "classes", "dirichlet", "noc", "parity"}
@@ -92,8 +94,31 @@ def hold_out_and_scale(data: Federation, table: DataTable) -> Federation:
         data = hold_out(data, table.validation, table.seed)
     # without samples, the data is at the sites
     if table.scaling == FEDERATED and len(data.y):
-        data = federated_scaling(data, table.min_count)
+        privacy = Privacy(table.min_count)
+        sums = {str(client): describe(data, client, privacy) for client in range(len(data))}
+        data = scale(data, Statistics(data.name, [], privacy, sums).scaling())
     return data
+
+
+def scale(data: Federation, scaling: tuple[Sequence[float], Sequence[float]]) -> Federation:
+    """The federation with every feature of its inputs moved by a centre and divided by a spread."""
+    if isinstance(data.x, Lazy):
+        raise ConfigError("data.scaling = 'federated' needs the inputs in memory; set data.lazy to false.")
+
+    def scaled(inputs: Any) -> Any:
+        numbers = iter(zip(*scaling, strict=True))
+
+        def scale_leaf(x: Tensor) -> Any:
+            pairs = [next(numbers) for _ in values_of(x[:1], data)[1]]
+            if not (x.is_floating_point() or x.dtype == torch.uint8):
+                return x
+            # (1, features, 1, ...)
+            centre, spread = torch.tensor(pairs, device=x.device).T.view(2, 1, -1, *[1] * (x.dim() - 2))
+            return (prepare(x) - centre) / spread
+
+        return tree_map_only(Tensor, scale_leaf, inputs)
+
+    return replace(data, x=scaled(data.x), test_x=scaled(data.test_x) if len(data.test_y) else data.test_x)
 
 
 def fit(name: str) -> tuple[Federation, dict[str, dict[str, Any]]]:

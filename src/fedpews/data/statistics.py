@@ -26,7 +26,7 @@ from fedpews.data.federation import Federation
 from fedpews.data.inputs import Lazy, prepare, select, take
 from fedpews.errors import ConfigError, explain
 from fedpews.tasks.builtin import Regression
-from fedpews.torch_private import tree_leaves, tree_map_only
+from fedpews.torch_private import tree_leaves
 
 BINS = 40
 """Of a histogram, between the federation's mean ± 3 deviations; one more on each side counts what is beyond."""
@@ -211,33 +211,6 @@ def gather(data: Federation, privacy: Privacy) -> Statistics:
     return replace(statistics, histograms=counts, bytes_sent=sent)
 
 
-def scale(data: Federation, scaling: tuple[Sequence[float], Sequence[float]]) -> Federation:
-    """The federation with every feature of its inputs moved by a centre and divided by a spread."""
-    if isinstance(data.x, Lazy):
-        raise ConfigError("data.scaling = 'federated' needs the inputs in memory; set data.lazy to false.")
-
-    def scaled(inputs: Any) -> Any:
-        numbers = iter(zip(*scaling, strict=True))
-
-        def scale_leaf(x: Tensor) -> Any:
-            pairs = [next(numbers) for _ in _values_of(x[:1], data)[1]]
-            if not (x.is_floating_point() or x.dtype == torch.uint8):
-                return x
-            # (1, features, 1, ...)
-            centre, spread = torch.tensor(pairs, device=x.device).T.view(2, 1, -1, *[1] * (x.dim() - 2))
-            return (prepare(x) - centre) / spread
-
-        return tree_map_only(Tensor, scale_leaf, inputs)
-
-    return replace(data, x=scaled(data.x), test_x=scaled(data.test_x) if len(data.test_y) else data.test_x)
-
-
-def federated_scaling(data: Federation, least: int) -> Federation:
-    """Every client's inputs standardised by the training samples of all clients together."""
-    sums = {str(client): describe(data, client, Privacy(least)) for client in range(len(data))}
-    return scale(data, Statistics(data.name, [], Privacy(least), sums).scaling())
-
-
 def to_bytes(value: Sums | Histograms) -> bytes:
     """What travels: JSON."""
     content = asdict(value) if isinstance(value, Sums) else value
@@ -294,7 +267,7 @@ def _views(data: Federation, rows: Tensor) -> Iterator[_View]:
     """The features of some samples: those of the inputs, then the targets of regression."""
     leaves = tree_leaves(data.x.take(rows) if isinstance(data.x, Lazy) else select(data.x, rows))
     for number, leaf in enumerate(leaves):
-        values, names = _values_of(leaf, data)
+        values, names = values_of(leaf, data)
         names = [f"input {number}: {name}" for name in names] if len(leaves) > 1 else names
         if leaf.dtype == torch.int64 and leaf.ndim > 1:
             yield _View(names, values, leaf.flatten(1), low=0.0)
@@ -306,7 +279,7 @@ def _views(data: Federation, rows: Tensor) -> Iterator[_View]:
         yield _View(names, targets[:, :, None])
 
 
-def _values_of(leaf: Tensor, data: Federation) -> tuple[Tensor, list[str]]:
+def values_of(leaf: Tensor, data: Federation) -> tuple[Tensor, list[str]]:
     """Inputs as (rows, features, values) and the features' names."""
     if leaf.dtype == torch.int64 and leaf.ndim > 1:
         return (leaf.flatten(1) != 0).sum(1)[:, None, None], ["tokens"]

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedpews.build import Setup, build, load_data
 from fedpews.callbacks import Callback
-from fedpews.data.statistics import scale
+from fedpews.data.loading import scale
 from fedpews.engines.engine import Engine
 from fedpews.errors import ConfigError, FedpewsError
 from fedpews.experiment import Experiment

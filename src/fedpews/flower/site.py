@@ -18,7 +18,7 @@ from flwr.app import RecordDict
 from safetensors.torch import save
 
 from fedpews.build import build_method, build_network, schedule
-from fedpews.data.statistics import scale
+from fedpews.data.loading import scale
 from fedpews.engines.eager import EagerEngine
 from fedpews.engines.engine import Job, Part, explain, sort_out
 from fedpews.errors import ConfigError, FedpewsError
