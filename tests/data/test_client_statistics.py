@@ -145,7 +145,7 @@ class Endless(Lazy):
     def __len__(self) -> int:
         return self.rows
 
-    def take(self, rows: torch.Tensor | slice) -> Any:
+    def __getitem__(self, rows: torch.Tensor | slice) -> Any:
         if isinstance(rows, slice):
             rows = torch.arange(self.rows)[rows]
         self.most = max(self.most, len(rows))

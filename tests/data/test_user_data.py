@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,18 @@ def nan():
 def broken():
     return 1 / 0
 
+class Items(torch.utils.data.Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+    def __len__(self):
+        return len(self.y)
+    def __getitem__(self, row):
+        return self.x[row], int(self.y[row])
+
+def items(seed):
+    clients, test = make(seed)
+    return [Items(*client) for client in clients], Items(*test)
+
 value = 3
 """
 
@@ -208,6 +221,17 @@ def test_a_function_in_the_working_directory_makes_the_clients(module: str, tmp_
 def test_a_function_that_does_not_deliver_is_refused(module: str, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(name)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"pool": True, "partition": "noc", "clients": 1, "classes_per_client": 1}]
+)
+def test_datasets_read_batch_by_batch_are_assigned_like_others(module: str, options: dict[str, Any]) -> None:
+    lazy, whole = (load(f"{module}:items", lazy=lazy, **options) for lazy in (True, False))
+    assert lazy.counts().tolist() == whole.counts().tolist()
+    for one, other in zip(lazy.clients, whole.clients, strict=True):
+        assert torch.equal(lazy.batch(one)[0], whole.batch(other)[0])
+    assert torch.equal(lazy.test_x[:9], whole.test_x[:9])
 
 
 def test_drawing_per_class_is_for_named_data(module: str) -> None:

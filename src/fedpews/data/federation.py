@@ -20,7 +20,6 @@ from fedpews.data.inputs import (
     check_samples,
     concatenate,
     describe,
-    move,
     read_samples,
     select,
     shape,
@@ -31,7 +30,7 @@ from fedpews.seeds import fold
 from fedpews.tasks.builtin import Classification
 from fedpews.tasks.names import LIST, check_listed
 from fedpews.tasks.task import Task
-from fedpews.torch_private import tree_leaves
+from fedpews.torch_private import tree_leaves, tree_map
 
 MOST_CLASSES = 1_000_000
 """Also the largest vocabulary; a label above it is an identifier, or damaged."""
@@ -71,7 +70,8 @@ class Federation:
     @property
     def device(self) -> torch.device:
         """The device of the tensors."""
-        return torch.device("cpu") if isinstance(self.x, Lazy) else tree_leaves(self.x)[0].device
+        device: torch.device = tree_leaves(self.x)[0].device
+        return device
 
     @property
     def shape(self) -> Any:
@@ -88,9 +88,9 @@ class Federation:
         return _with_rows(
             self,
             torch.cat([*self.clients, *self.validation]).to(device),
-            x=move(self.x, device),
+            x=tree_map(lambda leaf: leaf.to(device), self.x),
             y=self.y.to(device),
-            test_x=move(self.test_x, device),
+            test_x=tree_map(lambda leaf: leaf.to(device), self.test_x),
             test_y=self.test_y.to(device),
             test_owner=None if self.test_owner is None else self.test_owner.to(device),
         )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fedpews.errors import ConfigError
 from fedpews.tasks.task import Task
@@ -43,6 +43,8 @@ class Lazy:
     per epoch. Items must be the same whenever they are read, or a run cannot be repeated.
     """
 
+    device = torch.device("cpu")
+
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.items: ConcatDataset[Any] = ConcatDataset(datasets)
         self._pool = ThreadPoolExecutor(READERS, "reader")
@@ -50,26 +52,29 @@ class Lazy:
     def __len__(self) -> int:
         return len(self.items)
 
-    def take(self, rows: Tensor | slice) -> Any:
-        """These samples, stacked."""
+    def __getitem__(self, rows: Tensor | slice) -> Any:
+        """These samples, read and stacked."""
         numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         return stack([item[0] for item in self._pool.map(self.items.__getitem__, numbers)], "a Dataset")
+
+    def to(self, device: torch.device | str) -> Lazy:
+        """Refuse any device but this one."""
+        raise ConfigError("a Dataset that is read batch by batch needs runtime.device = 'cpu'.")
 
 
 def take(x: Inputs, rows: Tensor | slice) -> Any:
     """The samples of some rows, ready for a model."""
-    if isinstance(x, Tensor):
-        return prepare(x[rows]) if x.dtype == torch.uint8 else x[rows]
-    if isinstance(x, Lazy):
-        return prepare(x.take(rows))
-    return prepare(tree_map_only(Tensor, lambda leaf: leaf[rows], x))
+    return prepare(read(x, rows))
+
+
+def read(x: Inputs, rows: Tensor | slice) -> Any:
+    """The samples of some rows, as they are stored."""
+    return x[rows] if isinstance(x, Tensor) else tree_map(lambda leaf: leaf[rows], x)
 
 
 def select(x: Inputs, rows: Tensor) -> Inputs:
-    """Inputs of some rows only, as they are stored."""
-    if isinstance(x, Lazy):
-        raise ConfigError("a Dataset that is read batch by batch is used as it is given: partition 'given'.")
-    return tree_map_only(Tensor, lambda leaf: leaf[rows], x)
+    """Inputs of some rows only; a Dataset that is read batch by batch is not read now."""
+    return Lazy([Subset(x.items, rows.tolist())]) if isinstance(x, Lazy) else read(x, rows)
 
 
 def prepare(x: Any) -> Any:
@@ -77,13 +82,6 @@ def prepare(x: Any) -> Any:
     if isinstance(x, Tensor):
         return x / 127.5 - 1 if x.dtype == torch.uint8 else x
     return tree_map_only(Tensor, prepare, x)
-
-
-def move(x: Inputs, to: torch.device | str) -> Inputs:
-    """The inputs on a device; those read batch by batch cannot be moved."""
-    if isinstance(x, Lazy):
-        raise ConfigError("a Dataset that is read batch by batch needs runtime.device = 'cpu'.")
-    return tree_map_only(Tensor, lambda leaf: leaf.to(to), x)
 
 
 def shape(x: Inputs) -> Any:
@@ -130,7 +128,7 @@ def read_samples(samples: Any, whose: str, task: Task, lazy: bool) -> tuple[Inpu
     _warn_if_random(samples, whose, lazy)
     if lazy:
         inputs = Lazy([samples])
-        check(inputs.take(slice(0, 1)), whose)
+        check(inputs[:1], whose)
         return check_samples(inputs, _labels(samples, whose), whose, task)
     items = [_item(samples, row, whose) for row in range(len(samples))]
     x, y = (stack([item[side] for item in items], whose) for side in (0, 1))
@@ -177,7 +175,7 @@ def check_samples(x: Any, y: Any, whose: str, task: Task) -> tuple[Inputs, Tenso
         raise ConfigError(f"{whose}: x and y must be tensors or numeric arrays: {error}") from None
     if y.ndim == 0:
         raise ConfigError(f"{whose}: y must have a label per sample; got a single number.")
-    count = len(x) if isinstance(x, Lazy) else len(tree_leaves(x)[0])
+    count = len(tree_leaves(x)[0])
     if count != len(y):
         raise ConfigError(f"{whose}: {count} inputs but {len(y)} labels; each input needs one label.")
     return x, task.labels(y.detach(), whose).to("cpu").contiguous()

@@ -82,10 +82,7 @@ def load_table(table: DataTable, data_dir: Path | str | None = None, task: Task 
         default = SOURCES[table.name].partition if table.name in SOURCES else "source"
     if table.classes:
         data = number_classes(data, table.classes)
-    # inputs that are read batch by batch stay with the clients they were given to
-    if not isinstance(data.x, Lazy):
-        data = assign(data, table, default)
-    return hold_out_and_scale(data, table)
+    return hold_out_and_scale(assign(data, table, default), table)
 
 
 def hold_out_and_scale(data: Federation, table: DataTable) -> Federation:
@@ -174,7 +171,7 @@ def assign(data: Federation, table: DataTable, default: str) -> Federation:
     if sum(map(len, (*data.clients, *data.validation))) < len(data.y):
         data = compact(data)
         if labels is not None:
-            tested = torch.isin(data.test_y, data.y)
+            tested = torch.isin(data.test_y, data.y).nonzero().flatten()
             data = replace(data, test_x=select(data.test_x, tested), test_y=data.test_y[tested])
     return data
 
@@ -236,8 +233,6 @@ def _load_own(table: DataTable, task: Task) -> Federation:
             f"{table.name} has {len(data)} clients of its own ({shown}), and data.partition = {table.partition!r} "
             "would mix them; leave it out, or set data.pool = true to put their samples together and split them anew."
         )
-    if isinstance(data.x, Lazy):
-        return data
     data = replace(data, client_names=data.client_names or tuple(f"client {i}" for i in range(len(data))))
     rows = torch.cat([*data.clients, *data.validation])
     # already in the order of the clients: nothing need be copied

@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedpews.data.federation import Federation
-from fedpews.data.inputs import Lazy, prepare, select, take
+from fedpews.data.inputs import prepare, read, take
 from fedpews.errors import ConfigError, explain
 from fedpews.tasks.builtin import Regression
 from fedpews.torch_private import tree_leaves
@@ -265,7 +265,7 @@ def _chunks(data: Federation, rows: Tensor) -> Iterator[Tensor]:
 
 def _views(data: Federation, rows: Tensor) -> Iterator[_View]:
     """The features of some samples: those of the inputs, then the targets of regression."""
-    leaves = tree_leaves(data.x.take(rows) if isinstance(data.x, Lazy) else select(data.x, rows))
+    leaves = tree_leaves(read(data.x, rows))
     for number, leaf in enumerate(leaves):
         values, names = values_of(leaf, data)
         names = [f"input {number}: {name}" for name in names] if len(leaves) > 1 else names
