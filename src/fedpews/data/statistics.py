@@ -44,6 +44,7 @@ BUCKETS = 2**16
 """Tokens are counted by their number modulo this."""
 
 Whole = Annotated[int, Field(ge=0, le=10**15)]
+Some = Annotated[int, Field(ge=1, le=10**15)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Cells = Annotated[list[Whole | None], Field(max_length=10**6)]
 
@@ -55,6 +56,7 @@ class FeatureSums:
     name: Annotated[str, Field(max_length=1000)]
     mean: Number | None
     squares: Annotated[float, Field(allow_inf_nan=False, ge=0)] | None  # Σ (value − mean)²
+    values: Some  # in one sample
     missing: Whole | None = 0
     low: Number | None = None  # of all possible values, not of the client's: the limits of the type
     high: Number | None = None
@@ -64,11 +66,10 @@ class FeatureSums:
 class Sums:
     """What a client sends in the first pass."""
 
-    samples: Whole
+    samples: Some
     shape: Annotated[str, Field(max_length=1000)]  # of one sample
     classes: Cells
     features: Annotated[list[FeatureSums], Field(max_length=10 * MOST_FEATURES)]
-    values: Annotated[list[Whole], Field(max_length=10 * MOST_FEATURES)]  # of each feature in one sample
     vocabulary: Annotated[list[tuple[Whole, Whole]], Field(max_length=BUCKETS)] = field(default_factory=list)
     """Tokens that enough samples have: the token and the number of samples."""
 
@@ -105,7 +106,8 @@ def describe(data: Federation, client: int, privacy: Privacy) -> Sums:
         for name, (mean, squares) in zip(view.names, running.shown(least), strict=True):
             lacking = next(missing, 0)  # targets, the last features, are never missing
             hidden = None if 0 < lacking < least else lacking
-            features.append(FeatureSums(name, mean, squares, hidden, view.low, view.high))
+            values = view.values.shape[2]
+            features.append(FeatureSums(name, mean, squares, values, hidden, view.low, view.high))
     counts = _class_counts(data, rows)
     kept = (tokens >= least).nonzero().flatten().tolist()
     return Sums(
@@ -113,7 +115,6 @@ def describe(data: Federation, client: int, privacy: Privacy) -> Sums:
         ", ".join("×".join(map(str, leaf.shape[1:])) for leaf in tree_leaves(take(data.x, rows[:1]))),
         suppress(_noised(counts, privacy.noise), counts, least),
         features,
-        [view.values.shape[2] for view in views for _ in view.names],
         [(token, int(tokens[token])) for token in kept],
     )
 
@@ -154,7 +155,7 @@ class Statistics:
         pooled: list[tuple[float, float] | None] = []
         for index in range(len(self.features)):
             known = [
-                (site.samples * site.values[index], feature.mean, feature.squares)
+                (site.samples * feature.values, feature.mean, feature.squares)
                 for site in self.sites.values()
                 if (feature := site.features[index]).mean is not None and feature.squares is not None
             ]
@@ -220,8 +221,6 @@ def to_bytes(value: Sums | Histograms) -> bytes:
 def sums_from_bytes(data: bytes, like: Sums | None = None) -> Sums:
     """The sums that a client sent, checked: they must have the features and classes of another client's."""
     sums: Sums = _read(Sums, data)
-    if len(sums.values) != len(sums.features):
-        raise ConfigError("its statistics have another number of features than of values")
     if like is not None:
         names, first = (", ".join(feature.name for feature in each.features) for each in (sums, like))
         if names != first:

@@ -187,7 +187,7 @@ def _features(stats: Statistics) -> list[dict[str, Any]]:
         sites = []
         for site, sums in stats.sites.items():
             feature, cells = sums.features[index], stats.histograms[site][index]
-            total = sums.samples * sums.values[index]
+            total = sums.samples * sums.features[index].values
             spread = None if feature.squares is None else math.sqrt(feature.squares / total)
             filled = [number for number, count in enumerate(cells) if count]
             sites.append(
