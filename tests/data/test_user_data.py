@@ -230,7 +230,7 @@ def test_datasets_read_batch_by_batch_are_assigned_like_others(module: str, opti
     lazy, whole = (load(f"{module}:items", lazy=lazy, **options) for lazy in (True, False))
     assert lazy.counts().tolist() == whole.counts().tolist()
     for one, other in zip(lazy.clients, whole.clients, strict=True):
-        assert torch.equal(lazy.batch(one)[0], whole.batch(other)[0])
+        assert torch.equal(take(lazy.x, one), take(whole.x, other))
     assert torch.equal(lazy.test_x[:9], whole.test_x[:9])
 
 
