@@ -312,9 +312,10 @@ def _fetch(file: File, into: Path, source: Source, hint: Path) -> None:
     target = into / file.path
     reason = "downloads are switched off (FEDPEWS_OFFLINE)"
     if not os.environ.get("FEDPEWS_OFFLINE"):
-        # in a terminal, a line for each file
-        pooch.get_logger().setLevel("INFO" if sys.stderr.isatty() else "WARNING")
-        downloader = pooch.HTTPDownloader(chunk_size=1 << 16, timeout=(10, 60))
+        pooch.get_logger().setLevel("WARNING")
+        downloader = pooch.HTTPDownloader(
+            progressbar=sys.stderr.isatty(), chunk_size=1 << 16, timeout=(10, 60)
+        )
         for attempt in range(ATTEMPTS):
             time.sleep(PAUSE * attempt)
             for url in file.urls:
