@@ -44,7 +44,8 @@ class Server:
         """One round of all seeds, or of those given; a record for each."""
         began = time.perf_counter()
         net, method, experiment = self.setup.net, self.setup.method, self.setup.experiment
-        train, lr = experiment.train, self.rates[round - 1]
+        # a caller may continue after the experiment's last one
+        train, lr = experiment.train, self.rates[min(round, experiment.rounds) - 1]
         parts: dict[int, SeedRound] = {}
         jobs: list[Job] = []
         for seed, state in self.states.items():

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import fedpews
+from fedpews.build import Setup
 from fedpews.data import Federation, load
+from fedpews.engines.eager import EagerEngine
+from fedpews.engines.engine import Schedule
 from fedpews.measure import measure_ownership
 from fedpews.methods.average import Average
 from fedpews.methods.contract import Upload
@@ -19,7 +22,8 @@ from fedpews.neurons.network import Network
 from fedpews.report.compare import table, verdicts
 from fedpews.report.plots import curve
 from fedpews.report.runs import find_runs
-from fedpews.server import average_of
+from fedpews.results.memories import MemoryStore
+from fedpews.server import Server, average_of
 from fedpews.tasks.names import Goal
 from fedpews.testing import small_network
 from fedpews.warmup import with_warmup
@@ -155,3 +159,16 @@ def test_who_took_part_before_gets_one_and_the_same_download_in_a_learned_warmup
     # and each of the two newcomers one of its own, with its start
     assert len({id(download) for download in downloads}) == 3
     assert ["start" in download.extra for download in downloads] == [False] * 7 + [True] * 2
+
+
+def test_a_round_after_the_experiments_last_one_keeps_the_last_learning_rate(data: Federation) -> None:
+    net, method = small_network(), FedAvg()
+    experiment = fedpews.Experiment(rounds=1, train={"lr": 0.5, "steps": 1})
+    engine = EagerEngine(net, data, Schedule(4, None, 1), 1)
+    state = method.init(net, net.initial(), len(data))
+    server = Server(Setup(experiment, data, net, {}, method), engine, MemoryStore(None), {0: state})
+
+    rounds = [server.run(round)[0]["round"] for round in (1, 2)]
+
+    assert rounds == [1, 2]
+    engine.close()
