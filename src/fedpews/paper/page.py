@@ -119,7 +119,8 @@ def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:
     study, digits = outcome.study, MEASURES[measure].digits
 
     def text(row: str, column: str) -> str:
-        if column not in study.columns_of(row):
+        # at another scale the paper's numbers are no target
+        if study.is_small or column not in study.columns_of(row):
             return ""
         values = list(outcome.values(measure, row, column, restricted=False).values())
         mean, deviation = printed(study.paper_number(measure, row, column))
@@ -242,8 +243,7 @@ def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:
         text.append(f"## {label[0].upper()}{label[1:]}")
         text.append("Here, and in brackets the paper's." if study.paper.get(measure) else "")
         text.append(markdown(number_rows(outcome, measure)))
-        # at another scale the paper's numbers are no target
-        if not study.is_small and len(apart := apart_rows(outcome, measure)) > 1:
+        if len(apart := apart_rows(outcome, measure)) > 1:
             text += [
                 f"Ours less the paper's, with the 95 % interval of that difference (Welch; the paper has {PAPER_SEEDS} "
                 "seeds). An interval without 0 is a number that we do not reproduce.",
