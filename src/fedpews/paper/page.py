@@ -120,7 +120,7 @@ def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:
 
     def text(row: str, column: str) -> str:
         # at another scale the paper's numbers are no target
-        if study.is_small or column not in study.columns_of(row):
+        if study.scaled or column not in study.columns_of(row):
             return ""
         values = list(outcome.values(measure, row, column, restricted=False).values())
         mean, deviation = printed(study.paper_number(measure, row, column))

@@ -43,7 +43,7 @@ def reproduce(
     for each in list(studies()) if name == "all" else [name]:
         study = adapted(load_study(each), seeds, changed or {}, small)
         publishing = replace(runner, published=folder / RUNS)
-        chosen = only or (study.small.cells if study.small and study.is_small else None)
+        chosen = only or (study.scaled.cells if study.scaled else None)
         outcome = run_study(study, publishing, only=chosen, run=run, cluster=cluster)
         if any(result.status != NOT_RUN for result in outcome.table.values()):
             write_page(outcome, folder)

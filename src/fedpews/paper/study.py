@@ -101,7 +101,7 @@ class Study(Table):
     notes: str = ""
     command: str = Field("", description="what makes it again, if that is not `fedpews reproduce NAME`")
     small: Small | None = Field(None, description="None for a study that is small already")
-    is_small: bool = Field(False, description="whether the cells are those of the small version")
+    scaled: Small | None = Field(None, description="the small version, if the cells are those of it")
     changed: dict[str, Any] = Field({}, description="what --set changes in every cell; the page says so")
 
     @property
@@ -113,9 +113,9 @@ class Study(Table):
     def scale(self) -> list[str]:
         """What differs from the paper's scale, if anything."""
         changes = {"": self.departures}
-        if self.small and self.is_small:
-            each = {f" in {self.column_label(column)}": set for column, set in self.small.columns.items()}
-            changes = {" (--small)": flatten(self.small.set), **each, **changes}
+        if self.scaled:
+            each = {f" in {self.column_label(column)}": set for column, set in self.scaled.columns.items()}
+            changes = {" (--small)": self.scaled.set, **each, **changes}
         lists = {
             where: ", ".join(f"{key} = {value}" for key, value in flatten(set).items())
             for where, set in changes.items()
@@ -247,7 +247,8 @@ def adapted(
     values: dict[str, Any] = {"seeds": list(seeds or study.seeds), "changed": dict(changed)}
     flags = []
     if small and study.small is not None:
-        values |= {"name": study.name + SMALL, "is_small": True, "seeds": list(seeds or study.small.seeds)}
+        values |= {"name": study.name + SMALL, "scaled": study.small}
+        values["seeds"] = list(seeds or study.small.seeds)
         flags.append("--small")
     new = study.model_copy(update=values)
     flags += [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
@@ -269,8 +270,8 @@ def _experiment(study: Study, row: str, column: str) -> Experiment:
     across, down = study.columns[column], study.rows[row]
     values = read_config(down.base or across.base or study.base)
     layers = [across.set, down.set, down.at.get(column, {})]
-    if study.small is not None and study.is_small:
-        layers += [study.small.set, study.small.columns.get(column, {})]
+    if study.scaled:
+        layers += [study.scaled.set, study.scaled.columns.get(column, {})]
     for layer in (*layers, study.changed, {"seeds": study.seeds}):
         values = override(values, flatten(layer))
     return canonical(Experiment(**values))
