@@ -67,6 +67,10 @@ def main() -> None:
     parser.add_argument("--normal", action="store_true", help="at normal priority, not at idle priority")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    for number in range(options.jobs):
+        # what is in the repository does not run again; run folders in OUT go before it
+        published = HERE.parent / "docs/results/runs"
+        shutil.copytree(published, options.out / f"pages-{number}/runs", dirs_exist_ok=True)
     for block in re.split(r"^wait$", options.file.read_text(), flags=re.MULTILINE):
         lines: queue.Queue[str] = queue.Queue()
         for line in block.splitlines():
