@@ -1,4 +1,4 @@
-"""Where the time of a client's step goes on the eager engine: ``profile_step.py [B|A2]``, one core.
+"""Where the time of a client's step goes on the eager engine: ``profile_step.py [B|A2] [bfloat16]``, one core.
 
 Prints every kind of kernel with its milliseconds a step, for a plain step and for a step of the warmup.
 """
@@ -61,14 +61,17 @@ def main() -> None:
     workload = WORKLOADS[sys.argv[1] if len(sys.argv) > 1 else "B"]
     data = workload.data()
     torch.manual_seed(0)
-    net = Network(workload.model(), data.x[:1])
+    precision = sys.argv[2] if len(sys.argv) > 2 else "float32"
+    net = Network(workload.model(), data.x[:1], precision=precision)
     methods = (FedAvg(), with_warmup(FedAvg(), 10**9))
     turns = [
         [milliseconds(net, method, data, workload.schedule, workload.lr) for method in methods]
         for _ in range(TURNS)
     ]
     plain, warm = (min(found, key=lambda times: sum(times.values())) for found in zip(*turns, strict=True))
-    print(f"{workload.what}; milliseconds a step on one core, profiler included, the best of {TURNS}")
+    print(
+        f"{workload.what}; {precision}; milliseconds a step on one core, profiler included, the best of {TURNS}"
+    )
     print("| kernels | plain step | warmup step |\n|---|---|---|")
     for kind in sorted({*plain, *warm}, key=lambda kind: -plain.get(kind, 0.0)):
         print(f"| {kind} | {plain.get(kind, 0.0):.1f} | {warm.get(kind, 0.0):.1f} |")

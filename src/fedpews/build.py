@@ -180,7 +180,13 @@ def build_network(
     task = federation.task
     label = next((y[:1] for y in (federation.y, federation.test_y) if len(y)), None)
     net = Network.of_seeds(
-        modules, example, sample_loss=task.sample_loss, sample_weight=task.weigh, label=label, graph=graph
+        modules,
+        example,
+        sample_loss=task.sample_loss,
+        sample_weight=task.weigh,
+        label=label,
+        graph=graph,
+        precision=experiment.train.precision,
     )
     try:
         with torch.no_grad():

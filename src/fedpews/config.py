@@ -69,7 +69,10 @@ class TrainTable(Table):
     )
     trim: Annotated[float, Field(ge=0, lt=0.5)] = field(0.2, "trimmed mean: the share removed at each end")
     byzantine: Whole | None = field(None, "krum: number of bad clients; by default as many as it tolerates")
-
+    precision: Literal["float32", "bfloat16"] = field(
+        "float32",
+        "bfloat16: mixed precision in training passes; weights, averages and evaluation stay float32",
+    )
     freeze: list[str] = field(
         [], "patterns of parameters that are neither trained nor sent, such as backbone.*"
     )

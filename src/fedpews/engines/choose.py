@@ -27,6 +27,7 @@ SLOWER_CONVOLUTIONS = 1.4  # clients side by side need grouped convolutions
 COMPILE_SECONDS = 30.0  # a program
 WARMUP_PASSES = 2  # through the network in a step of a warmup: for the scores, then for the weights
 WORTHWHILE = 0.8  # of the eager time, or less
+MIXED = "train.precision is bfloat16, and compiled steps are in single precision"
 DEVICE_LANES = 32  # clients at once on a GPU, which small kernels leave almost idle
 
 
@@ -53,6 +54,10 @@ def choose_engine(
     model = f"a model of {sum(shape.numel() for shape in net.shapes.values()):,} weights"
     if name == "eager":
         return eager, "as asked"
+    if net.precision != "float32":
+        if name == "compiled":
+            logging.getLogger("fedpews").warning("the eager engine runs this: %s", MIXED)
+        return eager, f"not compiled: {MIXED}"
     if name == "auto" and data.device.type != "cpu":
         # not measured there yet
         return eager, f"on {data.device}; to step many clients at once, set runtime.engine to compiled"

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,12 +68,14 @@ class Network:
         sample_weight: SampleWeight = lambda labels: None,
         label: Tensor | None = None,
         graph: NeuronGraph | None = None,
+        precision: str = "float32",
     ) -> None:
         self._template = module = prepared(module, example)
         # a functional call swaps a module's tensors while it runs, so every thread has its own copy
         self._thread = threading.local()
         self.sample_loss, self.sample_weight = sample_loss, sample_weight
         self._given_graph = graph
+        self.precision = precision
         self._gates: Tensor | None = None
         self.example = example
         # where the model and the data live: whatever is made on the way goes there too
@@ -272,7 +275,7 @@ class Network:
         features = seen[-1]
         if self._gates is not None:
             features = self.graph.gate_inputs(f"{self.classifier}.weight", features, self._gates)
-        return features.flatten(1), outputs, buffers
+        return features.flatten(1).to(outputs.dtype), outputs, buffers
 
     @cached
     def flops(self) -> int:
@@ -367,12 +370,16 @@ class Network:
         buffers = {name: values[name].clone() for name in self.buffers} if training else {}
         counters = {name: module.get_buffer(name).clone() for name in self._counters} if training else {}
         args, kwargs = ((x,), {}) if isinstance(x, Tensor) else arguments(x)
+        mixed = training and self.precision == "bfloat16"
         try:
-            outputs = pure(values | buffers | counters, args, kwargs)
+            with torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext():
+                outputs = pure(values | buffers | counters, args, kwargs)
         finally:
             for hook in hooks:
                 hook.remove()
-        return outputs if isinstance(outputs, Tensor) else main_output(outputs), buffers
+        outputs = outputs if isinstance(outputs, Tensor) else main_output(outputs)
+        # losses are computed in single precision
+        return outputs.float() if mixed else outputs, buffers
 
     @cached
     def least_batch(self) -> int:
