@@ -1,18 +1,16 @@
 """The settings of `fedpews reproduce map`: every method has the same four trials on a draw of the data of its own.
 
     python benchmarks/tune_map.py trials                 # writes the study map-tuning
-    fedpews reproduce map-tuning --out build/lab         # about 3 of the 12 core-hours
+    fedpews reproduce map-tuning --out build/lab         # about 2 of the 6 core-hours
     python benchmarks/tune_map.py settings --out build/lab   # writes results/map-tuning.json and the study map
 
 A trial's score is its accuracy on validation data, the mean over the last tenth of the rounds. The draw and its
 validation data are used for nothing else. A cell without finished trials gets the second one. What is chosen becomes
 part of the study, with a claim for each problem: does the best warmup add to the best method without one?
 
-Measured in core-seconds beside other work, start of a process (3) left out: ten seeds of a cell with N = 4 or 16 take
-32 to 39, the first trial with N = 4 takes 8; a seed of CIFAR-MNIST takes 17 with FedAvg and 21 with learned masks, with
-learned masks the other images take 19 to 24. The sum is an estimate from these: 24 cells and 96 trials are 0.5
-core-hours for each of four synthetic problems, 240 runs and 96 trials 1.6 for each of six with images (CIFAR-100 1.8),
-11.7 together.
+Measured in core-seconds: a trial of a synthetic problem takes 7 and ten seeds of a cell 32 to 39; a seed of CIFAR-MNIST
+takes 6 with FedAvg and 8 with learned masks. With 24 cells and 96 trials for each of the ten problems that is about
+6 core-hours.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ SCORES = Path(__file__).parent / "results/map-tuning.json"
 """Of all trials that have run."""
 DRAW = 100
 """Of the data, for the trials."""
-HOURS = {"map-tuning": 3, "map": 9}
+HOURS = {"map-tuning": 2, "map": 4}
 CHOICE = "late_validation"
 """The measure that the trials are compared by."""
 
@@ -44,8 +42,8 @@ Every method at the best of its four trials (see the tuning for the map; {} of {
 method has its second trial). A cell of the figure is the mean of the paired differences to the same method without a
 warmup, with its 95 % interval. Grey is undecided: the interval has 0 in it, or p (sign-flip test, Holm over the 18
 comparisons of a problem) is 0.05 or more; ten seeds are the fewest that can be below. Framed are the warmups around the
-method that is best without one. W is an eighth of the rounds, for images a quarter. Networks and data are small, so
-that all of it takes about 12 core-hours.""".replace("\n", " ").strip()
+method that is best without one. W is an eighth of the rounds, for images a quarter. Networks and data are small (images
+of 16×16 pixels), so that all of it takes about 6 core-hours.""".replace("\n", " ").strip()
 
 Settings = dict[str, Any]
 
@@ -81,10 +79,12 @@ IMAGES: Settings = {
     "rounds": 40,
     "model.name": "cnn",
     "model.hidden": [8, 16, 32],
+    "model.pools": 2,
     "runtime.evaluate_every": 2,
 }
 IMAGES |= {"runtime.engine": "eager", "warmup.fraction": 0.25, "warmup.diversity": 1.0}
-PER_CLASS: Settings = {"data.train_per_class": 100, "data.test_per_class": 30}
+# 16×16 pixels: a step takes half the time of 32×32
+PER_CLASS: Settings = {"data.train_per_class": 100, "data.test_per_class": 30, "data.image_size": 16}
 TEN = IMAGES | PER_CLASS | {"data.clients": 10, "model.hidden": [12, 16, 32]}
 DIRICHLET = TEN | {"rounds": 60, "data.name": "cifar10", "data.partition": "dirichlet"}
 PROBLEMS: dict[str, tuple[str, Settings]] = {

@@ -87,6 +87,16 @@ def test_enlarging_keeps_a_flat_image_flat_and_an_image_upright(tmp_path: Path) 
     assert [rows.tolist() for rows in data.clients] == [[0, 1], [2]]
 
 
+def test_image_size_averages_the_pixels_of_named_images(tmp_path: Path) -> None:
+    pixels = np.zeros((1, 1, 28, 28), np.uint8)
+    pixels[0, 0, :14] = 255
+    halves: Images = {"train": (pixels, np.array([0])), "test": (pixels, np.array([0]))}
+    data = combine(DataTable(name="mnist", image_size=7), [SOURCES["mnist"]], [halves])
+    # row r of 7 is a mean over the 4 rows on each side of 4r + 2; only r = 3 has rows of both halves, four of each
+    assert data.x.shape == data.test_x.shape == (1, 1, 7, 7)
+    torch.testing.assert_close(data.x[0, 0, :, 0], torch.tensor([1.0, 1, 1, 0, -1, -1, -1]))
+
+
 def test_unit_scaling_is_the_symmetric_one_moved_to_zero_and_one(tmp_path: Path) -> None:
     write_medmnist(tmp_path, "bloodmnist", per_class=2)
     plain, unit = (

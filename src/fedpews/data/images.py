@@ -161,12 +161,14 @@ def combine(
     """A federation with one client for each source.
 
     The first source keeps its labels; those of the next follow on, and so on. Grey images become RGB when any source
-    is RGB; smaller images are enlarged (bilinear) to the largest. With ``storage`` 'bytes' pixels stay bytes in memory
-    and become [-1, 1] in a batch; enlarged images are rounded to bytes then.
+    is RGB; all images get the size of the largest, or ``image_size`` (bilinear). With ``storage`` 'bytes' pixels
+    stay bytes in memory and become [-1, 1] in a batch; resized images are rounded to bytes then.
     """
     scalings = _scalings(table, len(sources))
     dtype = torch.uint8 if table.storage == "bytes" else torch.float32
     shape = tuple(max(sizes) for sizes in zip(*(source.shape for source in sources), strict=True))
+    if table.image_size is not None:
+        shape = (shape[0], table.image_size, table.image_size)
     chosen: dict[str, list[Selection]] = {"train": [], "val": [], "test": []}
     offset, count = 0, len(sources)
     for source, splits in zip(sources, images, strict=True):
@@ -234,7 +236,8 @@ def _join(
         for rows in np.array_split(selected, max(1, -(-len(selected) // CHUNK))):
             chunk = torch.from_numpy(pixels[rows]).float()
             if chunk.shape[2:] != x.shape[2:]:
-                chunk = F.interpolate(chunk, size=x.shape[2:], mode="bilinear", align_corners=False)
+                smaller = x.shape[2] < chunk.shape[2]
+                chunk = F.interpolate(chunk, size=x.shape[2:], mode="bilinear", antialias=smaller)
             # one channel is copied to all three
             x[start : start + len(rows)] = chunk.round() if dtype == torch.uint8 else chunk / 127.5 - 1
             start += len(rows)

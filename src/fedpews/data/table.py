@@ -60,7 +60,7 @@ class DataTable(Table):
     )
     image_size: Count | None = Field(
         None,
-        description="size of images from folders and hf data: scales the shorter side, keeps the central square",
+        description="side of square images: of folders and hf data the shorter side is scaled and the centre kept",
     )
     storage: Literal["numbers", "bytes"] | None = Field(
         None,

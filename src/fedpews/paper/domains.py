@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedpews.data import load
+from fedpews.data.loading import data_table, load_table
 
 CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x,
@@ -19,11 +19,12 @@ CHANGES: tuple[Callable[[Tensor], Tensor], ...] = (
 
 
 def digits(seed: int) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """100 MNIST images a class for four clients, each of which sees them changed in its own way.
+    """100 MNIST images of 16×16 a class for four clients, each of which sees them changed in its own way.
 
     Each change has a quarter of the 50 test images a class.
     """
-    data = load("mnist", partition="iid", clients=4, train_per_class=100, test_per_class=50, seed=seed)
+    options = {"train_per_class": 100, "test_per_class": 50, "image_size": 16, "seed": seed}
+    data = load_table(data_table(name="mnist", partition="iid", clients=4, **options))
     clients = [
         (change(data.x[rows]), data.y[rows]) for change, rows in zip(CHANGES, data.clients, strict=True)
     ]
