@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +39,7 @@ NEEDED_TO_COMPILE = (
     "torch._inductor.codecache._HEADER_DIR",
     "torch._inductor.codecache._HEADER_LOCK_DIR",
     "torch._inductor.cpp_builder._run_compile_cmd",
+    "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
     "torch._inductor.exc.CppCompileError",
     "torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors",
 )
@@ -103,16 +105,29 @@ def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: An
     Python object that holds the interpreter's lock while it runs.
     """
     from torch._inductor import aot_compile, config
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+    from torch._inductor.exc import CppCompileError
 
     settings = {
         # a group of lanes has one core; several cores take several groups
         "cpp.threads": 1,
         "aot_inductor.package": False,
         "aot_inductor.output_path": str(output),
+        # precompiled headers take 10 s and save 3 s for each program; most users compile one or two
+        "aot_inductor.precompile_headers": False,
+        # use what the processor has without building a test program for each of its instruction sets, which takes 5 s
+        "cpp.vec_isa_ok": True,
     }
-    with config.patch(settings), _cached_in(output.parent.parent / "torch"):
-        exported = torch.export.export(module, arguments, dynamic_shapes=shapes)
-        return Path(str(aot_compile(exported.module(), arguments)))
+    with _cached_in(output.parent.parent / "torch"):
+        exported = torch.export.export(module, arguments, dynamic_shapes=shapes).module()
+        try:
+            with config.patch(settings):
+                return Path(str(aot_compile(exported, arguments)))
+        except CppCompileError:
+            # a compiler older than the processor: now build the test programs
+            valid_vec_isa_list.cache_clear()
+            with config.patch(settings | {"cpp.vec_isa_ok": None}):
+                return Path(str(aot_compile(exported, arguments)))
 
 
 @contextmanager
@@ -146,20 +161,36 @@ def _cached_in(folder: Path) -> Iterator[None]:
 def compiling_apart(run: Callable[..., Any]) -> Iterator[None]:
     """While this lasts, torch's code generator starts the compiler by ``run(command, folder=...)``.
 
-    It has no setting for that: its own call puts the compiler into our process group, where Ctrl-C kills it.
+    It has no setting for that: its own call puts the compiler into our process group, where Ctrl-C kills it. The two
+    large files of a program, its kernels and the wrapper that calls them, are compiled side by side.
     """
     from torch._inductor import cpp_builder, exc
 
-    def compile_apart(command_line: str, folder: str) -> None:
-        command = shlex.split(command_line)
+    beside: list[Future[None]] = []
+
+    def compile_now(command: list[str], folder: str) -> None:
         done = run(command, folder=folder)
         if done.returncode:
             raise exc.CppCompileError(command, done.stdout)
 
+    def compile_apart(command_line: str, folder: str) -> None:
+        command = shlex.split(command_line)
+        if any(word.endswith(".wrapper.cpp") for word in command):
+            # there is another one if an earlier attempt failed
+            wait(beside)
+            # the caller deletes the folder when this returns
+            beside[:] = [pool.submit(compile_now, command, str(Path(folder).parent))]
+            return
+        if "-c" not in command:  # links the objects
+            for wrapper in beside:
+                wrapper.result()
+        compile_now(command, folder)
+
     before = cpp_builder._run_compile_cmd
     cpp_builder._run_compile_cmd = compile_apart  # type: ignore[assignment]
     try:
-        yield
+        with ThreadPoolExecutor(1, "compiler") as pool:
+            yield
     finally:
         cpp_builder._run_compile_cmd = before
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedpews.data.federation import Federation, build
-from fedpews.engines.choose import choose_engine, step_seconds
+from fedpews.engines.choose import COMPILE_SECONDS, choose_engine, step_seconds
 from fedpews.engines.engine import Schedule
 from fedpews.neurons.network import Network
 
@@ -33,8 +33,8 @@ def test_auto_compiles_a_small_model_for_a_long_run_only() -> None:
 def test_auto_counts_a_step_of_a_warmup_twice() -> None:
     net, data = network(), federation(4000, 4000)
     plain, compiled = step_seconds(net, 8)
-    # 500 steps a client and 6 jobs: enough rounds to save 0.75 of the two programs' 60 seconds
-    rounds = round(0.75 * 60 / (500 * 6 * (plain - compiled)))
+    # 500 steps a client and 6 jobs: enough rounds to save 0.75 of the seconds that two programs take
+    rounds = round(0.75 * 2 * COMPILE_SECONDS / (500 * 6 * (plain - compiled)))
     for warmup, expected in ((1, "eager"), (rounds // 2, "compiled")):
         engine, reason = choose_engine(
             "auto", net, data, Schedule(8), 1, rounds=rounds, jobs=6, warmup_rounds=warmup
