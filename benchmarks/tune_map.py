@@ -76,18 +76,15 @@ WARMUPS = {
 SYNTHETIC: Settings = {"rounds": 200, "data.partition": "class", "runtime.evaluate_every": 2}
 SYNTHETIC |= {"runtime.engine": "compiled", "warmup.fraction": 0.125, "warmup.diversity": 0.0}
 FOUR = SYNTHETIC | {"data.name": "synthetic-3.2k", "data.train_per_class": 800, "data.test_per_class": 200}
-IMAGES: Settings = {
-    "rounds": 40,
-    "model.name": "cnn",
-    "model.hidden": [8, 16, 32],
-    "model.pools": 2,
-    "runtime.evaluate_every": 2,
-}
-IMAGES |= {"runtime.engine": "eager", "warmup.fraction": 0.25, "warmup.diversity": 1.0}
+IMAGES: Settings = {"rounds": 40, "runtime.evaluate_every": 2, "runtime.engine": "eager"}
+IMAGES |= {"warmup.fraction": 0.25, "warmup.diversity": 1.0}
+CNN: Settings = {"model.name": "cnn", "model.hidden": [8, 16, 32], "model.pools": 2}
+CNN_OF_TEN = CNN | {"model.hidden": [12, 16, 32]}  # a neuron at least for each of ten clients
 # 16×16 pixels: a step takes half the time of 32×32
 PER_CLASS: Settings = {"data.train_per_class": 100, "data.test_per_class": 30, "data.image_size": 16}
-TEN = IMAGES | PER_CLASS | {"data.clients": 10, "model.hidden": [12, 16, 32]}
-DIRICHLET = TEN | {"rounds": 60, "data.name": "cifar10", "data.partition": "dirichlet"}
+TEN = IMAGES | PER_CLASS | {"data.clients": 10}
+DIRICHLET = TEN | CNN_OF_TEN | {"rounds": 60, "data.name": "cifar10", "data.partition": "dirichlet"}
+DISJOINT = TEN | {"data.name": "cifar100", "data.partition": "noc", "data.classes_per_client": 2}
 PROBLEMS: dict[str, tuple[str, Settings]] = {
     "n4": ("synthetic, N = 4", FOUR),
     "n8": (
@@ -100,21 +97,18 @@ PROBLEMS: dict[str, tuple[str, Settings]] = {
     ),
     "cifar-mnist": (
         "CIFAR-MNIST, N = 2",
-        IMAGES | PER_CLASS | {"data.name": "cifar-mnist", "data.partition": "source"},
+        IMAGES | CNN | PER_CLASS | {"data.name": "cifar-mnist", "data.partition": "source"},
     ),
-    "cifar100": (
-        "CIFAR-100, N = 10",
-        TEN | {"data.name": "cifar100", "data.partition": "noc", "data.classes_per_client": 2},
-    ),
+    "cifar100": ("CIFAR-100, N = 10", DISJOINT | CNN_OF_TEN),
     "domains": (
         "domain shift, N = 4",
-        IMAGES | {"rounds": 60, "data.name": "fedpews.paper.domains:digits", "data.partition": "given"},
+        IMAGES | CNN | {"rounds": 60, "data.name": "fedpews.paper.domains:digits", "data.partition": "given"},
     ),
     "dirichlet-001": ("Dirichlet 0.01, N = 10", DIRICHLET | {"data.alpha": 0.01}),
     "dirichlet-01": ("Dirichlet 0.1, N = 10", DIRICHLET | {"data.alpha": 0.1}),
     "sites": (
         "MedMNIST, N = 3",
-        IMAGES | PER_CLASS | {"data.name": "pathmnist+octmnist+bloodmnist", "data.partition": "source"},
+        IMAGES | CNN | PER_CLASS | {"data.name": "pathmnist+octmnist+bloodmnist", "data.partition": "source"},
     ),
     "pretrained": (
         "pretrained, N = 4",
@@ -125,7 +119,15 @@ PROBLEMS: dict[str, tuple[str, Settings]] = {
         }
         | {"pretrain.epochs": 100, "pretrain.lr": 0.01},
     ),
+    "resnet": (
+        "CIFAR-100, ResNet-20, N = 10",
+        DISJOINT | {"model.name": "resnet", "model.depth": 20, "model.width": 8},
+    ),
+    "vit": ("CIFAR-100, ViT, N = 10", DISJOINT | {"model.name": "vit"}),
 }
+
+ONLY = {"resnet": ("fedavg", "momentum"), "vit": ("fedavg", "momentum")}
+"""Problems that only some of the base methods have, with their warmups."""
 
 
 def methods() -> dict[str, tuple[str, Settings, list[Settings]]]:
@@ -139,10 +141,22 @@ def methods() -> dict[str, tuple[str, Settings, list[Settings]]]:
     return every
 
 
+def problems_of(row: str) -> list[str]:
+    """The problems of a row."""
+    base = next(name for name in sorted(BASES, key=len, reverse=True) if row.startswith(name))
+    return [problem for problem in PROBLEMS if base in ONLY.get(problem, BASES)]
+
+
+def only(row: str) -> Settings:
+    """The entry of a study's row that is not in every column."""
+    some = problems_of(row)
+    return {} if len(some) == len(PROBLEMS) else {"columns": some}
+
+
 def trials() -> dict[str, Any]:
     """The study map-tuning."""
     rows = {
-        f"{row}-{number}": {"label": f"{label}: {_words(trial)}", "set": settings | trial}
+        f"{row}-{number}": {"label": f"{label}: {_words(trial)}", "set": settings | trial, **only(row)}
         for row, (label, settings, some) in methods().items()
         for number, trial in enumerate(some, 1)
     }
@@ -174,7 +188,7 @@ def scores(out: Path, file: Path | None = None) -> Scores:
     runner, measure = Runner(out), MEASURES[CHOICE]
     results = {(c.row, c.column): runner.read(c) for c in cells(load_study("map-tuning"))}
     for row, (_, _, some) in methods().items():
-        for column in PROBLEMS:
+        for column in problems_of(row):
             tried = [results[f"{row}-{number}", column] for number in range(1, len(some) + 1)]
             # a run that diverged has a folder without an end
             if any(result.runs for result in tried):
@@ -196,15 +210,15 @@ def settings(known: Scores) -> dict[str, Any]:
     }
     for row, (label, common, some) in methods().items():
         at = {column: some[best[row, column][1]] for column in PROBLEMS if (row, column) in best}
-        rows[row] = {"label": label, "set": common | some[1], "at": at}
+        rows[row] = {"label": label, "set": common | some[1], "at": at, **only(row)}
         base, _, kind = row.rpartition("-")
         if kind in WARMUPS:
             than[row] = base
     claims = []
     for column, (name, _) in PROBLEMS.items():
-        if any((row, column) not in best for row in rows):
+        if any((row, column) not in best for row in rows if column in problems_of(row)):
             continue
-        base = max(BASES, key=lambda row: best[row, column])
+        base = max(ONLY.get(column, BASES), key=lambda row: best[row, column])
         warm = max((f"{base}-{kind}" for kind in WARMUPS), key=lambda row: best[row, column])
         text = f"{name}: a warmup adds to the method that is best without one"
         claims.append({"text": text, "rows": [warm], "than": base, "measure": "late", "columns": [column]})

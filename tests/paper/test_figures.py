@@ -75,9 +75,11 @@ def test_gains_are_blue_orange_or_grey_and_framed_over_the_best_of_a_column() ->
         for name, lr in zip("abcd", (0.1, 0.2, 0.3, 0.4), strict=True)
     }
     than = {"c": "a", "d": "b"}
+    rows["e"] = Line(label="e", set={"train.lr": 0.5}, columns=["not run"])  # in no column that is drawn
+    than["e"] = "e"
     columns = {
         name: Line(label=name, set=TINY | {"rounds": k})
-        for k, name in enumerate(("up", "down", "even", "few"), 2)
+        for k, name in enumerate(("not run", "up", "down", "even", "few"), 2)
     }
     toy = study(rows=rows, columns=columns, paper={}, claims=[], seeds=list(range(8)))
     toy = toy.model_copy(update={"figures": [Figure(kind="gains", options={"than": than})]})
@@ -100,9 +102,11 @@ def test_gains_are_blue_orange_or_grey_and_framed_over_the_best_of_a_column() ->
             "done",
         )
         for cell in cells(toy)
+        if cell.column != "not run"
     }
     (figure,) = draw(Outcome(toy, results))
 
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["up", "down", "even", "few"]
     patches = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     fills = {
         (round(patch.get_x() + 0.5), round(patch.get_y() + 0.5)): to_hex(patch.get_facecolor())

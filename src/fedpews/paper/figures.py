@@ -207,9 +207,14 @@ def gains(view: _View) -> Figure:
     sign = 1 if measure.higher_is_better else -1
     cells: dict[tuple[int, int], Difference] = {}
     framed = []
-    for j, column in enumerate(study.columns):
-        others = {row: values(name, row, column) for row in dict.fromkeys(than.values())}
-        pairs = [(values(name, row, column), others[than[row]]) for row in rows]
+    shown = [column for column in study.columns if any(values(name, row, column) for row in rows)]
+    for j, column in enumerate(shown):
+        others = {
+            row: values(name, row, column)
+            for row in dict.fromkeys(than.values())
+            if column in study.columns_of(row)
+        }
+        pairs = [(values(name, row, column), others.get(than[row], {})) for row in rows]
         differences = [paired_difference(*pair, measure.higher_is_better) for pair in pairs]
         tested = [i for i, difference in enumerate(differences) if difference.seeds]
         adjusted = corrected([differences[i] for i in tested])
@@ -218,7 +223,7 @@ def gains(view: _View) -> Figure:
         best = max(means, key=lambda row: means[row], default=None)
         # unless all of the others have run, the best of them is not known
         framed += [(i, j) for i in tested if than[rows[i]] == best and len(means) == len(others)]
-    columns = [study.column_label(column).replace(", ", "\n") for column in study.columns]
+    columns = [study.column_label(column).replace(", ", "\n") for column in shown]
     figure = new_figure(2.4 + 0.95 * len(columns), 1.5 + 0.36 * len(rows))
     axes = figure.subplots()
     plot_differences(axes, cells, [study.row_label(row) for row in rows], columns, framed)
