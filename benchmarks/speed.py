@@ -41,7 +41,7 @@ from fedpews.methods.fedavg import FedAvg
 from fedpews.neurons.network import Network
 from fedpews.results.memories import MemoryStore
 from fedpews.server import Server
-from fedpews.warmup import with_warmup
+from fedpews.warmup import Fixed, Learned, with_warmup
 
 HERE = Path(__file__).parent
 SLOW = 20.0
@@ -60,7 +60,9 @@ def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
     """What runs one round of all seeds."""
     data = workload.data()
     torch.manual_seed(0)
-    net = Network(workload.model(), data.x[:1])
+    kind, _, variant = name.partition(", ")
+    precision = "bfloat16" if variant == "bfloat16" else "float32"
+    net = Network(workload.model(), data.x[:1], precision=precision)
     if name == "plain loop":
         models = [workload.plain_model() for _ in workload.seeds]
         size = workload.schedule.batch_size
@@ -75,13 +77,13 @@ def a_round(name: str, workload: Workload, cores: int) -> Callable[[], object]:
             if workload.floor == "cnn"
             else lambda: floor.mlp_steps(steps // lanes, lanes)
         )
-    kind, _, phase = name.partition(", ")
     engine: Engine
     if kind == "eager":
         engine = EagerEngine(net, data, workload.schedule, cores)
     else:
         engine = CompiledEngine(net, data, workload.schedule, cores, lanes)
-    method = with_warmup(FedAvg(), 10**9) if phase == "warmup" else FedAvg()
+    masks = {"warmup": Learned(), "fixed warmup": Fixed()}
+    method = with_warmup(FedAvg(), 10**9, masks[variant]) if variant in masks else FedAvg()
     return our_round(workload, net, data, engine, method)
 
 
@@ -98,7 +100,7 @@ def our_round(workload: Workload, net: Network, data, engine: Engine, method: Me
 def commands(workload: Workload, cores: int) -> Iterator[tuple[str, list[str]]]:
     """Every contender's name and command."""
     ours = [name for engine in workload.engines for name in (engine, f"{engine}, warmup")]
-    for name in ("plain loop", *ours, *(["floor"] if workload.floor else [])):
+    for name in ("plain loop", *ours, *workload.also, *(["floor"] if workload.floor else [])):
         yield name, [sys.executable, __file__, workload.name, "--cores", str(cores), "--contender", name]
     if PEERS.exists() and os.environ.get("BENCH_CLOCK") != "cpu":
         for peer, name in PEER_NAMES.items():
@@ -120,9 +122,10 @@ def measure(workload: Workload, cores: tuple[int, ...], turns: int, without: Col
     quiet = [one for one in every if one[1] != RESTLESS]
     restless = [one for one in every if one[1] == RESTLESS]
     beside = [(count, BESIDE, command) for count, name, command in every if name == "plain loop"]
-    seconds = take_turns(workload.name, quiet, turns)
+    seconds, memory = take_turns(workload.name, quiet, turns)
     if restless:
-        seconds |= take_turns(workload.name, beside + restless, turns)
+        beside_flower, _ = take_turns(workload.name, beside + restless, turns)
+        seconds |= beside_flower
     return {
         "workload": workload.name,
         "what": workload.what,
@@ -131,13 +134,18 @@ def measure(workload: Workload, cores: tuple[int, ...], turns: int, without: Col
             str(count): {name: values for (n, name), values in seconds.items() if n == count}
             for count in cores
         },
+        # without that of Flower, whose simulation is several processes
+        "megabytes": {
+            str(count): {name: size // 2**20 for (n, name), size in memory.items() if n == count}
+            for count in cores
+        },
     }
 
 
 def take_turns(
     workload: str, contenders: list[tuple[int, str, list[str]]], turns: int
-) -> dict[tuple[int, str], list[float]]:
-    """The seconds of contenders that are there at the same time, each idle while another runs."""
+) -> tuple[dict[tuple[int, str], list[float]], dict[tuple[int, str], int]]:
+    """The seconds and the peak memory of contenders that are there at the same time, each idle while another runs."""
     logs = Path(tempfile.mkdtemp(prefix="fedpews-bench-"))
     running: dict[tuple[int, str], Contender] = {}
     slow: set[tuple[int, str]] = set()
@@ -163,10 +171,11 @@ def take_turns(
                     raise SystemExit(f"{key} stopped; see {logs}")
                 seconds[key].append(taken)
             print(f"  {workload}: turn {turn + 1} of {turns}", file=sys.stderr)
+        memory = {key: contender.peak_memory() for key, contender in running.items()}
     finally:
         for contender in running.values():
             contender.close()
-    return seconds
+    return seconds, memory
 
 
 def ratios(above: list[float], below: list[float]) -> list[float]:
@@ -202,18 +211,22 @@ def page(machine: dict, results: list[dict]) -> str:
             "",
             f"{result['steps']:,} client steps a round, {turns} turns, {CLOCK_NAMES[result.get('clock', 'wall')]}.",
             "",
-            "| cores | contender | µs a client step | times the plain loop's speed |",
-            "|---|---|---|---|",
+            "| cores | contender | µs a client step | times the plain loop's speed | peak memory (MB) |",
+            "|---|---|---|---|---|",
         ]
         for cores, seconds in result["seconds"].items():
             for name, values in seconds.items():
                 step = median(values) / result["steps"] * 1e6
-                lines.append(f"| {cores} | {name} | {step:,.1f} | {spread(speeds(seconds, name))} |")
+                size = result.get("megabytes", {}).get(cores, {}).get(name)
+                cells = f"{step:,.1f} | {spread(speeds(seconds, name))} | {f'{size:,}' if size else ''}"
+                lines.append(f"| {cores} | {name} | {cells} |")
         lines += ["", "| ratio of seconds | " + " | ".join(f"{c} core(s)" for c in result["seconds"]) + " |"]
         lines.append("|---" * (1 + len(result["seconds"])) + "|")
         pairs = [
             ("compiled, warmup", "compiled"),
             ("eager, warmup", "eager"),
+            ("eager, fixed warmup", "eager"),
+            ("eager, bfloat16", "eager"),
             ("compiled", "floor"),
             ("eager", "floor"),
         ]

@@ -29,6 +29,7 @@ class Workload:
     plain: Callable[[], nn.Module] | None = None  # the same network as papers' code has it
     engines: tuple[str, ...] = ("eager", "compiled")
     floor: str | None = None  # which bare kernels to compare with
+    also: tuple[str, ...] = ()  # more contenders: an engine, and a warmup with fixed masks or mixed precision
 
     def plain_model(self) -> nn.Module:
         """What the plain loop and other frameworks train."""
@@ -101,7 +102,8 @@ EACH = [
         "A4", "MLP, Synthetic-32K, N=4, 3 seeds", lambda: synthetic(4), MLP, Schedule(32), 0.001, 4, floor="mlp"
     ),
     Workload(
-        "B", "CNN, CIFAR-MNIST shapes, N=2", images, CNN, Schedule(64), 0.01, 2, (0,), PlainCNN, ("eager",), "cnn"
+        "B", "CNN, CIFAR-MNIST shapes, N=2", images, CNN, Schedule(64), 0.01, 2, (0,), PlainCNN, ("eager",), "cnn",
+        ("eager, fixed warmup", "eager, bfloat16"),
     ),
     Workload(
         "C", "MLP, N=200, participation 0.1, 3 seeds", lambda: synthetic(200, 160), MLP, Schedule(32), 0.001, 20,
