@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedpews.data import load
+from fedpews.data.loading import data_table, load_table
 from fedpews.experiment import Experiment
 from fedpews.paper.cells import Runner
 from fedpews.paper.reproduce import run_study
@@ -70,7 +71,7 @@ def test_the_best_trial_becomes_the_setting_and_the_best_method_the_one_to_beat(
     assert rates["scaffold", "n8"] == 0.03  # not tuned: the second trial
     (claim,) = made.claims
     assert (claim.rows, claim.than, claim.columns) == (["scaffold-random"], "scaffold", ["n4"])
-    assert "1 of 10 problems are tuned" in made.notes
+    assert "1 of 12 problems are tuned" in made.notes
 
 
 def test_scores_are_those_of_the_runs_and_stay_when_the_runs_are_gone(
@@ -102,7 +103,8 @@ def test_each_client_of_the_shifted_digits_sees_all_classes_changed_in_its_own_w
     monkeypatch.setenv("FEDPEWS_DATA", str(tmp_path))
     monkeypatch.setenv("FEDPEWS_OFFLINE", "1")
     data = load("fedpews.paper.domains:digits", seed=3)
-    plain = load("mnist", partition="iid", clients=4, train_per_class=100, test_per_class=50, seed=3)
+    size = {"train_per_class": 100, "test_per_class": 50, "image_size": 16}
+    plain = load_table(data_table(name="mnist", partition="iid", clients=4, seed=3, **size))
     assert data.counts().sum(0).tolist() == [100] * 10
     assert int(data.counts().min()) > 0
     undo = (lambda x: x, torch.neg, lambda x: x.rot90(-1, (2, 3)), lambda x: x.flip(3))

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpews.cli import app
-from fedpews.errors import ConfigError, Interrupted
+from fedpews.errors import ClientDiverged, ConfigError, Interrupted, RunFailed
 from fedpews.experiment import Experiment
 from fedpews.paper import cells as cells_module
 from fedpews.paper.cells import Runner
@@ -87,6 +87,27 @@ def test_missing_data_and_a_failing_run_leave_the_others_alone(
     assert statuses["fedavg", "good"] == statuses["pews", "good"] == "done"
     page = write_page(outcome, tmp_path).read_text()
     assert "data missing" in page
+
+
+def test_a_seed_that_diverges_leaves_the_other_seeds_of_its_cell_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, tried = cells_module._run, []
+
+    def one_diverges(folder: Path, cell: Cell, experiment: Experiment, runner: Runner) -> None:
+        tried.append(list(experiment.seeds))
+        if 1 in experiment.seeds:
+            raise RunFailed("stopped") from ClientDiverged("client 0 diverges in round 1 of seed 1")
+        train(folder, cell, experiment, runner)
+
+    monkeypatch.setattr(cells_module, "_run", one_diverges)
+    cell = cells(study(columns={"a": Line(set=TINY)}, paper={}, seeds=[0, 1, 2]))[0]
+
+    result = Runner(tmp_path).run(cell)
+
+    assert tried == [[0, 1, 2], [0], [1], [2]]
+    assert (sorted(result.runs), result.status) == ([0, 2], "diverged")
+    assert "seed 1" in result.message
 
 
 def test_an_interruption_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,18 +123,19 @@ class Runner:
 
         An error is part of the result, so that the other cells still run; only an interruption is raised.
         """
-        missing = self.read(cell).missing
+        missing, diverged = self.read(cell).missing, list[FedpewsError]()
         try:
             for folder in self._folders(cell):
                 begun = Experiment.load(folder / layout.CONFIG)
                 if any(seed in missing and cell.draw(seed) == begun.data.seed for seed in begun.seeds):
-                    _run(folder, cell, cell.on_draw(begun.data.seed, begun.seeds), self)
+                    diverged += self._train(cell, begun.data.seed, begun.seeds, folder)
                     missing = self.read(cell).missing
             # seeds on the same data draw share a run, and with it loading and compiling
             for draw in sorted({cell.draw(seed) for seed in missing}):
                 seeds = [seed for seed in missing if cell.draw(seed) == draw]
-                name = "-".join([f"draw-{draw}"] * (cell.draws > 1) + ["seeds", *map(str, seeds)])
-                _run(self.root / "runs" / cell.name / name, cell, cell.on_draw(draw, seeds), self)
+                diverged += self._train(cell, draw, seeds)
+            if diverged:
+                raise diverged[0]
         except Interrupted:
             raise
         except Exception as error:  # noqa: BLE001 - the other cells may be days of work
@@ -144,6 +145,21 @@ class Runner:
             status, message = describe(error)
             return replace(result, status=status, message=message)
         return self.read(cell)
+
+    def _train(
+        self, cell: Cell, draw: int, seeds: Sequence[int], folder: Path | None = None
+    ) -> list[FedpewsError]:
+        """Train seeds together. If one diverges, train each alone, so that the others finish; returns the errors."""
+        name = "-".join([f"draw-{draw}"] * (cell.draws > 1) + ["seeds", *map(str, seeds)])
+        try:
+            _run(folder or self.root / "runs" / cell.name / name, cell, cell.on_draw(draw, list(seeds)), self)
+        except FedpewsError as error:
+            if not isinstance(error.__cause__, ClientDiverged):
+                raise
+            if len(seeds) == 1:
+                return [error]
+            return [failed for seed in seeds for failed in self._train(cell, draw, [seed])]
+        return []
 
     def _folders(self, cell: Cell) -> list[Path]:
         """The run folders of a cell; others in its folder are ignored."""

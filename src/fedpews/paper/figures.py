@@ -224,14 +224,14 @@ def gains(view: _View) -> Figure:
         # unless all of the others have run, the best of them is not known
         framed += [(i, j) for i in tested if than[rows[i]] == best and len(means) == len(others)]
     columns = [study.column_label(column).replace(", ", "\n") for column in shown]
-    figure = new_figure(2.4 + 0.95 * len(columns), 1.5 + 0.36 * len(rows))
+    figure = new_figure(max(7.0, 2.4 + 0.95 * len(columns)), 1.5 + 0.36 * len(rows))
     axes = figure.subplots()
     plot_differences(axes, cells, [study.row_label(row) for row in rows], columns, framed)
     axes.tick_params(axis="x", labelsize=8)
     for i in range(1, len(rows)):
         if than[rows[i]] != than[rows[i - 1]]:
             axes.axhline(i - 0.5, color="w", linewidth=4)
-    axes.set_title(f"{view.options.get('title', 'gain')}: {measure.label}", fontsize=10)
+    axes.set_title(f"{view.options.get('title', 'gain')}\n{measure.label}", fontsize=10)
     key = [Patch(color=color, label=outcome) for outcome, color in OUTCOMES.items()]
     key.append(Patch(fill=False, edgecolor="k", label="over the best method of the column"))
     figure.legend(handles=key, loc="outside lower center", ncols=4, fontsize=8)

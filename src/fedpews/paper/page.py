@@ -111,7 +111,8 @@ def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
         paper = study.paper_number(measure, row, column)
         return f"{ours} [{paper}]".strip() if paper else ours
 
-    return _rows(study, list(study.columns), text, keep_empty=True)
+    columns = [column for column in study.columns if any(text(row, column) for row in study.rows)]
+    return _rows(study, columns, text, keep_empty=True)
 
 
 def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:

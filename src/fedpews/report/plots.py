@@ -295,7 +295,10 @@ def plot_differences(
             ends = f"{difference.low:+.{digits}f} to {difference.high:+.{digits}f}"
             axes.text(j, i + 0.25, ends, ha="center", va="center", color=ink, fontsize=6)
     for i, j in framed:
-        axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor="k", linewidth=1.4))
+        frame = Rectangle(
+            (j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor="k", linewidth=1.4, zorder=3
+        )
+        axes.add_patch(frame)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(visible=False)
