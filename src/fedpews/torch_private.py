@@ -41,6 +41,7 @@ NEEDED_TO_COMPILE = (
     "torch._inductor.cpp_builder._run_compile_cmd",
     "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
     "torch._inductor.exc.CppCompileError",
+    "torch._inductor.exc.InductorError",
     "torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors",
 )
 
@@ -106,7 +107,7 @@ def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: An
     """
     from torch._inductor import aot_compile, config
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
-    from torch._inductor.exc import CppCompileError
+    from torch._inductor.exc import CppCompileError, InductorError
 
     settings = {
         # a group of lanes has one core; several cores take several groups
@@ -123,7 +124,9 @@ def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: An
         try:
             with config.patch(settings):
                 return Path(str(aot_compile(exported, arguments)))
-        except CppCompileError:
+        except InductorError as error:
+            if not isinstance(error.inner_exception, CppCompileError):
+                raise
             # a compiler older than the processor: now build the test programs
             valid_vec_isa_list.cache_clear()
             with config.patch(settings | {"cpp.vec_isa_ok": None}):
