@@ -276,5 +276,6 @@ def explain(bad: Sequence[Diverged], jobs: Sequence[Job]) -> ClientDiverged:
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return ClientDiverged(
         f"client {job.client} diverges in round {job.download.round} of seed {job.seed}: {bad[0].reason}{more}; lower "
-        f"train.lr (now {job.lr:g}), check the scale of its inputs, or set train.diverged to 'leave-out'"
+        f"train.lr (now {job.lr:g}), limit gradients with train.clip_norm, check the scale of its inputs, or set "
+        "train.diverged to 'leave-out'"
     )
