@@ -38,6 +38,7 @@ NEEDED_TO_COMPILE = (
     "torch._inductor.aot_compile",
     "torch._inductor.codecache._HEADER_DIR",
     "torch._inductor.codecache._HEADER_LOCK_DIR",
+    "torch._inductor.codegen.cpp.CppScheduling",
     "torch._inductor.cpp_builder._run_compile_cmd",
     "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
     "torch._inductor.exc.CppCompileError",
@@ -125,12 +126,31 @@ def compile_step(module: torch.nn.Module, arguments: tuple[Any, ...], shapes: An
             with config.patch(settings):
                 return Path(str(aot_compile(exported, arguments)))
         except InductorError as error:
-            if not isinstance(error.inner_exception, CppCompileError):
-                raise
-            # a compiler older than the processor: now build the test programs
-            valid_vec_isa_list.cache_clear()
-            with config.patch(settings | {"cpp.vec_isa_ok": None}):
-                return Path(str(aot_compile(exported, arguments)))
+            if isinstance(error.inner_exception, CppCompileError):
+                # a compiler older than the processor: now build the test programs
+                valid_vec_isa_list.cache_clear()
+                with config.patch(settings | {"cpp.vec_isa_ok": None}):
+                    return Path(str(aot_compile(exported, arguments)))
+            if isinstance(error.inner_exception, KeyError):
+                with config.patch(settings), _no_outer_fusion():
+                    return Path(str(aot_compile(exported, arguments)))
+            raise
+
+
+@contextmanager
+def _no_outer_fusion() -> Iterator[None]:
+    """Loops are not fused at outer levels only: torch then sometimes reads a buffer by a name that is gone (KeyError).
+
+    Clipped gradients with momentum are such a step. There is no setting for it.
+    """
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    before = CppScheduling._get_outer_loop_fusion_depth
+    CppScheduling._get_outer_loop_fusion_depth = lambda self, node1, node2: 0
+    try:
+        yield
+    finally:
+        CppScheduling._get_outer_loop_fusion_depth = before
 
 
 @contextmanager
