@@ -145,12 +145,13 @@ def _no_outer_fusion() -> Iterator[None]:
     """
     from torch._inductor.codegen.cpp import CppScheduling
 
-    before = CppScheduling._get_outer_loop_fusion_depth
-    CppScheduling._get_outer_loop_fusion_depth = lambda self, node1, node2: 0
+    scheduling: Any = CppScheduling
+    before = scheduling._get_outer_loop_fusion_depth
+    scheduling._get_outer_loop_fusion_depth = lambda self, node1, node2: 0
     try:
         yield
     finally:
-        CppScheduling._get_outer_loop_fusion_depth = before
+        scheduling._get_outer_loop_fusion_depth = before
 
 
 @contextmanager
