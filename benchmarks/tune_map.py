@@ -3,6 +3,7 @@
     python benchmarks/tune_map.py trials                 # writes the study map-tuning
     fedpews reproduce map-tuning --out build/lab         # about 2 of the 6 core-hours
     python benchmarks/tune_map.py settings --out build/lab   # writes results/map-tuning.json and the study map
+    fedpews reproduce map --out build/lab                # then settings again: its claims name the best methods
 
 A trial's score is its accuracy on validation data, the mean over the last tenth of the rounds. The draw and its
 validation data are used for nothing else. A cell without finished trials gets the second one. What is chosen becomes
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedpews.paper.cells import Runner
@@ -25,6 +27,7 @@ from fedpews.paper.measures import MEASURES
 from fedpews.paper.study import cells, load_study
 
 STUDIES = Path(__file__).parent.parent / "src/fedpews/paper/studies"
+PUBLISHED = Path(__file__).parent.parent / "docs/results/runs"
 SCORES = Path(__file__).parent / "results/map-tuning.json"
 """Of all trials that have run."""
 DRAW = 100
@@ -200,8 +203,23 @@ def scores(out: Path, file: Path | None = None) -> Scores:
     return known
 
 
-def settings(known: Scores) -> dict[str, Any]:
-    """The study map, with the best trial of each method in each problem."""
+def finished(out: Path) -> dict[str, dict[str, float]]:
+    """Problem → method without a warmup → its mean, of the problems in which all of them have run with all seeds."""
+    runner, measure = Runner(out, PUBLISHED), MEASURES["late"]
+    means: dict[str, dict[str, float]] = {problem: {} for problem in PROBLEMS}
+    for cell in cells(load_study("map")):
+        if cell.row in BASES and not (result := runner.read(cell)).missing:
+            values = [measure.read(run, cell.experiment.goal) for run in result.runs.values()]
+            means[cell.column][cell.row] = fmean(values)
+    return {problem: rows for problem, rows in means.items() if len(rows) == len(ONLY.get(problem, BASES))}
+
+
+def settings(known: Scores, measured: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The study map, with the best trial of each method in each problem.
+
+    The claim of a problem is about the method that is best without a warmup: in the map where it has run, which favours
+    that method, else in the trials. Which of its warmups is decided by the trials.
+    """
     rows, than = {}, {}
     best = {
         (row, column): max((score, number) for number, score in enumerate(tried) if score is not None)
@@ -218,7 +236,8 @@ def settings(known: Scores) -> dict[str, Any]:
     for column, (name, _) in PROBLEMS.items():
         if any((row, column) not in best for row in rows if column in problems_of(row)):
             continue
-        base = max(ONLY.get(column, BASES), key=lambda row: best[row, column])
+        means = measured.get(column, {row: best[row, column] for row in ONLY.get(column, BASES)})
+        base = max(means, key=lambda row: means[row])
         warm = max((f"{base}-{kind}" for kind in WARMUPS), key=lambda row: best[row, column])
         text = f"{name}: a warmup adds to the method that is best without one"
         claims.append({"text": text, "rows": [warm], "than": base, "measure": "late", "columns": [column]})
@@ -278,7 +297,7 @@ def main() -> None:
     if options.what == "trials":
         write("map-tuning", trials())
     else:
-        write("map", settings(scores(options.out)))
+        write("map", settings(scores(options.out), finished(options.out)))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_the_studies_are_what_the_script_writes(
 ) -> None:
     monkeypatch.setattr(tune, "STUDIES", tmp_path)
     tune.write("map-tuning", tune.trials())
-    tune.write("map", tune.settings(tune.scores(tmp_path)))
+    tune.write("map", tune.settings(tune.scores(tmp_path), tune.finished(tmp_path)))
     for name in ("map-tuning", "map"):
         committed = ROOT / "src/fedpews/paper/studies" / f"{name}.toml"
         assert (tmp_path / f"{name}.toml").read_text() == committed.read_text(), name
@@ -62,7 +62,7 @@ def test_the_best_trial_becomes_the_setting_and_the_best_method_the_one_to_beat(
     known["scaffold"]["n4"] = [10.0, 20.0, 30.0, 70.0]
     known["scaffold-random"]["n4"] = [60.0, 1.0, 1.0, 1.0]
     monkeypatch.setattr(tune, "STUDIES", tmp_path)
-    tune.write("map", tune.settings(known))
+    tune.write("map", tune.settings(known, {}))
     made = load_study(str(tmp_path / "map.toml"))
     rates = {(cell.row, cell.column): cell.experiment.train.lr for cell in cells(made)}
     assert rates["scaffold", "n4"] == 0.3
@@ -72,6 +72,10 @@ def test_the_best_trial_becomes_the_setting_and_the_best_method_the_one_to_beat(
     (claim,) = made.claims
     assert (claim.rows, claim.than, claim.columns) == (["scaffold-random"], "scaffold", ["n4"])
     assert "1 of 12 problems are tuned" in made.notes
+    # in the map another method turned out to be the best one
+    measured = dict.fromkeys(tune.BASES, 50.0) | {"fedadam": 60.0}
+    (claim,) = tune.settings(known, {"n4": measured})["claims"]
+    assert (claim["rows"], claim["than"]) == (["fedadam-fixed"], "fedadam")
 
 
 def test_scores_are_those_of_the_runs_and_stay_when_the_runs_are_gone(
