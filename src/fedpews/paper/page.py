@@ -218,7 +218,7 @@ def _thumbnail(page: Path, title: str) -> str:
 
 
 def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:
-    """The finding, the figures, how it was made, then the tables."""
+    """The finding, which is the first paragraph of notes with several, then figures, how it was made, tables."""
     study = outcome.study
     # a sweep has no scale of the paper's to keep to
     scale = "" if study.item == SWEEP else " Not scaled down."
@@ -229,7 +229,7 @@ def _page(outcome: Outcome, figures: Sequence[str], notes: str) -> str:
     machines = f"; measured on {' and '.join(known)}" if known else ""
     sentence = finding(outcome)
     first, _, rest = notes.partition("\n\n")
-    if not study.claims and rest:
+    if rest:
         sentence, notes = first, rest
     text = [
         f"# {study.item}: {study.title}",
