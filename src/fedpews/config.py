@@ -114,6 +114,7 @@ class WarmupTable(Table):
     kind: WarmupKind | None = field(None, "by default set by the method's name")
     rounds: Whole | None = field(None, "number of warmup rounds, W")
     fraction: Annotated[float, Field(ge=0, le=1)] | None = field(None, "τ = W/T, instead of rounds")
+    ramp: Whole = field(0, "number of rounds after the warmup in which the local learning rate rises to lr")
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...

@@ -113,6 +113,8 @@ class Experiment(Table):
             table, _, name = key.partition(".")
             if name in values[table]:
                 yield f"there is no key {key}; see `fedpews list keys`"
+        if self.warmup.ramp and self.warmup_kind == "auto":
+            yield "warmup.ramp needs a warmup of a given length, and +pews-auto ends it by itself; leave it out"
         if train.lr_min > train.lr:
             yield f"train.lr_min is {train.lr_min:g}, more than train.lr {train.lr:g}"
         if self.privacy.clip is not None and (train.weighting, train.aggregate) != ("uniform", "mean"):
@@ -167,14 +169,21 @@ class Experiment(Table):
     def lr_at(self, round: int) -> float:
         """The local learning rate: multiplied by ``lr_decay`` after each milestone.
 
-        It rises linearly in the first ``lr_warmup`` rounds; a cosine begins after them.
+        It rises linearly in the first ``lr_warmup`` rounds; a cosine begins after them. After a warmup it rises again,
+        in ``warmup.ramp`` rounds: the clients then train neurons that they have not seen, and their first gradients
+        are large.
 
         >>> experiment = Experiment(rounds=6, train={"lr": 1.0, "lr_warmup": 2, "lr_schedule": "cosine"})
         >>> [round(experiment.lr_at(t), 3) for t in range(1, 7)]
         [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+        >>> experiment = Experiment(rounds=6, train={"lr": 1.0}, warmup={"rounds": 2, "ramp": 3})
+        >>> [experiment.lr_at(t) for t in range(1, 7)]
+        [1.0, 1.0, 0.25, 0.5, 0.75, 1.0]
         """
-        train = self.train
+        train, after = self.train, round - self.warmup_rounds
         lr = train.lr * train.lr_decay ** sum(round > milestone for milestone in train.lr_milestones)
+        if self.warmup_rounds and 0 < after <= self.warmup.ramp:
+            lr *= after / (self.warmup.ramp + 1)
         if round <= train.lr_warmup:
             return lr * round / train.lr_warmup
         if train.lr_schedule != "cosine":

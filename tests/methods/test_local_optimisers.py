@@ -252,3 +252,14 @@ def test_the_learning_rate_rises_then_falls() -> None:
     assert experiment.lr_at(10) == pytest.approx(0.55)
     assert experiment.lr_at(14) == pytest.approx(0.1 + 0.9 * (1 + cos(pi * 0.9)) / 2)
     assert Experiment(rounds=14, train={**train, "lr_milestones": [6]}).lr_at(7) == pytest.approx(0.1)
+
+
+def test_the_learning_rate_rises_again_after_a_warmup() -> None:
+    settings = {"rounds": 9, "train": {"lr": 1.0, "lr_milestones": [5]}, "warmup": {"rounds": 3, "ramp": 3}}
+    experiment = Experiment(method={"name": "fedavg+pews-fixed"}, **settings)
+    rates = [experiment.lr_at(t) for t in range(1, 10)]
+    # full in the warmup, then a quarter more in each round; the milestone applies as well
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.25, 0.5, 0.075, 0.1, 0.1, 0.1])
+    assert Experiment(method={"name": "fedavg"}, **settings).lr_at(4) == 1.0
+    with pytest.raises(ConfigError, match="ends it by itself"):
+        Experiment(method={"name": "fedavg+pews-auto"}, **settings)
