@@ -131,6 +131,7 @@ def test_equal_experiments_are_the_same_cell() -> None:
 
     tau = Experiment(rounds=200, warmup={"fraction": 0.125})
     assert canonical(tau) == canonical(Experiment(rounds=200, warmup={"rounds": 25}))
+    assert canonical(tau) != canonical(Experiment(rounds=200, warmup={"rounds": 25, "ramp": 5}))
 
     names = {Cell("r", "c", plain.model_copy(update={"seeds": seeds})).name for seeds in ([0], [1, 2])}
     assert len(names) == 1

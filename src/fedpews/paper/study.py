@@ -282,7 +282,7 @@ def canonical(experiment: Experiment) -> Experiment:
     from fedpews.options import option_types
 
     values, kind = experiment.to_dict(), experiment.warmup_kind
-    read = set() if kind == "none" else {"kind", *option_types(find_class("masks", kind))}
+    read = set() if kind == "none" else {"kind", "ramp", *option_types(find_class("masks", kind))}
     if kind == "random":
         read.add("diversity")  # not read, but in the names of the published runs
     values["warmup"] = {key: value for key, value in values["warmup"].items() if key in read}
