@@ -125,10 +125,13 @@ def test_attention_with_weights_of_other_forms_stays_torchs_own(options: dict[st
 def test_attention_with_all_heads_is_torchs_own_to_the_bit() -> None:
     model, x = made("itself")
     net = Network(model, x)
-    with torch.no_grad():
-        assert torch.equal(net.predict(net.initial(), x), model.eval()(x))
-        assert torch.equal(net._call(net.initial(), x, training=True)[0], model.train()(x))
-    # the caller's model stays what it was
+    used = net._pure(training=True).module
+    assert type(used.attention) is Attention
+    for own, other in ((model.train(), used), (model.eval(), used.eval())):
+        assert torch.equal(own(x), other(x))
+        with torch.no_grad():
+            assert torch.equal(own(x), other(x))
+    # the caller's model, and the one that is saved, stay what they were
     assert type(net.module(net.initial()).attention) is type(model.attention) is nn.MultiheadAttention
 
 
