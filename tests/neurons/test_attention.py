@@ -56,6 +56,7 @@ CALLS: dict[str, tuple[Call, dict[str, bool]]] = {
     "positions first": (itself, {}),
     "without bias": (itself, {"batch_first": True, "bias": False}),
     "others": (lambda a, x: a(x, x.flip(1), x.flip(1), need_weights=False)[0], {"batch_first": True}),
+    "with weights": (lambda a, x: itself(a, x, need_weights=True), {"batch_first": True}),
     "causal": (lambda a, x: itself(a, x, attn_mask=LATER, is_causal=True), {"batch_first": True}),
     "padding": (lambda a, x: itself(a, x, key_padding_mask=padding(x)), {"batch_first": True}),
     "both": (
@@ -96,7 +97,8 @@ def test_attention_with_fewer_heads_is_the_masked_attention(name: str, heads: in
 def test_gates_at_the_inputs_of_attentions_last_layer_are_gates_at_its_weights(name: str) -> None:
     model, x = made(name)
     net = Network(model, x)
-    assert list(net._fed) == ["attention.out_proj"]
+    # with its weights asked for, torch's own code runs, which never calls the last layer
+    assert list(net._fed) == ([] if name == "with weights" else ["attention.out_proj"])
     gates = torch.rand(HEADS).double()
     for training in (False, True):
         at_inputs, _ = net.gated(gates)._call(net.initial(), x, training=training)
@@ -109,10 +111,16 @@ def test_masks_that_differ_among_heads_need_all_heads() -> None:
     assert trace(model, x).uncut == {"attention.in_proj_weight"}
 
 
-def test_weights_of_the_attention_that_are_averaged_over_heads_leave_them_whole() -> None:
-    model = Attending(lambda a, x: itself(a, x, need_weights=True), batch_first=True)
+def test_weights_of_the_attention_bind_the_heads_only_where_they_are_used() -> None:
+    def using(attention: nn.Module, x: Tensor) -> Tensor:
+        out, weights = attention(x, x, x)
+        return out + weights.sum(-1, keepdim=True)
+
+    model, x = Attending(using, batch_first=True), torch.randn(3, LENGTH, 3)
     with pytest.raises(ConfigError, match=r"'attention\.in_proj_weight' is mixed into one by"):
-        trace(model, torch.randn(3, LENGTH, 3))
+        trace(model, x)
+    model.call = lambda attention, x: attention(x, x, x)[0]
+    assert [layer.size for layer in trace(model, x).layers] == [HEADS]
 
 
 @pytest.mark.parametrize("options", [{"kdim": 6, "vdim": 6}, {"add_zero_attn": True}, {"add_bias_kv": True}])
