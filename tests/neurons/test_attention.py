@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from fedpews.errors import ConfigError
 from fedpews.models import build
@@ -104,6 +104,25 @@ def test_gates_at_the_inputs_of_attentions_last_layer_are_gates_at_its_weights(n
         at_inputs, _ = net.gated(gates)._call(net.initial(), x, training=training)
         gated = net.graph.gate(dict(model.named_parameters()), gates)
         torch.testing.assert_close(at_inputs, functional_call(model, gated, (x,)).detach())
+
+
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop"
+)  # torch has no attention for several clients at once
+def test_the_gradient_by_the_gates_is_the_same_for_several_clients_at_once() -> None:
+    model, x = made("itself")
+    net = Network(model, x)
+
+    def by_gates(gates: Tensor) -> Tensor:
+        return net.gated(gates)._call(net.initial(), x, training=True)[0].pow(2).sum()
+
+    gates = torch.rand(2, HEADS).double().round()
+    together = vmap(grad(by_gates))(gates)
+    for row, alone in zip(gates, together, strict=True):
+        leaf = row.clone().requires_grad_()
+        gated = net.graph.gate(dict(model.named_parameters()), leaf)
+        (wanted,) = torch.autograd.grad(functional_call(model, gated, (x,)).pow(2).sum(), leaf)
+        torch.testing.assert_close(alone, wanted)
 
 
 def test_masks_that_differ_among_heads_need_all_heads() -> None:

@@ -66,12 +66,11 @@ class Attention(nn.MultiheadAttention):
     @staticmethod
     def replace(module: nn.Module) -> None:
         """Make a module one of these, if it is torch's own attention with one weight for queries, keys and values."""
-        # an extra key and value belong to no head
-        extra = isinstance(module, nn.MultiheadAttention) and (
-            module.add_zero_attn or module.bias_k is not None
-        )
-        if type(module) is nn.MultiheadAttention and module._qkv_same_embed_dim and not extra:
-            module.__class__ = Attention
+        if type(module) is nn.MultiheadAttention and module._qkv_same_embed_dim:
+            # an extra key and value belong to no head
+            has_extra = module.add_zero_attn or module.bias_k is not None
+            if not has_extra:
+                module.__class__ = Attention
 
     @property
     def _qkv_same_embed_dim(self) -> bool:
