@@ -117,6 +117,7 @@ def test_the_gradient_by_the_gates_is_the_same_for_several_clients_at_once() -> 
         return net.gated(gates)._call(net.initial(), x, training=True)[0].pow(2).sum()
 
     gates = torch.rand(2, HEADS).double().round()
+    by_gates(gates[0])  # traces the model, which cannot happen inside of vmap
     together = vmap(grad(by_gates))(gates)
     for row, alone in zip(gates, together, strict=True):
         leaf = row.clone().requires_grad_()
