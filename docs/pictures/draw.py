@@ -1,13 +1,15 @@
-"""Draw the pictures of docs/idea.md and the README; the curves are those of the published runs.
+"""Draw the pictures of docs/idea.md, docs/speed.md and the README; the curves are those of the published runs.
 
 python docs/pictures/draw.py      (make pictures)
 """
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import matplotlib as mpl
 import numpy as np
@@ -273,7 +275,71 @@ def _key(figure: Figure | SubFigure, columns: int = 4) -> None:
     figure.legend(handles=marks, ncols=columns, frameon=False, loc="outside lower center", fontsize=8)
 
 
+def round_seconds(workload: str) -> dict[str, float]:
+    """Seconds of a measured round by program, on two cores: the plain loop's, and what others take within a turn."""
+    path = HERE.parents[1] / "benchmarks" / "results" / "amd-epyc-avx2-2-cores.json"
+    results = {result["workload"]: result for result in json.loads(path.read_text())["results"]}
+    measured = results[workload]["seconds"]["2"]
+    seconds = {}
+    for name, values in measured.items():
+        # Flower took turns with a plain loop of its own
+        beside = measured["plain loop, beside Flower" if name == "Flower simulation" else "plain loop"]
+        ratios = [theirs / plain for theirs, plain in zip(values, beside, strict=True)]
+        seconds[name] = median(measured["plain loop"]) * median(ratios)
+    return seconds
+
+
+FIRST_COLUMN = 122
+"""Seconds from start to end on that machine, nothing compiled before: ``fedpews run synthetic-32k --method fedavg
+--method fedavg+pews``."""
+
+OTHERS = {"plain loop": "a plain PyTorch loop", "Flower simulation": "Flower", "pfl-research": "pfl-research"}
+
+
+def minutes_of_table1() -> dict[str, float]:
+    """FedAvg with and without a warmup, 200 rounds each; a measured round has the three seeds.
+
+    Only fedpews has the warmup: for the others its rounds count as plain ones.
+    """
+    a = round_seconds("A2")
+    return {"fedpews": FIRST_COLUMN / 60} | {label: 400 * a[name] / 60 for name, label in OTHERS.items()}
+
+
+def hours_of_cifar_mnist() -> dict[str, float]:
+    """FedAvg with one seed, 300 rounds; batches of 64 from 50,000 images at one client and 60,000 at the other."""
+    b, steps = round_seconds("B"), (782, 938)
+    # a measured round has 40 steps; where every client has a core of its own, all wait for the larger one
+    both, larger = sum(steps) / 40, 2 * max(steps) / 40
+    hours = {"fedpews": b["eager"] * larger}
+    hours |= {label: b[name] * (larger if label == "Flower" else both) for name, label in OTHERS.items()}
+    return {label: 300 * value / 3600 for label, value in hours.items()}
+
+
+def draw_waiting(path: Path) -> None:
+    """How long two results of the paper take with four programs."""
+    figure, places = plt.subplots(1, 2, figsize=(8.6, 1.9), layout="constrained")
+    panels = (
+        ("Table 1, first column: 2 methods, 3 seeds", "minutes", minutes_of_table1()),
+        ("CIFAR-MNIST: FedAvg, one seed", "hours", hours_of_cifar_mnist()),
+    )
+    for axes, (title, unit, values) in zip(places, panels, strict=True):
+        colors = [FIRST if label == "fedpews" else PLAIN for label in values]
+        bars = axes.barh(list(values), list(values.values()), height=0.65, color=colors)
+        axes.bar_label(
+            bars,
+            [f" {value:.1f}" if value < 10 else f" {value:.0f}" for value in values.values()],
+            fontsize=9,
+        )
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.set(xlabel=unit)
+        axes.tick_params("y", length=0)
+        axes.set_title(title, loc="left", fontsize=10)
+    figure.savefig(path)
+
+
 if __name__ == "__main__":
     draw_steps(HERE / "steps.png")
     draw_ownership(HERE / "ownership.png")
     draw_idea(HERE / "idea.png")
+    draw_waiting(HERE / "waiting.png")

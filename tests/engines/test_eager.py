@@ -6,6 +6,7 @@ import gc
 import platform
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fedpews.engines.engine import Done, Job, Schedule
 from fedpews.engines.hardware import keep_freed_memory, settled
 from fedpews.methods import subnetwork
 from fedpews.methods.contract import Cohort, Method
+from fedpews.models import build as build_model
 from fedpews.neurons import Hidden, NeuronGraph
 from fedpews.neurons.network import Network
 from fedpews.warmup import Fixed, Learned, with_warmup
@@ -82,6 +84,31 @@ def test_a_network_with_group_norms_is_cut_too(monkeypatch: pytest.MonkeyPatch) 
     masked = train(net, method, data)
     monkeypatch.setattr(subnetwork, "CUT_FROM", 0)
     assert_close(train(net, method, data), masked)
+
+
+@pytest.mark.parametrize("masks", [Learned(), Fixed()], ids=["learned", "fixed"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
+def test_attention_is_cut_too_when_a_step_has_no_head_of_a_block(
+    name: str, masks: Learned | Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"patch": 3, "width": 8, "depth": 3, "heads": 2, "hidden": 6}
+    torch.manual_seed(0)
+    net = Network(build_model("vit", (2, 6, 6), 3, sizes), torch.zeros(1, 2, 6, 6))
+    data, method = federation(), with_warmup(make(name), 1, masks)
+    monkeypatch.setattr(subnetwork, "CUT_FROM", float("inf"))
+    masked = train(net, method, data)
+    monkeypatch.setattr(subnetwork, "CUT_FROM", 0)
+    heads, step_cut = [], subnetwork._step_cut
+
+    def watched(*given: Any) -> Any:
+        heads.extend(int(given[-1][layer.neurons].sum()) for layer in net.graph.layers if layer.size == 2)
+        return step_cut(*given)
+
+    monkeypatch.setattr(subnetwork, "_step_cut", watched)
+    assert_close(train(net, method, data), masked)
+    # client 0 takes four steps and client 1 three, with three blocks
+    assert len(heads) == 3 * (4 + 3)
+    assert masks == Fixed() or 0 in heads
 
 
 def test_the_order_of_channels_in_memory_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,11 @@ EXPECTED = {
         ("blocks.2.conv1", 32),
         ("blocks.2.conv2 + blocks.2.skip.1", 32),
     ],
-    "vit": [(f"blocks.{n}.up", 128) for n in range(4)],
+    "vit": [
+        layer
+        for n in range(4)
+        for layer in ((f"blocks.{n}.attention.in_proj_weight", 4), (f"blocks.{n}.up", 128))
+    ],
 }
 
 

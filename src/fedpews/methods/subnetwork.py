@@ -101,9 +101,11 @@ def _pays_to_cut(net: Network, local: Nest, gates: Tensor) -> bool:
     )
     # a smaller network has no gates that scale
     is_mask = bool(((gates == 0) | (gates == 1)).all())
-    # kernels do not run on a layer without a neuron
-    has_all_layers = all(bool(gates[a.start : a.start + a.size].any()) for a in net.graph.layers)
-    return fits and is_mask and has_all_layers
+    return (
+        fits
+        and is_mask
+        and all(bool(gates[layer.neurons].any()) or net.runs_without(layer) for layer in net.graph.layers)
+    )
 
 
 def _step_cut(

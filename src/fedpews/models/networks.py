@@ -164,8 +164,8 @@ def _norm(channels: int, group_size: int | None) -> nn.Module:
 class ViT(nn.Module):
     """A small vision transformer: patches, pre-norm attention blocks, the mean of all patches classified.
 
-    Its neurons are the hidden units of the feed-forward layers. All clients share the residual stream, which LayerNorm
-    mixes, and the attention heads.
+    Its neurons are the attention heads and the hidden units of the feed-forward layers. All clients share the residual
+    stream, which LayerNorm mixes.
 
     Args:
         patch: side of a patch; it must divide the image's size.
@@ -199,7 +199,6 @@ class ViT(nn.Module):
             raise ValueError(f"depth and hidden must be above 0; got {depth} and {hidden}")
         self.embed = nn.Conv2d(channels, width, patch, stride=patch)
         self.position = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2, width))
-        self.unmasked = tuple(f"blocks.{i}.attention" for i in range(depth))
         self.blocks = nn.Sequential(*(AttentionBlock(width, heads, hidden) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.classifier = nn.Linear(width, classes)

@@ -150,8 +150,12 @@ class Follower(TorchDispatchMode):
 
     def tag(self, value: Any) -> Tag | None:
         """What is known of a tensor; None for a constant, and for what is no tensor."""
-        tag: Tag | None = self._tags.get(value) if isinstance(value, Tensor) else None
-        return tag
+        tag = self._tags.get(value) if isinstance(value, Tensor) else None
+        if isinstance(tag, partial):
+            tag = tag()
+            self._set(value, tag)
+        known: Tag | None = tag
+        return known
 
     def feed(self, tensor: Tensor) -> None:
         """This is an input of the model."""
@@ -191,17 +195,27 @@ class Follower(TorchDispatchMode):
             for value in given:
                 self.bar(self.tag(value), f"passes through {name}")
             rule = all_whole
-        tags = rule(self, kernel)
-        tags = tags if isinstance(tags, list) else [tags] * len(results)
-        if in_place:
-            self._rewrite(args[0], before, tags[0], name)
+        if name == "mean":
+            # It binds what it averages only when something reads it: torch's attention averages its weights over all
+            # heads, and most models drop the result.
+            self._tags[outputs] = partial(_only, rule, self, kernel)
         else:
-            for value, tag in zip(results, tags, strict=True):
-                # without an axis it is a single number of a parameter, which counts as a constant
-                if tag is not None and tag.axes:
-                    self._tags[value] = tag.map(compact)
+            tags = rule(self, kernel)
+            tags = tags if isinstance(tags, list) else [tags] * len(results)
+            if in_place:
+                self._rewrite(args[0], before, tags[0], name)
+            else:
+                for value, tag in zip(results, tags, strict=True):
+                    self._set(value, tag)
         self._see((given, results))
         return outputs
+
+    def _set(self, value: Tensor, tag: Tag | None) -> None:
+        # without an axis it is a single number of a parameter, which counts as a constant
+        if tag is not None and tag.axes:
+            self._tags[value] = tag.map(compact)
+        else:
+            self._tags.pop(value, None)
 
     def _rewrite(self, value: Tensor, before: Tag | None, after: Tag | None, name: str) -> None:
         """A tensor was changed in place. What it is a view of changes too, which works only if the labels stay."""
@@ -306,6 +320,12 @@ class Follower(TorchDispatchMode):
                 else:
                     axes[dims] = axis
         return Tag(tuple(axes.values()), weight=True, readable=all(tag.readable for tag in tags))
+
+
+def _only(rule: Rule, follower: Follower, kernel: Kernel) -> Tag | None:
+    """The tag of a kernel's only result."""
+    tags = rule(follower, kernel)
+    return tags[0] if isinstance(tags, list) else tags
 
 
 def all_whole(follower: Follower, kernel: Kernel) -> Tags:

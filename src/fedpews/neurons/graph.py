@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.layers import Hidden, Layer, describe, groups_left
+from fedpews.neurons.layers import Attention, Hidden, Layer, describe, groups_left
 from fedpews.neurons.modules import computed_tensors
 from fedpews.trees import Tree
 
@@ -339,6 +339,9 @@ def _resize(module: nn.Module) -> None:
             module.in_channels, module.out_channels = first, second * module.groups
         else:
             module.out_channels, module.in_channels = first, second * module.groups
+    elif type(module) is nn.MultiheadAttention and module.out_proj.weight.shape[1] < module.embed_dim:
+        Attention.replace(module)
+        module.num_heads = module.out_proj.weight.shape[1] // module.head_dim
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.shape[0]
     elif isinstance(module, nn.Embedding):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -53,6 +54,71 @@ def groups_left(module: nn.Module, channels: int) -> int:
         return module.num_groups * channels // module.num_channels
     assert isinstance(module, _ConvNd), "no other layer has groups"
     return module.groups * channels // (module.in_channels if module.transposed else module.out_channels)
+
+
+class Attention(nn.MultiheadAttention):
+    """torch's attention, which also runs with the weights of fewer heads, or of none.
+
+    The original takes the width of all heads from its inputs. It also never calls its last layer, so that nothing can
+    be gated at that layer's inputs. Apart from these two cases the original runs.
+    """
+
+    @staticmethod
+    def replace(module: nn.Module) -> None:
+        """Make a module one of these, if it is torch's own attention with one weight for queries, keys and values."""
+        if type(module) is nn.MultiheadAttention and module._qkv_same_embed_dim:
+            # an extra key and value belong to no head
+            has_extra = module.add_zero_attn or module.bias_k is not None
+            if not has_extra:
+                module.__class__ = Attention
+
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        # by this name torch asks whether its kernels for whole transformer layers, which need all heads, may run
+        return bool(self.out_proj.weight.shape[1] == self.embed_dim)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._qkv_same_embed_dim and (need_weights or not self.out_proj._forward_pre_hooks):
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        if query is key is value:
+            parts = F.linear(query, weight, bias).chunk(3, -1)
+        else:
+            biases = (None,) * 3 if bias is None else bias.chunk(3)
+            parts = tuple(map(F.linear, (query, key, value), weight.chunk(3), biases))
+        is_batched = query.dim() == 3
+        moves = is_batched and not self.batch_first
+        sizes = (len(weight) // (3 * self.head_dim), self.head_dim)
+        # (batch, heads, positions, features of a head); without a batch one dimension less
+        q, k, v = (
+            (part.transpose(0, 1) if moves else part).unflatten(-1, sizes).transpose(-2, -3) for part in parts
+        )
+        mask = None if key_padding_mask is None else _added(key_padding_mask, q)[..., None, None, :]
+        if attn_mask is not None:
+            if is_batched and attn_mask.dim() == 3:  # another one for each head
+                attn_mask = attn_mask.unflatten(0, (-1, self.num_heads))
+            mask = _added(attn_mask, q) if mask is None else mask + _added(attn_mask, q)
+        heads = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0)
+        out: Tensor = self.out_proj(heads.transpose(-2, -3).flatten(-2))
+        # no weights of the attention: their mean is over all heads, so a model that uses them is not cut
+        return out.transpose(0, 1) if moves else out, None
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask as numbers that are added; a boolean one is true where attention is not allowed."""
+    return mask if mask.is_floating_point() else like.new_zeros(mask.shape).masked_fill(mask, -torch.inf)
 
 
 @dataclass(frozen=True)

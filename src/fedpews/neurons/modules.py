@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from fedpews.errors import ConfigError
-from fedpews.neurons.layers import groups_attribute, groups_left
+from fedpews.neurons.layers import Attention, groups_attribute, groups_left
 from fedpews.seeds import global_generator
 from fedpews.torch_private import is_transformed, tree_leaves, tree_map_only
 from fedpews.trees import Tree
@@ -303,6 +303,8 @@ class PureModule:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        for layer in module.modules():
+            Attention.replace(layer)
         by_tensor: dict[int, list[TensorSlot]] = {}
         self._slots: dict[str, list[TensorSlot]] = {}
         for prefix, layer in module.named_modules():

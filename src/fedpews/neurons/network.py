@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedpews import trees
-from fedpews.neurons.layers import is_norm
+from fedpews.neurons.layers import Layer, is_norm
 from fedpews.neurons.modules import Batch as Batch
 from fedpews.neurons.modules import (
     PureModule,
@@ -83,6 +84,7 @@ class Network:
         # one structure, so of several seeds only the first is traced (``graph``)
         self._first: Network | None = None
         self._seeds: dict[int, Network] = {}
+        self._without: dict[str, bool] = {}  # layer -> ``runs_without``
         counted = batch_counters(module)
         self.label = torch.zeros(1, dtype=torch.int64) if label is None else label
         self.trainable = tuple(name for name, value in module.named_parameters() if value.requires_grad)
@@ -294,19 +296,29 @@ class Network:
 
         A model that reshapes to fixed sizes, or has a LayerNorm over its neurons, does not: so we try it out.
         """
-        if self.graph.uncut:
+        return not self.graph.uncut and all(map(self._runs_cut, self.graph.trial_masks()))
+
+    def runs_without(self, layer: Layer) -> bool:
+        """The same with no neuron of a layer: attention may have no open head, a convolution needs a channel.
+
+        Tried out when a client first has none of them.
+        """
+        if layer.name not in self._without:
+            neurons = torch.ones(self.graph.size, dtype=torch.bool)
+            neurons[layer.neurons] = False
+            self._without[layer.name] = self._runs_cut(neurons)
+        return self._without[layer.name]
+
+    def _runs_cut(self, neurons: Tensor) -> bool:
+        """Whether the network of these neurons computes what gates would."""
+        x, params, neurons = random_inputs(self.example), self.initial(), neurons.to(self.device)
+        try:
+            with torch.no_grad():
+                cut = self.predict(self.graph.slice(params, neurons), x)
+                gated = self.gated(neurons.to(cut)).predict(params, x)
+        except (RuntimeError, ValueError, ArithmeticError):
             return False
-        x, params = random_inputs(self.example), self.initial()
-        for neurons in (mask.to(self.device) for mask in self.graph.trial_masks()):
-            try:
-                with torch.no_grad():
-                    cut = self.predict(self.graph.slice(params, neurons), x)
-                    gated = self.gated(neurons.to(cut)).predict(params, x)
-            except (RuntimeError, ValueError):
-                return False
-            if cut.shape != gated.shape or not torch.allclose(cut, gated, rtol=1e-3, atol=1e-5):
-                return False
-        return True
+        return cut.shape == gated.shape and torch.allclose(cut, gated, rtol=1e-3, atol=1e-5)
 
     @cached
     def _fed(self) -> dict[str, str]:
@@ -315,7 +327,7 @@ class Network:
         W·(gate ⊙ x) is (W ⊙ gate)·x, but its gradient by the gates needs no gradient by W: a third less work.
         It takes a layer that is called, not one whose weight is used directly, so we try it out.
         """
-        plain = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        plain = (nn.Linear, NonDynamicallyQuantizableLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         fed = {
             name: f"{name}.weight"
             for name, layer in self._template.named_modules()
@@ -324,6 +336,16 @@ class Network:
             and any(axis.reads for axis in self.graph.axes.get(f"{name}.weight", ()))
         }
         x, generator = random_inputs(self.example), torch.Generator().manual_seed(0)
+        module, called = self._pure(training=False).module, set[str]()
+        hooks = [
+            module.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: called.add(name))
+            for name in fed
+        ]
+        with torch.no_grad():
+            self.predict(self.initial(), self.example)
+        for hook in hooks:
+            hook.remove()
+        fed = {name: weight for name, weight in fed.items() if name in called}
         trial = copy.copy(self)
         trial._gates = torch.rand(self.graph.size, generator=generator).to(self.device) + 0.5
 
