@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -110,7 +111,7 @@ def check_update(old: Nest, new: Nest, uploads: Sequence[Upload], seed: int) -> 
     before = dict(leaves(old))
     for name, value in leaves(new):
         # a finite sum proves it in a tenth of the time; a sum that overflows does not disprove it
-        if not value.is_floating_point() or torch.isfinite(value.sum()) or torch.isfinite(value).all():
+        if not value.is_floating_point() or math.isfinite(value.sum()) or torch.isfinite(value).all():
             continue
         if name in before and not torch.isfinite(before[name]).all():
             continue

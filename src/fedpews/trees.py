@@ -195,25 +195,33 @@ def mean_cosine(
     squares = torch.zeros_like(inner)
     for name, like in starts[0].items():
         step = max(1, -(-like.numel() // (elements or max(1, like.numel()))))
-        owned = [
-            torch.ones_like(like) if mask is None or name not in mask else mask[name].expand_as(like)
-            for mask in masks or [None] * count
-        ]
+        begun = [like] if all(start[name] is like for start in starts) else [start[name] for start in starts]
+        owned = None
+        if masks is not None and any(mask is not None and name in mask for mask in masks):
+            whole = torch.ones_like(like, dtype=torch.bool)
+            owned = [whole if mask is None else mask.get(name, whole).expand_as(like) for mask in masks]
         # a piece of a large tensor at a time, so that memory does not grow with the clients
         width = step * max(1, LARGEST_COPY // count)
         for first in range(0, like.numel(), width):
             piece = slice(first, first + width, step)
-            changes = [
-                end[name].detach().reshape(-1)[piece] - start[name].reshape(-1)[piece]
-                for start, end in zip(starts, ends, strict=True)
-            ]
-            # (clients, elements); zeros outside what a client owns leave the elements that both own in the product
-            kept = torch.stack([mask.reshape(-1)[piece] for mask in owned]).cpu().double()
-            moved = torch.stack(changes).cpu().double() * kept
+            moved = (_rows([end[name] for end in ends], piece) - _rows(begun, piece)).cpu().double()
+            if owned is None:
+                squares += moved.square().sum(1, keepdim=True)
+            else:
+                # zeros outside what a client owns leave the elements that both own in the product
+                kept = _rows(owned, piece).cpu().double()
+                moved *= kept
+                squares += moved.square() @ kept.T
             inner += moved @ moved.T
-            squares += moved.square() @ kept.T
     one, other = torch.triu_indices(count, count, 1)
     lengths = (squares * squares.T).sqrt()[one, other]
     cosines = (inner[one, other] / lengths)[lengths > 0]
     # six digits: sums in another order, on another number of threads, still write the same bytes
     return round(float(cosines.mean().clamp(-1, 1)), 6) if len(cosines) else None
+
+
+def _rows(values: Sequence[Tensor], piece: slice) -> Tensor:
+    """A piece of each of these tensors, (tensors, elements)."""
+    if len(values) * values[0].numel() <= LARGEST_COPY:
+        return stack(values).detach().reshape(len(values), -1)[:, piece]
+    return torch.stack([value.detach().reshape(-1)[piece] for value in values])

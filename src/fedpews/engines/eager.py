@@ -167,11 +167,13 @@ def start(net: Network, data: Federation, schedule: Schedule, job: Job) -> Clien
         )
     # drawn on the CPU, so that the numbers are the same everywhere, and moved once a round
     generator = torch.Generator().manual_seed(fold(*names, "batches"))
-    epochs = [torch.randperm(len(rows), generator=generator) for _ in range(-(-sum(sizes) // len(rows)))]
-    order = torch.cat(epochs)[: sum(sizes)].to(rows.device)
+    samples, drawn = len(rows), sum(sizes)
+    epochs = [torch.randperm(samples, generator=generator) for _ in range(-(-drawn // samples))]
+    order = (torch.cat(epochs) if len(epochs) > 1 else epochs[0])[:drawn].to(rows.device)
     # (steps + 1, numbers): a row for each step, and one for what follows the last
-    generator = torch.Generator().manual_seed(fold(*names, "noise"))
-    noise = torch.rand(len(sizes) + 1, job.half.noise_size(net), generator=generator)
+    noise = torch.empty(len(sizes) + 1, job.half.noise_size(net))
+    if noise.numel():
+        noise.uniform_(generator=torch.Generator().manual_seed(fold(*names, "noise")))
     download = job.download
     if job.half.probes:
         probe = job.half.probe(net, download, job.memory)

@@ -35,11 +35,15 @@ class Average:
         result = {}
         for name, kept in old.items():
             shares, total = self.shares(name, kept)
+            # of a parameter that all own there is no zero to write, and no old value to keep
+            is_whole = min(self.weights) > 0 and all(mask is None or name not in mask for mask in self.masks)
             sums = []
             for first in range(0, len(values), BLOCK):
                 # (clients of the block, *shape of the parameter)
                 block = stack([value[name] for value in values[first : first + BLOCK]])
-                if shares is not None:
+                if shares is not None and is_whole:
+                    block = shares[first : first + BLOCK] * block
+                elif shares is not None:
                     share = shares[first : first + BLOCK]
                     owned = share if share.dtype == torch.bool else share > 0
                     block = block if owned is share else share * block
@@ -49,7 +53,7 @@ class Average:
                 sums.append(block.sum(0))
             # torch.where computes both sides: no 0 / 0 where no client owns the element
             mean = add_blocks(sums) / total.clamp_min(torch.finfo(total.dtype).tiny)
-            result[name] = torch.where(total > 0, mean, kept)
+            result[name] = mean if is_whole else torch.where(total > 0, mean, kept)
         return result
 
     def covered(self, old: Mapping[str, Tensor]) -> Tree:

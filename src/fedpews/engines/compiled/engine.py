@@ -251,11 +251,13 @@ def fill(sheet: Sheet, clients: Sequence[ClientRound]) -> None:
     """Write the clients' batches and numbers on the first lanes of a blank sheet."""
     count, (steps, _, size), device = len(clients), sheet.rows.shape, sheet.rows.device
     sheet.lr[:count] = torch.tensor([client.job.lr for client in clients], device=device)
-    sheet.noise[:, :count] = pad_sequence([client.noise[:-1] for client in clients])
-    sizes = pad_sequence([torch.tensor(client.sizes) for client in clients], batch_first=True)
+    if sheet.noise.numel():
+        sheet.noise[:, :count] = pad_sequence([client.noise[:-1] for client in clients])
+    sizes = torch.tensor([client.sizes + [0] * (steps - len(client.sizes)) for client in clients])
     present = (torch.arange(size) < sizes[:, :, None]).to(device)  # (clients, steps, batch)
     # padding reads a sample of the client's own, with weight 0
-    firsts = torch.stack([client.order[0] for client in clients])[:, None, None].expand(count, steps, size)
-    rows = firsts.masked_scatter(present, torch.cat([client.order for client in clients]))
+    order, samples = torch.cat([client.order for client in clients]), sizes.sum(1)
+    firsts = order[samples.cumsum(0) - samples][:, None, None].expand(count, steps, size)
+    rows = firsts.masked_scatter(present, order)
     sheet.rows[:, :count] = rows.transpose(0, 1)
     sheet.weight[:, :count] = present.transpose(0, 1).to(sheet.weight.dtype)
