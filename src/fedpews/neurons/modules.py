@@ -215,6 +215,11 @@ def copy_module(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, computed_tensors(model))
 
 
+def sharing_parameters(model: nn.Module) -> nn.Module:
+    """A copy that has the model's own parameters, not copies of them: for calls that swap them for others."""
+    return copy.deepcopy(model, computed_tensors(model) | {id(value): value for value in model.parameters()})
+
+
 def computed_tensors(model: nn.Module) -> dict[int, Any]:
     """A deep copy's memo with the tensors it would refuse: those that hang on the computation they come from."""
     return {

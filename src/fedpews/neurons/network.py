@@ -34,6 +34,7 @@ from fedpews.neurons.modules import (
     prepared,
     random_inputs,
     run,
+    sharing_parameters,
     tensors_of,
     trains_channels_last,
 )
@@ -397,7 +398,7 @@ class Network:
         name = "training" if training else "evaluating"
         pure: PureModule | None = getattr(self._thread, name, None)
         if pure is None:
-            pure = PureModule(copy_module(self._template).train(training))
+            pure = PureModule(sharing_parameters(self._template).train(training))
             for norm in self._frozen_norms:
                 pure.module.get_submodule(norm).eval()
             setattr(self._thread, name, pure)
