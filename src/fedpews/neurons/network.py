@@ -172,12 +172,12 @@ class Network:
         return True
 
     def initial(self) -> Tree:
-        """A copy of the values the module came with."""
-        return {
+        """The values the module came with; read-only, since parameters are not copied."""
+        values = trees.pick(tensors_of(self._template), self.names)
+        for name in self.buffers:
             # clients' counts of batches are averaged like their other buffers, so they are floats here
-            name: value.clone() if value.is_floating_point() else value.float()
-            for name, value in trees.pick(tensors_of(self._template), self.names).items()
-        }
+            values[name] = values[name].clone() if values[name].is_floating_point() else values[name].float()
+        return values
 
     def constants(self) -> Tree:
         """A copy of what is frozen, which no method trains or sends."""
