@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import fedpews
 from fedpews.errors import ConfigError
 from fedpews.models import build
-from fedpews.neurons import slice_module, trace
+from fedpews.neurons import network, slice_module, trace
+from fedpews.neurons.modules import GatedConvolution, channels_last, differentiate
 from fedpews.neurons.network import Batch, Network
 
 
@@ -270,3 +271,74 @@ def test_a_model_that_views_what_a_convolution_made_is_trained_and_evaluated(met
 def test_a_model_that_flattens_is_laid_out_channels_last() -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4))
     assert Network(model, torch.randn(1, 3, 8, 8)).survives_channels_last
+
+
+def strided() -> nn.Module:
+    layers = [
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.GroupNorm(3, 6),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, (3, 1), 2, (0, 1), 2),
+    ]
+    return nn.Sequential(
+        *layers, nn.ReLU(), nn.Conv2d(8, 5, 1, bias=False), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)
+    )
+
+
+def with_batch_norm() -> nn.Module:
+    layers = [
+        nn.Conv2d(2, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3),
+        nn.ReLU(),
+    ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3))
+
+
+HALVED = {
+    "strided": strided,
+    "BatchNorm": with_batch_norm,
+    "residual": lambda: build("resnet", (2, 9, 9), 3, {"width": 4}),
+}
+
+
+@pytest.mark.parametrize("layout", ["channels first", "channels last"])
+@pytest.mark.parametrize("gates", ["half", "real", "open", "a layer closed", "closed"])
+@pytest.mark.parametrize("kind", HALVED)
+def test_the_gradient_by_the_gates_is_the_same_without_closed_channels(
+    kind: str, gates: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net = Network(HALVED[kind]().double(), torch.randn(1, 2, 9, 9, dtype=torch.float64))
+    drawn = (torch.arange(net.graph.size) % 3 > 0).double()
+    layer = net.graph.layers[1]
+    closed = drawn.clone()
+    closed[layer.start : layer.start + layer.size] = 0
+    values = {
+        "half": drawn,
+        "real": drawn * torch.randn(net.graph.size, dtype=torch.float64),
+        "open": torch.ones_like(drawn),
+        "a layer closed": closed,
+        "closed": torch.zeros_like(drawn),
+    }[gates]
+    params, x = net.initial(), torch.randn(4, 2, 9, 9, dtype=torch.float64)
+    if layout == "channels last":
+        params, x = {name: channels_last(value) for name, value in params.items()}, channels_last(x)
+    batch = Batch(x, torch.arange(4) % 3)
+
+    calls: list[int] = []
+    backward = GatedConvolution.backward
+    monkeypatch.setattr(
+        GatedConvolution, "backward", staticmethod(lambda *given: calls.append(1) or backward(*given))
+    )
+    found = []
+    for limit in (float("inf"), 0):
+        monkeypatch.setattr(network, "CUT_FROM", limit)
+        found.append(differentiate(lambda gates: net.gated(gates).loss(params, batch), values))
+    (whole, _, expected), (loss, _, slope) = found
+
+    torch.testing.assert_close(loss, whole)
+    torch.testing.assert_close(slope, expected, rtol=1e-9, atol=1e-12)
+    assert calls or gates in ("a layer closed", "closed"), "no convolution was halved"

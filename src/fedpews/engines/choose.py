@@ -113,7 +113,7 @@ def step_seconds(net: Network, batch_size: int) -> tuple[float, float]:
     """The modelled time of one client's step, eager and compiled."""
     kernels = 3 * batch_size * net.flops / FLOPS  # forward, and twice that backward
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    has_convolutions = any(isinstance(layer, kinds) for layer in net.module(net.initial()).modules())
+    has_convolutions = any(isinstance(layer, kinds) for layer in net.module({}).modules())
     slower = SLOWER_CONVOLUTIONS if has_convolutions else 1.0
     tensors = len(net.trainable)
     return kernels + EAGER_OVERHEAD * tensors, slower * kernels + COMPILED_OVERHEAD * tensors

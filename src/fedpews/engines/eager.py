@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule, chunk_size, score_chunk
-from fedpews.engines.hardware import keep_freed_memory
+from fedpews.engines.hardware import keep_freed_memory, return_freed_memory
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.methods.contract import Work
 from fedpews.neurons.modules import channels_last, trains_channels_last
@@ -57,7 +57,7 @@ class EagerEngine(Engine):
         self._is_closed = False
         is_cuda = data.device.type == "cuda" and torch.cuda.is_available()
         self._streams = Streams(data.device) if is_cuda else None
-        self._channels_last = prefers_channels_last(net.module(net.initial())) and net.survives_channels_last
+        self._channels_last = prefers_channels_last(net.module({})) and net.survives_channels_last
         keep_freed_memory()
         self._pool = ThreadPoolExecutor(
             self.workers, "client", initializer=torch.set_num_threads, initargs=(threads,)
@@ -101,7 +101,10 @@ class EagerEngine(Engine):
                 local = map_leaves(Tensor.contiguous, local)
             # not every device has double precision
             mean = float(torch.stack(losses).cpu().double().mean())
-            return finish(net, self.data, started, local, mean)
+            done = finish(net, self.data, started, local, mean)
+        del started, local
+        return_freed_memory()
+        return done
 
 
 def prefers_channels_last(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.engines.augment import Augment
+from fedpews.engines.hardware import return_freed_memory
 from fedpews.errors import ClientDiverged
 from fedpews.methods.contract import ClientHalf, Download, Upload
 from fedpews.neurons.modules import channels_last
@@ -154,9 +155,6 @@ class Engine(ABC):
             owners: for each model the client on whose own samples it is scored; None is all samples.
         """
         net, data = self.net, self.data
-        if net.survives_channels_last:
-            # once for each model: convolutions would copy their weights for every chunk
-            models = [{name: channels_last(value) for name, value in model.items()} for model in models]
         chunks = [
             self._chunks[part] if owner is None else cut(data, part, chunk_size(net), owner)
             for owner in owners or [None] * len(models)
@@ -175,6 +173,7 @@ class Engine(ABC):
                 by_owner[owner] = add(by_owner[owner], new) if owner in by_owner else new
             clients = {owner: total for owner, total in by_owner.items() if owner is not None}
             scores.append(Score(reduce(add, each), clients))
+        return_freed_memory()
         return scores
 
     @cached_property

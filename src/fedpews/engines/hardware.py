@@ -75,6 +75,34 @@ def keep_freed_memory() -> bool:
     return bool(kept and library.mallopt(_TRIM_THRESHOLD, largest) and library.mallopt(_ARENA_MAX, 1))
 
 
+MUCH = 256 << 20
+"""Bytes of freed memory that are worth a return to the system: mapping them again takes some 50 ms."""
+
+
+class _Heap(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = (
+        ("before", ctypes.c_size_t * 8),
+        ("free", ctypes.c_size_t),  # fordblks: bytes that are kept, but not in use
+        ("trimmable", ctypes.c_size_t),
+    )
+
+
+def return_freed_memory() -> None:
+    """Return the memory that was kept to the system, if it is much.
+
+    After a client and after an evaluation: what comes next allocates tensors of other sizes, which do not fit into the
+    gaps that are left, so that gaps would add up from round to round.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return
+    library.mallinfo2.restype = _Heap
+    if library.mallinfo2().free > MUCH:
+        library.malloc_trim(0)
+
+
 @contextmanager
 def settled() -> Iterator[None]:
     """A context in which Python's garbage collector does not search the objects that exist now.

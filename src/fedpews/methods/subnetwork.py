@@ -17,7 +17,7 @@ from fedpews.methods.contract import (
     Upload,
     Work,
 )
-from fedpews.neurons.network import Batch, Network
+from fedpews.neurons.network import CUT_FROM, Batch, Network
 from fedpews.torch_private import is_transformed
 from fedpews.trees import Nest
 
@@ -77,10 +77,6 @@ def step_subnetwork(
     if STEPS_TAKEN in local:
         kept[STEPS_TAKEN] = trees.map_tree(torch.add, local[STEPS_TAKEN], net.graph.expand(mine))
     return kept, loss
-
-
-CUT_FROM = 4e8
-"""Floating-point operations of a step from which smaller kernels save more time than the copies take (about 10 ms)."""
 
 
 def _pays_to_cut(net: Network, local: Nest, gates: Tensor) -> bool:

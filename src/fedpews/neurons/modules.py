@@ -215,6 +215,11 @@ def copy_module(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, computed_tensors(model))
 
 
+def sharing_parameters(model: nn.Module) -> nn.Module:
+    """A copy that has the model's own parameters, not copies of them: for calls that swap them for others."""
+    return copy.deepcopy(model, computed_tensors(model) | {id(value): value for value in model.parameters()})
+
+
 def computed_tensors(model: nn.Module) -> dict[int, Any]:
     """A deep copy's memo with the tensors it would refuse: those that hang on the computation they come from."""
     return {
@@ -280,6 +285,44 @@ def differentiate(function: Callable[[Any], tuple[Tensor, Any]], at: Any) -> tup
     gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
     detached = tree_map_only(Tensor, torch.Tensor.detach, aux)
     return value.detach(), detached, gradients[0] if one else dict(zip(at, gradients, strict=True))
+
+
+def pick_channels(x: Tensor, channels: Tensor) -> Tensor:
+    """These channels of images, in the images' own layout, which ``index_select`` would change."""
+    if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return x.index_select(1, channels)
+    pixels = x.permute(0, 2, 3, 1)  # (samples, height, width, channels)
+    picked = pixels.reshape(-1, x.shape[1]).index_select(1, channels)
+    return picked.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
+
+
+class GatedConvolution(torch.autograd.Function):
+    """A convolution of ``gates ⊙ x`` by constant weights, in half the products if half of the neurons are closed.
+
+    Closed inputs add nothing to the outputs, and closed outputs have no gradient, so both are left out. The gates still
+    get all of their gradient, that of the closed ones too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gates: Tensor, layer: nn.Conv2d, inputs: Tensor, outputs: Tensor
+    ) -> Tensor:
+        """``gates`` has one factor for each input channel; ``inputs`` and ``outputs`` are the open channels."""
+        ctx.save_for_backward(x, gates, layer.weight, outputs)
+        ctx.geometry = layer.stride, layer.padding, layer.dilation
+        factors = gates.index_select(0, inputs).view(-1, 1, 1)
+        weight = pick_channels(layer.weight, inputs) * factors
+        return F.conv2d(pick_channels(x, inputs), weight, layer.bias, *ctx.geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        x, gates, weight, outputs = ctx.saved_tensors
+        slope, rows = pick_channels(slopes[0], outputs), weight.index_select(0, outputs)
+        by_input, _, _ = torch.ops.aten.convolution_backward(
+            slope, x, rows, None, *ctx.geometry, False, [0, 0], 1, [True, False, False]
+        )
+        by_gates = (by_input * x).sum((0, 2, 3))
+        return by_input * gates.view(-1, 1, 1), by_gates, None, None, None
 
 
 TensorSlot = tuple[dict[str, Any], str]
