@@ -257,7 +257,8 @@ def fill(sheet: Sheet, clients: Sequence[ClientRound]) -> None:
     present = (torch.arange(size) < sizes[:, :, None]).to(device)  # (clients, steps, batch)
     # padding reads a sample of the client's own, with weight 0
     order, samples = torch.cat([client.order for client in clients]), sizes.sum(1)
-    firsts = order[samples.cumsum(0) - samples][:, None, None].expand(count, steps, size)
+    starts = (samples.cumsum(0) - samples).to(device)
+    firsts = order[starts][:, None, None].expand(count, steps, size)
     rows = firsts.masked_scatter(present, order)
     sheet.rows[:, :count] = rows.transpose(0, 1)
     sheet.weight[:, :count] = present.transpose(0, 1).to(sheet.weight.dtype)
