@@ -18,7 +18,7 @@ from fedpews.data.federation import Federation, build
 from fedpews.engines import eager
 from fedpews.engines.eager import EagerEngine, Streams
 from fedpews.engines.engine import Done, Job, Schedule
-from fedpews.engines.hardware import keep_freed_memory, settled
+from fedpews.engines.hardware import MUCH, keep_freed_memory, return_freed_memory, settled
 from fedpews.methods import subnetwork
 from fedpews.methods.contract import Cohort, Method
 from fedpews.models import build as build_model
@@ -142,6 +142,37 @@ def test_a_model_with_fixed_sizes_is_not_cut() -> None:
 
 def test_keeping_freed_memory_is_arranged_where_the_c_library_is_glibc() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+def test_other_systems_keep_their_own_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: object) -> None:
+        raise TypeError("Windows has no library without a name")
+
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr("ctypes.CDLL", refuse)
+    assert not keep_freed_memory()
+    return_freed_memory()
+
+
+def test_a_large_amount_of_freed_memory_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heap:
+        def __init__(self, free: int) -> None:
+            self.free = free
+
+    class Library:
+        gnu_get_libc_version = None
+
+        def __init__(self, free: int) -> None:
+            self.trimmed: list[int] = []
+            self.mallinfo2 = lambda: Heap(free)
+            self.malloc_trim = self.trimmed.append
+
+    monkeypatch.setattr("sys.platform", "linux")
+    little, much = Library(MUCH), Library(MUCH + 1)
+    for library in (little, much):
+        monkeypatch.setattr("ctypes.CDLL", lambda name, library=library: library)
+        return_freed_memory()
+    assert (little.trimmed, much.trimmed) == ([], [0])
 
 
 def test_the_collector_leaves_what_is_there_alone_for_as_long_as_a_run_lasts() -> None:

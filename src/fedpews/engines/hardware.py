@@ -57,6 +57,14 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # names of glibc's ma
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
+def _glibc() -> ctypes.CDLL | None:
+    """The C library, if it is glibc; None on other systems."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None
+
+
 def keep_freed_memory() -> bool:
     """Let this process keep freed memory for its next allocation; returns whether that is possible.
 
@@ -64,10 +72,8 @@ def keep_freed_memory() -> bool:
     again at once. By default glibc returns them to the system in between, and every page has to be mapped and cleared
     again. Results do not change. Other C libraries have other allocators; nothing is done there.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):
+    library = _glibc()
+    if library is None:
         return False
     largest = 2 ** (8 * ctypes.sizeof(ctypes.c_int) - 1) - 1
     kept = library.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
@@ -95,8 +101,8 @@ def return_freed_memory() -> None:
     After a client and after an evaluation: what comes next allocates tensors of other sizes, which do not fit into the
     gaps that are left, so that gaps would add up from round to round.
     """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
+    library = _glibc()
+    if library is None or not hasattr(library, "mallinfo2"):  # before glibc 2.33
         return
     library.mallinfo2.restype = _Heap
     if library.mallinfo2().free > MUCH:
