@@ -166,7 +166,9 @@ def test_several_cells_are_summed_up_without_hiding_the_undecided() -> None:
         Verdict(claim="", where="", paper="", ours="", seeds=seeds, finding="", agrees=agrees)
         for agrees, seeds in ((True, 6), (None, 6), (False, 6), (None, 0))
     ]
-    assert summarise(verdicts) == "agrees in 1 of 4 cells, contradicts in 1, undecided in 1, 1 not run"
+    assert summarise(verdicts) == (
+        "agrees in 1 of 3 cells, contradicts in 1, undecided in 1 (3 of 4 cells measured)"
+    )
 
 
 def test_our_number_is_compared_with_the_papers_where_both_have_a_spread() -> None:

@@ -389,13 +389,20 @@ def test_fixed_masks_that_zero_what_is_unowned_or_are_evaluated_whole_are_cells_
 def test_the_small_version_has_its_own_name_seeds_cells_and_page(tmp_path: Path) -> None:
     toy = study(
         columns={"a": Line(set=TINY), "b": Line(set=TINY)},
-        paper={},
-        small=Small(seeds=[0], set={"train.lr": 0.5}, columns={"b": {"train.lr": 0.25}}, cells=":a"),
+        paper={"final": {"fedavg": ["1", "2"], "pews": ["3", "4"]}},
+        small=Small(
+            seeds=[0], set={"train.lr": 0.5}, columns={"b": {"train.lr": 0.25}}, cells="fedavg,pews:b"
+        ),
     )
     small = adapted(toy, None, {}, small=True)
 
     assert (small.name, small.seeds, small.command) == ("toy-small", [0], "fedpews reproduce toy --small")
-    assert [cell.experiment.train.lr for cell in cells(small)] == [0.5, 0.5, 0.25, 0.25]
+    assert [(c.row, c.column, c.experiment.train.lr) for c in cells(small)] == [
+        ("fedavg", "a", 0.5),
+        ("fedavg", "b", 0.25),
+        ("pews", "b", 0.25),
+    ]
+    assert small.paper_number("final", "pews", "b") == "4"
     assert small.scale == ["changed (--small): train.lr = 0.5", "changed in b: train.lr = 0.25"]
     assert adapted(study(), None, {}, small=True).name == "toy"  # no small version
 

@@ -92,6 +92,17 @@ def test_the_sign_flip_test_counts_every_flip() -> None:
     assert sign_flip_test(gains) == pytest.approx(expected)
 
 
+def test_flips_with_equal_means_count_although_their_last_bits_differ() -> None:
+    counts = [6, -3, 9, -7, 1, -8, 4, -1]  # sum 1, a small mean among large gains
+    gains = [100 * (0.503 + 0.001 * count) - 100 * 0.503 for count in counts]
+    flips = [
+        sum(s * c for s, c in zip(signs, counts, strict=True))
+        for signs in itertools.product((1, -1), repeat=8)
+    ]
+
+    assert sign_flip_test(gains) == pytest.approx(sum(abs(flip) >= 1 for flip in flips) / len(flips))
+
+
 def test_no_gain_anywhere_has_p_of_one() -> None:
     assert sign_flip_test([0.0, 0.0, 0.0]) == 1.0
 

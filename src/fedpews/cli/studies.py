@@ -262,11 +262,14 @@ def _show_outcome(outcome: Outcome, page: Path) -> None:
         brackets = "; in brackets the paper's" if study.paper.get(measure) else ""
         print_table(number_rows(outcome, measure), f"{MEASURES[measure].label}{brackets}")
     claim = ""
-    for verdict in outcome.verdicts:
+    measured = [verdict for verdict in outcome.verdicts if verdict.seeds]
+    for verdict in measured:
         if verdict.claim != claim:
             claim = verdict.claim
             out.print(f"[bold]Claim:[/] {escape(claim)}", soft_wrap=True)
         out.print(f"  {_sentence(verdict)}", soft_wrap=True)
+    if missing := len(outcome.verdicts) - len(measured):
+        out.print(f"{missing} more comparisons have not run yet")
     for result in outcome.table.values():
         if result.message:
             say(f"{study.label(result.cell)}: {result.status}: {result.message}")
@@ -278,5 +281,5 @@ def _sentence(verdict: Verdict) -> str:
     color = {True: "green", False: "red", None: "yellow"}[verdict.agrees]
     paper = f" (the paper: {verdict.paper})" if verdict.paper else ""
     p = "" if verdict.p is None else f", p = {verdict.p:.3f}"
-    ours = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}" if verdict.seeds else paper
+    ours = f": {verdict.ours}{paper}, {verdict.seeds} seeds{p}"
     return f"[{color}]{escape(verdict.finding)}[/]  {escape(verdict.where + ours)}"

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from fedpews.options import Table
-from fedpews.paper.cells import CellResult
+from fedpews.paper.cells import NOT_RUN, CellResult
 from fedpews.paper.measures import MEASURES, printed
 from fedpews.paper.study import Claim, Study
 from fedpews.results.statistics import (
@@ -191,7 +191,7 @@ def _finish(draft: _Draft) -> Verdict:
     if not enough or difference.p >= SIGNIFICANT:
         agrees = None
     if not seeds:
-        finding = "not run"
+        finding = NOT_RUN
     elif not enough or (is_gain and (claim.kind != "near" or agrees is False)):
         finding = difference.describe(digits, unit)
     elif not is_gain:
@@ -227,15 +227,17 @@ def _papers_gain(study: Study, claim: Claim, row: str, column: str) -> str:
 
 
 def summarise(verdicts: Sequence[Verdict]) -> str:
-    """One line for a claim out of the findings in its cells."""
+    """One line for a claim out of the findings in its cells, of those that have run."""
     ran = [verdict for verdict in verdicts if verdict.seeds]
-    if len(verdicts) == 1 or not ran:
-        return verdicts[0].finding
+    if not ran:
+        return NOT_RUN
+    part = "" if len(ran) == len(verdicts) else f" ({len(ran)} of {len(verdicts)} cells measured)"
+    if len(ran) == 1:
+        return ran[0].finding + part
     count = {answer: sum(verdict.agrees is answer for verdict in ran) for answer in (True, False, None)}
     counts = [
-        f"agrees in {count[True]} of {len(verdicts)} cells",
+        f"agrees in {count[True]} of {len(ran)} cells",
         f"contradicts in {count[False]}" if count[False] else "",
         f"undecided in {count[None]}" if count[None] else "",
-        f"{len(verdicts) - len(ran)} not run" if len(ran) < len(verdicts) else "",
     ]
-    return ", ".join(filter(None, counts))
+    return ", ".join(filter(None, counts)) + part

@@ -176,7 +176,8 @@ def curves(view: _View) -> Figure:
 def heatmap(view: _View) -> Figure:
     """Left: the curves of some rows in one column. Right: every cell's mean."""
     study, name = view.study, view.options.get("measure", "final")
-    rows, columns = list(study.rows), list(study.columns)
+    rows = [row for row in study.rows if study.columns_of(row)]
+    columns = [column for column in study.columns if any(column in study.columns_of(row) for row in rows)]
     figure = new_figure(12, max(3.5, 1.4 + 0.34 * len(rows)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
     column = view.options.get("curves_column", columns[0])

@@ -84,14 +84,12 @@ def best_cells(outcome: Outcome) -> str:
     return f"{word} {measure.label}: {'; '.join(best) or 'no cell has run'}."
 
 
-def _rows(
-    study: Study, columns: Sequence[str], text: Callable[[str, str], str], keep_empty: bool = False
-) -> list[list[str]]:
-    """A table of text: a header, then a line for each row with the text of its cells."""
+def _rows(study: Study, columns: Sequence[str], text: Callable[[str, str], str]) -> list[list[str]]:
+    """A table of text: a header, then a line for each row that has some, with the text of its cells."""
     rows = [["", *(study.column_label(column) for column in columns)]]
     for row in study.rows:
         line = [text(row, column) for column in columns]
-        if keep_empty or set(line) - {"", "–"}:
+        if set(line) - {"", "–"}:
             rows.append([study.row_label(row), *line])
     return rows
 
@@ -112,7 +110,7 @@ def number_rows(outcome: Outcome, measure: str) -> list[list[str]]:
         return f"{ours} [{paper}]".strip() if paper else ours
 
     columns = [column for column in study.columns if any(text(row, column) for row in study.rows)]
-    return _rows(study, columns, text, keep_empty=True)
+    return _rows(study, columns, text)
 
 
 def apart_rows(outcome: Outcome, measure: str) -> list[list[str]]:
@@ -304,7 +302,7 @@ def _claim_rows(fact: Facts) -> list[list[str]]:
                 _joined([verdict.paper for verdict in verdicts]),
                 _joined([verdict.ours for verdict in ran]),
                 " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) if counts else "",
-                summarise(verdicts) + _reserve(fact.scale) * bool(ran),
+                (summarise(verdicts) + _reserve(fact.scale)) * bool(ran),
                 f"`{fact.command}`",
             ]
         )

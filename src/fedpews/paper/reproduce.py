@@ -13,7 +13,7 @@ from fedpews.paper.cells import NOT_RUN, CellResult, Runner, publish
 from fedpews.paper.claims import Outcome, conclude
 from fedpews.paper.cluster import Cluster
 from fedpews.paper.page import RUNS, write_page
-from fedpews.paper.study import Cell, Study, adapted, cells, load_study, studies
+from fedpews.paper.study import Cell, Study, adapted, cells, is_named, load_study, studies
 
 
 def reproduce(
@@ -43,8 +43,7 @@ def reproduce(
     for each in list(studies()) if name == "all" else [name]:
         study = adapted(load_study(each), seeds, changed or {}, small)
         publishing = replace(runner, published=folder / RUNS)
-        chosen = only or (study.scaled.cells if study.scaled else None)
-        outcome = run_study(study, publishing, only=chosen, run=run, cluster=cluster)
+        outcome = run_study(study, publishing, only=only, run=run, cluster=cluster)
         if any(result.status != NOT_RUN for result in outcome.table.values()):
             write_page(outcome, folder)
         yield outcome
@@ -91,8 +90,7 @@ def _selected(study: Study, every: Sequence[Cell], only: str | None) -> list[Cel
         return list(every)
     selected: list[Cell] = []
     for name in only.split(","):
-        row, _, column = name.strip().partition(":")
-        matches = [c for c in every if row in ("", c.row) and column in ("", c.column) and c not in selected]
+        matches = [c for c in every if is_named(name, c.row, c.column) and c not in selected]
         if not matches:
             names = ", ".join(f"{c.row}:{c.column}" for c in every)
             raise ConfigError(f"--cells {name!r}: {study.name} has no such cell; it has {names}")

@@ -78,7 +78,7 @@ class Small(Table):
     seeds: list[int] = Field([0, 1, 2, 3, 4, 5])
     set: dict[str, Any] = Field({}, description="changes in all cells")
     columns: dict[str, dict[str, Any]] = Field({}, description="further changes in single columns")
-    cells: str | None = Field(None, description="the cells to run, as --cells names them; by default all")
+    cells: str | None = Field(None, description="its cells, as --cells names them; by default all")
 
 
 class Study(Table):
@@ -248,12 +248,37 @@ def adapted(
     flags = []
     if small and study.small is not None:
         values |= {"name": study.name + SMALL, "scaled": study.small}
+        values |= _restricted(study, study.small.cells) if study.small.cells else {}
         values["seeds"] = list(seeds or study.small.seeds)
         flags.append("--small")
     new = study.model_copy(update=values)
     flags += [f"--seeds {','.join(map(str, seeds))}"] if seeds else []
     flags += [f"--set {key}={value}" for key, value in new.departures.items()]
     return new.model_copy(update={"command": " ".join([f"fedpews reproduce {study.name}", *flags])})
+
+
+def is_named(text: str, row: str, column: str) -> bool:
+    """Whether ``row``, ``row:column`` or ``:column`` names this cell.
+
+    >>> is_named("fedavg", "fedavg", "t02"), is_named(":t04", "fedavg", "t02")
+    (True, False)
+    """
+    wanted_row, _, wanted_column = text.strip().partition(":")
+    return wanted_row in ("", row) and wanted_column in ("", column)
+
+
+def _restricted(study: Study, names: str) -> dict[str, Any]:
+    """The rows and the paper's numbers of a study with only the cells of these names."""
+    columns = {
+        row: [c for c in study.columns_of(row) if any(is_named(name, row, c) for name in names.split(","))]
+        for row in study.rows
+    }
+    paper = {
+        measure: {row: [study.paper_number(measure, row, column) for column in columns[row]] for row in rows}
+        for measure, rows in study.paper.items()
+    }
+    rows = {row: line.model_copy(update={"columns": columns[row]}) for row, line in study.rows.items()}
+    return {"rows": rows, "paper": paper}
 
 
 def cells(study: Study) -> list[Cell]:
