@@ -55,7 +55,9 @@ def paper_curves() -> dict[str, dict[str, Curve]]:
 
 
 def curve_of(study: Study, row: str, column: str) -> Curve | None:
-    """The paper's curve of a cell, if it drew one."""
+    """The paper's curve of a cell, if it drew one and the study has the paper's scale."""
+    if study.scale:
+        return None
     figure, method = study.columns[column].drawn, study.rows[row].drawn
     return paper_curves().get(figure or "", {}).get(method or "")
 
