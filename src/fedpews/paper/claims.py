@@ -59,7 +59,7 @@ class Outcome:
     table: Mapping[tuple[str, str], CellResult]
     """By row and column."""
     failed: int = 0
-    """Cells that were run now and failed or diverged."""
+    """Cells that should have run now and failed, diverged or had no data."""
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

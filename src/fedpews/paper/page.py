@@ -169,7 +169,7 @@ def write_page(outcome: Outcome, folder: Path) -> Path:
 
 
 def write_index(folder: Path) -> Path:
-    """README.md of a folder of pages: the table of claims, then the items."""
+    """README.md of a folder of pages: README.notes.md if there is one, the table of claims, then the items."""
     order = list(studies())
     facts = [Facts(**read_object(file, Facts)) for file in sorted(folder.glob("*.json"))]
     studied = {fact.name: fact.name.removesuffix(SMALL) for fact in facts}
@@ -188,6 +188,8 @@ def write_index(folder: Path) -> Path:
         for fact in facts
     ]
     text = ["# The paper's results, as measured here" if is_paper else "# Results"]
+    if (notes := folder / "README.notes.md").exists():
+        text.append(notes.read_text().strip())
     claims = [row for fact in facts for row in _claim_rows(fact) if row[3]]
     if claims:
         is_here = (folder.parent / EXPLAINED).exists()

@@ -70,7 +70,7 @@ def run_study(
             publish(result, runner.published)
         results[result.cell.name] = result
     table = [replace(results[c.name], cell=c) if c.name in results else runner.read(c) for c in every]
-    failed = [c.name for c in todo if results[c.name].status in ("failed", "diverged")]
+    failed = [c.name for c in todo if results[c.name].status in ("failed", "diverged", "data missing")]
     return replace(conclude(study, table), failed=len(failed))
 
 
