@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fedpews.errors import ConfigError
-from fedpews.paper.cells import Runner
+from fedpews.paper.cells import Runner, publish, read_published
 from fedpews.paper.page import number_rows, write_index, write_page
 from fedpews.paper.reproduce import run_study
-from fedpews.paper.study import Line
+from fedpews.paper.study import Line, cells
 from toy import TINY, study
 
 
@@ -63,6 +63,22 @@ def test_rounds_without_an_evaluation_are_published_as_they_were(tmp_path: Path)
     evaluated = ["accuracy" in record for record in whole]
     assert not all(evaluated)
     assert ["accuracy" in record for record in short] == evaluated
+
+
+def test_runs_with_a_default_that_has_changed_since_are_not_read(tmp_path: Path) -> None:
+    (cell, *_) = cells(study(columns={"a": Line(set=TINY)}, paper={}))
+    Runner(tmp_path / "runs").run(cell)
+    publish(Runner(tmp_path / "runs").read(cell), tmp_path)
+    (path,) = tmp_path.glob("*.json.gz")
+    assert not read_published(tmp_path, cell).missing
+
+    # a key that was added after the runs changes nothing, another value of a default does
+    path.write_bytes(_edited(path.read_bytes(), lambda content: content["experiment"]["warmup"].pop("ramp")))
+    assert not read_published(tmp_path, cell).missing
+    path.write_bytes(
+        _edited(path.read_bytes(), lambda content: content["experiment"]["warmup"].update(gradient="open"))
+    )
+    assert read_published(tmp_path, cell).runs == {}
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_missing_data_and_a_failing_run_leave_the_others_alone(
     assert "cifar" in outcome.table["fedavg", "missing"].message
     assert statuses["fedavg", "failing"] == "diverged"
     assert statuses["fedavg", "good"] == statuses["pews", "good"] == "done"
+    assert outcome.failed == 4
     page = write_page(outcome, tmp_path).read_text()
     assert "data missing" in page
 

@@ -1,7 +1,7 @@
 """Run what is missing of a cell, and read what is on disk. A cell's runs are ordinary run folders.
 
-Finished runs are also published in compact form, one small file per cell, from which pages can be computed again: what
-the cell changes from the defaults and, for every seed, the columns of its records, numbers to five digits, repeated
+Finished runs are also published in compact form, one small file per cell, from which pages can be computed again: the
+experiment with all its settings and, for every seed, the columns of its records, numbers to five digits, repeated
 values as value and count. It is JSON, compressed with gzip.
 """
 
@@ -247,7 +247,7 @@ def publish(result: CellResult, folder: Path) -> None:
         "row": cell.row,
         "column": cell.column,
         "draws": cell.draws,
-        "experiment": cell.changes(),
+        "experiment": cell.settings(),
         "runs": {str(seed): _pack(records) for seed, records in sorted(every.items())},
         **({"diverged": result.message[:MOST_CHARACTERS]} if result.status == "diverged" else {}),
         **({"machines": list(result.machines)} if result.machines else {}),
@@ -263,7 +263,7 @@ def read_published(folder: Path | None, cell: Cell) -> CellResult:
     if folder is None or not (path := _path(folder, cell)).exists():
         return CellResult(cell)
     content = _read(path)
-    if content["experiment"] != cell.changes() or content["draws"] != cell.draws:
+    if not _agrees(content["experiment"], cell.settings()) or content["draws"] != cell.draws:
         return CellResult(cell)
     try:
         runs = {int(seed): _unpack(columns) for seed, columns in content["runs"].items()}
@@ -272,6 +272,14 @@ def read_published(folder: Path | None, cell: Cell) -> CellResult:
     status = "diverged" if "diverged" in content else NOT_RUN
     machines = tuple(content.get("machines", ()))
     return CellResult(cell, runs, status, content.get("diverged", ""), machines=machines)
+
+
+def _agrees(then: Any, now: Any) -> bool:
+    """Whether the settings of a file are those of today. A default that has changed since makes its runs another
+    experiment; a key that was added later does not."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return all(_agrees(value, now[key]) for key, value in then.items() if key in now)
+    return bool(then == now)
 
 
 def _read(path: Path) -> CellShape:

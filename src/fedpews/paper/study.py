@@ -159,6 +159,10 @@ class Cell:
         """What differs from the defaults, except seeds and engine."""
         return _bare(self.experiment).model_dump(exclude_defaults=True)
 
+    def settings(self) -> dict[str, Any]:
+        """All settings with their values, defaults too, except seeds and engine."""
+        return _bare(self.experiment).model_dump(exclude={"seeds", "runtime"})
+
     def draw(self, seed: int) -> int:
         """The data draw of a seed: with one draw for all seeds, the variance between draws would stay hidden."""
         return self.experiment.data.seed + seed % self.draws
