@@ -238,7 +238,7 @@ def plot(
         Path | None, typer.Option("--out", help="Output file (by default KIND.FORMAT in the first folder).")
     ] = None,
 ) -> None:
-    """Draw a figure for a paper: curves, bytes, masks, clients or heatmap."""
+    """Draw a figure for a paper: curves, bytes, masks or clients."""
     if format not in FORMATS:
         raise ConfigError(f"there is no format {format!r}; choose from {', '.join(FORMATS)}")
     path = file or folders[0] / f"{kind}.{format}"

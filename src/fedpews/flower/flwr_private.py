@@ -21,7 +21,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 
-# A task that sends no heartbeat is given up after half a minute.
+# A task that sends no heartbeat is stopped after half a minute.
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 
 # The pieces that a message is sent in, for its size.

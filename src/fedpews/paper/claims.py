@@ -233,11 +233,15 @@ def summarise(verdicts: Sequence[Verdict]) -> str:
         return NOT_RUN
     part = "" if len(ran) == len(verdicts) else f" ({len(ran)} of {len(verdicts)} cells measured)"
     if len(ran) == 1:
-        return ran[0].finding + part
-    count = {answer: sum(verdict.agrees is answer for verdict in ran) for answer in (True, False, None)}
-    counts = [
-        f"agrees in {count[True]} of {len(ran)} cells",
-        f"contradicts in {count[False]}" if count[False] else "",
-        f"undecided in {count[None]}" if count[None] else "",
-    ]
-    return ", ".join(filter(None, counts)) + part
+        return answer(ran[0]) + part
+    count = {agrees: sum(verdict.agrees is agrees for verdict in ran) for agrees in (True, False, None)}
+    words = {True: "agrees", False: "contradicts", None: "undecided"}
+    first, *others = [(words[agrees], number) for agrees, number in count.items() if number]
+    cells = f"{first[0]} in {first[1]} of {len(ran)} cells" if others else f"{first[0]} in all {len(ran)} cells"
+    return ", ".join([cells, *(f"{word} in {number}" for word, number in others)]) + part
+
+
+def answer(verdict: Verdict) -> str:
+    """The finding, after whether it agrees with the claim."""
+    before = {True: "agrees, ", False: "contradicts, ", None: ""}
+    return before[verdict.agrees] + verdict.finding

@@ -52,14 +52,14 @@ class Facts(Table):
 
 
 def finding(outcome: Outcome) -> str:
-    """What the runs say, in one sentence: the first claim that ran, then all of them; or else the best cells."""
+    """What the runs say: a sentence on the first claim that ran, then one on all of them; or else the best cells."""
     ran = [verdict for verdict in outcome.verdicts if verdict.seeds]
     if not ran:
         return best_cells(outcome)
     first = [verdict for verdict in outcome.verdicts if verdict.claim == ran[0].claim]
     text = f"{ran[0].claim}: {summarise(first)}{_reserve(outcome.study.scale)}"
     if len(first) < len(outcome.verdicts):
-        text += f"; all claims together: {summarise(outcome.verdicts)}"
+        text += f". All claims of this page: {summarise(outcome.verdicts)}"
     return f"{text}."
 
 

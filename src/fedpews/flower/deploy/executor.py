@@ -1,7 +1,7 @@
 """The warm executor: imports everything once, takes the SuperNode's tasks, and forks a process for each.
 
 Flower's own executor starts a new Python for every message, which spends seconds on imports before its first contact,
-and is given up if that takes more than half a minute. A fork has everything at once, and is as isolated: what a
+and is stopped if that takes more than half a minute. A fork has everything at once, and is as isolated: what a
 message changes is gone with its process.
 """
 

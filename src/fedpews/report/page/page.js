@@ -212,7 +212,7 @@ if (document.body.dataset.live === "true") {
         if (same) redrawAll(); else build();
       }
       tell();
-    } catch { status.classList.remove("live"); status.textContent = "the watching command has ended; this is the last it told"; }
+    } catch { status.classList.remove("live"); status.textContent = "fedpews watch has stopped; this is the last update"; }
     setTimeout(ask, 2000);
   };
   tell();
