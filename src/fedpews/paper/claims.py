@@ -232,16 +232,13 @@ def summarise(verdicts: Sequence[Verdict]) -> str:
     if not ran:
         return NOT_RUN
     part = "" if len(ran) == len(verdicts) else f" ({len(ran)} of {len(verdicts)} cells measured)"
+    words: dict[bool | None, str] = {True: "agrees", False: "contradicts", None: "undecided"}
     if len(ran) == 1:
-        return answer(ran[0]) + part
-    count = {agrees: sum(verdict.agrees is agrees for verdict in ran) for agrees in (True, False, None)}
-    words = {True: "agrees", False: "contradicts", None: "undecided"}
-    first, *others = [(words[agrees], number) for agrees, number in count.items() if number]
-    cells = f"{first[0]} in {first[1]} of {len(ran)} cells" if others else f"{first[0]} in all {len(ran)} cells"
+        (only,) = ran
+        return (only.finding if only.agrees is None else words[only.agrees]) + part
+    count = {answer: sum(verdict.agrees is answer for verdict in ran) for answer in words}
+    first, *others = [(words[answer], number) for answer, number in count.items() if number]
+    cells = (
+        f"{first[0]} in {first[1]} of {len(ran)} cells" if others else f"{first[0]} in all {len(ran)} cells"
+    )
     return ", ".join([cells, *(f"{word} in {number}" for word, number in others)]) + part
-
-
-def answer(verdict: Verdict) -> str:
-    """The finding, after whether it agrees with the claim."""
-    before = {True: "agrees, ", False: "contradicts, ", None: ""}
-    return before[verdict.agrees] + verdict.finding

@@ -57,8 +57,10 @@ def finding(outcome: Outcome) -> str:
     if not ran:
         return best_cells(outcome)
     first = [verdict for verdict in outcome.verdicts if verdict.claim == ran[0].claim]
-    text = f"{ran[0].claim}: {summarise(first)}{_reserve(outcome.study.scale)}"
-    if len(first) < len(outcome.verdicts):
+    measured = [verdict for verdict in first if verdict.seeds]
+    number = f", {ran[0].ours}" if len(measured) == 1 else ""
+    text = f"{ran[0].claim}: {summarise(first)}{number}{_reserve(outcome.study.scale)}"
+    if len(measured) < len(ran):
         text += f". All claims of this page: {summarise(outcome.verdicts)}"
     return f"{text}."
 
