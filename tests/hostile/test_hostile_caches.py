@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpews.engines.compiled import native
-from fedpews.engines.compiled.cache import cache_dir, own_folder
+from fedpews.engines.compiled.cache import cache_dir, find, keep, own_folder
 from fedpews.engines.compiled.program import CannotCompile
 from fedpews.flower.site import SiteMemory
 
@@ -79,10 +78,10 @@ def test_a_readable_cache_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_library_whose_bytes_were_changed_is_never_loaded(tmp_path: Path) -> None:
     built = tmp_path / "built"
     built.write_bytes(b"machine code")
-    library = native._keep(tmp_path, "key", lambda scratch: Path(shutil.copy(built, scratch / "model.so")))
-    assert native._find(tmp_path, "key") == library
+    library = keep(tmp_path, "key", lambda scratch: Path(shutil.copy(built, scratch / "model.so")))
+    assert find(tmp_path, "key") == library
     library.write_bytes(b"machine code of somebody else")
-    assert native._find(tmp_path, "key") is None
+    assert find(tmp_path, "key") is None
     assert not library.exists()
 
 

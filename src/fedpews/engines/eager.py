@@ -18,6 +18,7 @@ from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule, chunk_size, score_chunk
 from fedpews.engines.hardware import MUCH, keep_freed_memory, return_freed_memory
+from fedpews.engines.pooling import fast_pooling
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.methods.contract import Work
 from fedpews.neurons.modules import channels_last, trains_channels_last
@@ -83,7 +84,7 @@ class EagerEngine(Engine):
         net, names = self.net.at(job.seed), (job.seed, job.download.round, job.client)
         drawing = global_generator(fold(*names, "torch")) if self.net.is_stochastic else nullcontext()
         queued = self._streams.behind(servers_stream) if self._streams else nullcontext()
-        with queued, drawing:
+        with queued, drawing, fast_pooling(net):
             started = start(net, self.data, self.schedule, job)
             local, losses = started.local, []
             if self._channels_last:  # the kernels' own order, so they copy nothing

@@ -17,6 +17,7 @@ from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.engines.augment import Augment
 from fedpews.engines.hardware import return_freed_memory
+from fedpews.engines.pooling import fast_pooling
 from fedpews.errors import ClientDiverged
 from fedpews.methods.contract import ClientHalf, Download, Upload
 from fedpews.neurons.modules import channels_last
@@ -227,7 +228,7 @@ def score_chunk(net: Network, params: Tree, data: Federation, part: Part, rows: 
     """The sums over one chunk of samples."""
     inputs, labels = (data.test_x, data.test_y) if part == "test" else (data.x, data.y)
     x = take(inputs, rows)
-    with torch.no_grad():
+    with torch.no_grad(), fast_pooling(net):
         # images: channels last is the order in which convolutions copy nothing
         if net.survives_channels_last:
             x = tree_map_only(Tensor, channels_last, x)

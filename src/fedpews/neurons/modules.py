@@ -17,6 +17,7 @@ from torch.func import grad_and_value
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from fedpews.errors import ConfigError
 from fedpews.neurons.layers import Attention, groups_attribute, groups_left
@@ -323,6 +324,18 @@ class GatedConvolution(torch.autograd.Function):
         )
         by_gates = (by_input * x).sum((0, 2, 3))
         return by_input * gates.view(-1, 1, 1), by_gates, None, None, None
+
+
+class Calls(TorchFunctionMode):
+    """Notes which of torch's functions are called while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: set[Any] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.add(func)
+        return func(*args, **(kwargs or {}))
 
 
 TensorSlot = tuple[dict[str, Any], str]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,6 +20,7 @@ from fedpews import trees
 from fedpews.neurons.layers import Layer, is_norm
 from fedpews.neurons.modules import Batch as Batch
 from fedpews.neurons.modules import (
+    Calls,
     GatedConvolution,
     PureModule,
     SampleLoss,
@@ -293,6 +295,13 @@ class Network:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             self.predict(self.initial(), tree_map_only(Tensor, lambda leaf: leaf[:1], self.example))
         return int(counter.get_total_flops())
+
+    @cached
+    def pools(self) -> bool:
+        """Whether a pass calls ``max_pool2d``."""
+        with torch.no_grad(), Calls() as calls:
+            self.predict(self.initial(), tree_map_only(Tensor, lambda leaf: leaf[:1], self.example))
+        return max_pool2d in calls.functions
 
     def blank_labels(self, samples: int) -> Tensor:
         """Labels of the form the loss takes, all zero."""

@@ -5,7 +5,9 @@ Libraries in the folder are loaded into this process as code, so no other user m
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import re
 import shutil
 import signal
@@ -14,7 +16,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,6 +68,64 @@ def _check(folder: Path) -> None:
                 f"others may replace the cache {folder}: {parent} is not only yours; set FEDPEWS_CACHE "
                 "to another folder"
             )
+
+
+def find(folder: Path, key: str) -> Path | None:
+    """A library of the cache; a file whose bytes do not match the digest in its name is deleted."""
+    library = None
+    for path in folder.glob(f"{key}-*.so"):
+        with suppress(OSError):
+            if path.name == _name(key, path):
+                library = path
+            # a damaged library may load and crash the process only later, so it is never tried
+            else:
+                path.unlink()
+    return library
+
+
+def keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
+    """Build a library in a scratch folder and move it into the cache."""
+    # inside the cache: a rename is atomic only within one file system, and two processes may build the
+    # same library at once
+    try:
+        with scratch_folder(folder) as scratch:
+            built = make(scratch)
+            library = folder / _name(key, built)
+            os.replace(built, library)
+    except OSError as error:
+        raise CannotCompile(f"the cache {folder} cannot be written: {error.strerror or error}") from error
+    return library
+
+
+def _name(key: str, path: Path) -> str:
+    return f"{key}-{digest(path.read_bytes())}.so"
+
+
+def c_library(name: str, source: str, compiler: str, *flags: str) -> Path:
+    """A library of the cache, compiled from C if it is not there."""
+    folder, key = cache_dir(), f"{name}{digest(repr((source, flags, processor())).encode(), 8)}"
+
+    def compile_source(scratch: Path) -> Path:
+        built = scratch / f"{name}.so"
+        command = [compiler, "-x", "c", *(flags or ["-O2"]), "-shared", "-fPIC", "-o", str(built), "-"]
+        done = run_apart(command, source)
+        if done.returncode:
+            raise CannotCompile(f"the C compiler fails: {done.stdout.strip()[:200]}")
+        return built
+
+    return find(folder, key) or keep(folder, key, compile_source)
+
+
+def digest(data: bytes, size: int = 16) -> str:
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
+def processor() -> str:
+    """What -march=native depends on."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line for line in lines if line.startswith("flags")), "")
+    return platform.processor()
 
 
 ABANDONED = 24 * 3600.0

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import logging
-import os
 import platform
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedpews.engines.compiled.cache import cache_dir, run_apart, scratch_folder
+from fedpews.engines.compiled.cache import c_library, cache_dir, digest, find, keep, processor, run_apart
 from fedpews.engines.compiled.program import CannotCompile, Program, Sheet, Step
 from fedpews.errors import first_line
 from fedpews.torch_private import (
@@ -136,25 +134,21 @@ def load(program: Program, x: Any, y: Tensor, runners: int) -> Native:
     """
     compiler, folder = compiler_path(), cache_dir()
     # machine code fits one program, processor, compiler and version of torch
-    system = torch.__version__, torch.backends.cpu.get_cpu_capability(), _processor(), _version(compiler)
-    key = _digest(repr((program.fingerprint(), system)).encode())
-    loop_key = f"loop{_digest(LOOP.encode(), 8)}"
-    loop = _find(folder, loop_key) or _keep(folder, loop_key, partial(_compile_loop, compiler))
-    library = _find(folder, key)
+    system = torch.__version__, torch.backends.cpu.get_cpu_capability(), processor(), _version(compiler)
+    key = digest(repr((program.fingerprint(), system)).encode())
+    # the C++ compiler is known to be there, so it compiles the C loop too
+    loop = c_library("loop", LOOP, compiler)
+    library = find(folder, key)
     if library is not None:
         with contextlib.suppress(OSError, AttributeError):
             return Native(library, loop, runners)
         # intact (its digest is right), but not for the system as it is now: build it anew
         library.unlink(missing_ok=True)
-    library = _keep(folder, key, lambda scratch: _compile(program, x, y, scratch))
+    library = keep(folder, key, lambda scratch: _compile(program, x, y, scratch))
     try:
         return Native(library, loop, runners)
     except (OSError, AttributeError) as error:
         raise CannotCompile(f"what the compiler built does not load: {error}") from error
-
-
-def _digest(data: bytes, size: int = 16) -> str:
-    return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
 NEEDED = (
@@ -200,55 +194,6 @@ def compiler_version() -> str:
 @cache
 def _version(compiler: str) -> str:
     return run_apart([compiler, "-dumpfullversion"]).stdout.strip()
-
-
-def _processor() -> str:
-    """What -march=native depends on."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next((line for line in lines if line.startswith("flags")), "")
-    return platform.processor()
-
-
-def _find(folder: Path, key: str) -> Path | None:
-    """A library of the cache; a file whose bytes do not match the digest in its name is deleted."""
-    library = None
-    for path in folder.glob(f"{key}-*.so"):
-        with contextlib.suppress(OSError):
-            if path.name == _name(key, path):
-                library = path
-            # a damaged library may load and crash the process only later, so it is never tried
-            else:
-                path.unlink()
-    return library
-
-
-def _keep(folder: Path, key: str, make: Callable[[Path], Path]) -> Path:
-    """Build a library in a scratch folder and move it into the cache."""
-    # inside the cache: a rename is atomic only within one file system, and two processes may build the
-    # same library at once
-    try:
-        with scratch_folder(folder) as scratch:
-            built = make(scratch)
-            library = folder / _name(key, built)
-            os.replace(built, library)
-    except OSError as error:
-        raise CannotCompile(f"the cache {folder} cannot be written: {error.strerror or error}") from error
-    return library
-
-
-def _name(key: str, path: Path) -> str:
-    return f"{key}-{_digest(path.read_bytes())}.so"
-
-
-def _compile_loop(compiler: str, scratch: Path) -> Path:
-    built = scratch / "loop.so"
-    # the C++ compiler is known to be there, so it compiles the C loop too, from its standard input
-    command = [compiler, "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(built), "-"]
-    done = run_apart(command, LOOP)
-    if done.returncode:
-        raise CannotCompile(f"the C compiler fails: {done.stderr.strip()[:200]}")
-    return built
 
 
 def _compile(program: Program, x: Any, y: Tensor, scratch: Path) -> Path:
