@@ -297,6 +297,21 @@ def pick_channels(x: Tensor, channels: Tensor) -> Tensor:
     return picked.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
 
 
+def round_up(channels: Tensor, size: int) -> Tensor:
+    """These of ``size`` channels, in order, with a few others, so that their number is a multiple of 8.
+
+    oneDNN compiles a kernel for each shape and keeps 1,024 of them. Masks that are drawn in every step would need more.
+
+    >>> round_up(torch.tensor([1, 4]), 16)
+    tensor([0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    more = -len(channels) % 8
+    if not more:
+        return channels
+    others = torch.ones(size, dtype=torch.bool).index_fill(0, channels, False).nonzero()[:, 0]
+    return torch.cat([channels, others[:more]]).sort().values
+
+
 class GatedConvolution(torch.autograd.Function):
     """A convolution of ``gates ⊙ x`` by constant weights, in half the products if half of the neurons are closed.
 
@@ -308,7 +323,7 @@ class GatedConvolution(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gates: Tensor, layer: nn.Conv2d, inputs: Tensor, outputs: Tensor
     ) -> Tensor:
-        """``gates`` has one factor for each input channel; ``inputs`` and ``outputs`` are the open channels."""
+        """``gates`` has one factor for each input channel; ``inputs`` and ``outputs`` hold all open channels."""
         ctx.save_for_backward(x, gates, layer.weight, outputs)
         ctx.geometry = layer.stride, layer.padding, layer.dilation
         factors = gates.index_select(0, inputs).view(-1, 1, 1)

@@ -38,6 +38,7 @@ from fedpews.neurons.modules import (
     main_output,
     prepared,
     random_inputs,
+    round_up,
     run,
     sharing_parameters,
     tensors_of,
@@ -457,7 +458,8 @@ class Network:
             whole: Tensor = nn.Conv2d.forward(layer, self.graph.gate_inputs(weight, x, gates))
             return whole
         convolve: Any = GatedConvolution.apply
-        halved: Tensor = convolve(x, reads.pick(gates), layer, kept[1], rows)
+        outputs, inputs = map(round_up, (rows, kept[1]), layer.weight.shape[:2])
+        halved: Tensor = convolve(x, reads.pick(gates), layer, inputs, outputs)
         return halved
 
     @cached
