@@ -110,8 +110,8 @@ def commands(workload: Workload, cores: int) -> Iterator[tuple[str, list[str]]]:
 def measure(workload: Workload, cores: tuple[int, ...], turns: int, without: Collection[str] = ()) -> dict:
     """Every contender's seconds a round, turn by turn, on each number of cores.
 
-    The processes of Flower's simulation work also while nobody asks them to, so it takes turns with a plain loop alone,
-    when the others have ended.
+    The idle workers of Flower's simulation use CPU, so it takes turns with a plain loop alone, after the others have
+    ended.
     """
     every = [
         (count, name, command)
