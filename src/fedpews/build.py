@@ -83,7 +83,7 @@ def build(
     """Everything an experiment needs; the arguments are those of `fedpews.run`."""
     check_given(experiment, model, clients)
     if clients is None and test is not None:
-        raise ConfigError("clients and test belong together: give both, or a data.name")
+        raise ConfigError("clients and test must be given together, or neither with data.name")
     federation = load_data(experiment, clients, test, data_dir, task)
     net, starts = build_network(experiment, federation, model, graph)
     public = load_public(experiment, federation, data_dir)

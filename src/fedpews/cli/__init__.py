@@ -65,8 +65,8 @@ def _settings(
     rank = Rank.here()
     if rank is not None and rank.is_shared and context.invoked_subcommand != "run":
         raise ConfigError(
-            f"torchrun started {rank.world} processes of this command, and only `fedpews run` shares its work among "
-            f"them; start `fedpews {context.invoked_subcommand}` without torchrun"
+            f"torchrun started {rank.world} processes, but only `fedpews run` can divide its work among them; run "
+            f"`fedpews {context.invoked_subcommand}` without torchrun"
         )
 
 
