@@ -38,7 +38,7 @@ FREE = (
 
 
 class Experiment(Table):
-    """Everything that decides a run. Make one from a recipe, a file, or in Python.
+    """The complete configuration of a run. Make one from a recipe, a file, or in Python.
 
     >>> Experiment(rounds=200, warmup={"fraction": 0.125}).warmup_rounds
     25

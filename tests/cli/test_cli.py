@@ -121,7 +121,7 @@ def test_compare_finds_runs_below_a_folder_and_draws_them(two_runs: Path, tmp_pa
 def test_compare_says_when_a_folder_holds_no_run(tmp_path: Path) -> None:
     done = fedpews("compare", str(tmp_path))
     assert done.code == 2
-    assert "holds no run" in done.stderr
+    assert "is not a run folder" in done.stderr
 
 
 @pytest.mark.parametrize("what", ["methods", "data", "models", "recipes", "keys"])

@@ -22,8 +22,9 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="fedpews",
     help="Federated learning for clients whose data have almost nothing in common.\n\n"
-    "Start with:\n\n"
+    "Train an example:\n\n"
     "  fedpews run synthetic-four --seeds 0\n\n"
+    "Write a configuration and compare two methods:\n\n"
     "  fedpews new my.toml\n\n"
     "  fedpews run my.toml --method fedavg --method fedavg+pews",
     no_args_is_help=True,

@@ -56,9 +56,11 @@ def get(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Data sets to download (fedpews list data).")
     ],
-    data_dir: DataDir = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder to download to.", show_default="the cache")
+    ] = None,
 ) -> None:
-    """Download missing data sets into --data-dir or the cache."""
+    """Download missing data sets to the cache or another folder."""
     from fedpews.data import catalogue
 
     _print_status(catalogue.get(names, data_dir))

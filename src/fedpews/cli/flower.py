@@ -91,7 +91,7 @@ def up(
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment as a whole deployment on this machine, with TLS and authentication.
+    """Run an experiment as a complete deployment on this machine, with TLS and authentication.
 
     The run folder has the same files as with `fedpews run`. It also has sites.jsonl,
     which lists the replies of the sites in each round.
@@ -170,7 +170,7 @@ def serve(
 def approve(
     folder: Folder,
     public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="The public key that the site sent.")],
-    site: Annotated[int, typer.Option(help="The site's number, from 0; it never changes.")],
+    site: Annotated[int, typer.Option(help="The site's number, from 0; the same in all runs.")],
     name: Annotated[str, typer.Option(help="Your name for the site.")],
     fingerprint: Annotated[
         str | None,
@@ -274,7 +274,7 @@ def run_site(
             metavar="APP", help="The folder of the app. Read it first; the site runs no other app."
         ),
     ],
-    number: Annotated[int, typer.Option("--site", help="This site's number, from 0; it never changes.")],
+    number: Annotated[int, typer.Option("--site", help="This site's number, from 0; the same in all runs.")],
     superlink: Annotated[str, typer.Option(help="The coordinator's host:port.")],
     ca: Annotated[Path, typer.Option(help="Certificate authority of the coordinator (ca.crt).")],
     key: Annotated[Path, typer.Option(help="This site's private key (ssh-keygen -t ecdsa -b 384).")],

@@ -72,9 +72,7 @@ Methods = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Seeds, separated by commas: 0,1,2.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder.", show_default="runs/CONFIG-METHOD")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the data sets; missing data sets are downloaded into it.")
-]
+DataDir = Annotated[Path | None, typer.Option(help="Folder to search for data sets first.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(

@@ -176,7 +176,7 @@ def compare(
         Path | None, typer.Option(help="Also plot the metric over rounds to this file (png, pdf, svg).")
     ] = None,
 ) -> None:
-    """Compare runs with the first run, seed by seed."""
+    """Compare each run with the first one, seed by seed."""
     from fedpews.report.compare import columns, goal_text, remarks, table, verdicts
 
     runs = find_runs(folders)
@@ -199,7 +199,7 @@ def report(
         Path | None, typer.Option("--out", help="Output file (by default report.html in the first folder).")
     ] = None,
 ) -> None:
-    """Write an HTML report: differences, curves, clients, masks, data, settings."""
+    """Write an HTML report with differences, curves, clients, masks and settings."""
     from fedpews.report.html import write_report
 
     say(f"written to {write_report(folders, file or folders[0] / REPORT)}")

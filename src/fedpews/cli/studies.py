@@ -54,7 +54,7 @@ Grids = Annotated[
     typer.Option(
         "--grid",
         metavar="KEY=V,V,...",
-        help="A key and its values. Repeat the option for all combinations. With --search also a range: "
+        help="A key and its values. Repeat the option for several keys. With --search also a range: "
         "train.lr=0.001..0.1:log, warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
     ),
 ]
@@ -148,7 +148,7 @@ def sweep(
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train with all combinations of some settings, or search for the best one.
+    """Train with every combination of some settings, or search for the best one.
 
     A grid:
     fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid train.lr=0.05,0.1

@@ -181,14 +181,14 @@ def from_clients(
     """Your own data as a Federation: a list of clients and a test set.
 
     A client, like the test set, is an ``(x, y)`` pair of tensors or NumPy arrays, or a torch Dataset of
-    (input, label) pairs. x may also be a tuple or dict of tensors, for a model that takes several. A client may be a
-    dict of such with its own ``train``, ``val`` and ``test``; then ``test`` may be left out. The test set may also be a
-    list with one for each client: the global model is evaluated on all of them, a client's metrics on its own.
+    (input, label) pairs. x may also be a tuple or dict of tensors, for models with several inputs. A client may be
+    a dict with ``train``, ``test`` and optionally ``val``; then omit ``test``. The test set may also be a list with one
+    per client: the global model is evaluated on all of them, and the metrics of a client on its own.
 
     Args:
         classes: by default the largest label plus one.
-        task: what the labels are; by default one class per sample.
-        lazy: read the inputs of Datasets batch by batch, for data that does not fit in memory.
+        task: the task of the labels; by default classification.
+        lazy: read the inputs of Datasets batch by batch, for data that do not fit in memory.
 
     >>> clients = [(torch.randn(8, 5), torch.zeros(8, dtype=torch.int64)), (np.ones((4, 5)), np.ones(4, int))]
     >>> data = from_clients(clients, test=(torch.randn(2, 5), torch.tensor([0, 1])))

@@ -116,7 +116,9 @@ def folders_of_runs(folders: Sequence[Path], missing_ok: bool = False) -> list[P
         below = sorted(path.parent for path in folder.glob(f"*/{layout.ROUNDS}"))
         runs = [folder] if (folder / layout.ROUNDS).exists() else below
         if not runs and not missing_ok:
-            raise ConfigError(f"{folder} holds no run: there is no rounds.jsonl in it or one level below")
+            raise ConfigError(
+                f"{folder} is not a run folder: there is no rounds.jsonl in it or one level below"
+            )
         paths += runs
     return list(dict.fromkeys(paths))
 

@@ -102,10 +102,9 @@ class Auto(Learned):
     λ is 0: each client's scores start at random, so the masks differ from the start. On the synthetic data of the
     paper λ = 5 made no difference with two clients over ten seeds, and λ = 2 ended 28 points lower with four.
 
-    Round 1 is a plain round. If the clients' updates point the same way (iid data, for instance), there is no warmup.
-    Otherwise the warmup begins, and lasts until the logarithm of the mean training loss falls by no more than a given
-    share of its steepest fall: then the masked networks have learnt what their clients can teach them alone. The
-    decisions use only what clients upload anyway, and no test or validation data.
+    Round 1 is a plain round. If the clients' updates have similar directions (as on iid data), there is no warmup.
+    Otherwise the warmup starts, and ends when the logarithm of the mean training loss falls by less than a given share
+    of its steepest fall. The decisions use only the uploads, and no test or validation data.
 
     Args:
         agree_at: there is no warmup if the mean cosine of the clients' first updates is at least this.
