@@ -124,7 +124,7 @@ class WarmupTable(Table):
     kind: WarmupKind | None = field(None, "kind of masks; by default set by the method's name")
     rounds: Whole | None = field(None, "number of warmup rounds, W")
     fraction: Annotated[float, Field(ge=0, le=1)] | None = field(
-        None, "τ = W/T, the share of all rounds, instead of warmup.rounds"
+        None, "τ = W/T, the warmup rounds as a share of all rounds; instead of warmup.rounds"
     )
     ramp: Whole = field(0, "number of rounds after the warmup in which the local learning rate rises to lr")
     if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class PretrainTable(Table):
 
 class FinetuneTable(Table):
     epochs: Count | None = field(
-        None, "after the last round, epochs of training of the global model on each client's data"
+        None, "epochs of fine-tuning of the final global model on each client's data"
     )
     lr: Positive | None = field(None, "learning rate; by default that of the last round")
 

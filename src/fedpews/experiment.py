@@ -53,7 +53,7 @@ class Experiment(Table):
         [0], "random seeds; each seed is a separate run", min_length=1
     )
     target_accuracy: Annotated[float, Field(gt=0, le=1)] = field(
-        0.99, "accuracy to reach; the report counts the rounds"
+        0.99, "target accuracy; the report counts the rounds to reach it"
     )
     target_metric: str | None = field(
         None, "the metric that should reach target; by default the first of task.metrics"
@@ -355,6 +355,7 @@ def _toml(value: Any) -> str:
 def _key(name: str, entry: Mapping[str, Any]) -> Key:
     default = entry.get("default")
     shown = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    shown = shown.lower() if isinstance(default, bool) else shown
     return Key(name, _type(entry), "" if default is None else shown, entry.get("description", ""), default)
 
 
@@ -362,7 +363,9 @@ def _type(entry: Mapping[str, Any]) -> str:
     """A JSON schema's type and limits in a few words.
 
     >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"type": "integer", "minimum": 1})
-    ('number, 0 ≤ · < 1', 'whole number, ≥ 1')
+    ('number, 0 ≤ x < 1', 'integer, ≥ 1')
+    >>> _type({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}})
+    'list of lists of integers'
     """
     if "anyOf" in entry:
         return _type(next(one for one in entry["anyOf"] if one.get("type") != "null"))
@@ -370,14 +373,16 @@ def _type(entry: Mapping[str, Any]) -> str:
         return " | ".join(map(str, entry.get("enum", [entry.get("const")])))
     kind = str(entry.get("type", "table"))
     if kind == "array":
-        return f"list of {_type(entry.get('items', {'type': 'value'}))}"
-    names = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "table"}
+        inner, _, rest = _type(entry.get("items", {"type": "value"})).partition(" of ")
+        inner, comma, limits = inner.partition(",")
+        return f"list of {inner}s{comma}{limits}" + (f" of {rest}" if rest else "")
+    names = {"boolean": "true | false", "object": "table"}
     low = {"minimum": "≥", "exclusiveMinimum": ">"}
     high = {"maximum": "≤", "exclusiveMaximum": "<"}
     above = [(entry[key], sign) for key, sign in low.items() if key in entry]
     below = [f"{sign} {entry[key]:g}" for key, sign in high.items() if key in entry]
     if above and below:
-        limits = [f"{above[0][0]:g} {'≤' if above[0][1] == '≥' else '<'} · {below[0]}"]
+        limits = [f"{above[0][0]:g} {'≤' if above[0][1] == '≥' else '<'} x {below[0]}"]
     else:
         limits = below or [f"{sign} {value:g}" for value, sign in above]
     return ", ".join([names.get(kind, kind), *limits])

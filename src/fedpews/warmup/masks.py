@@ -62,9 +62,9 @@ class Learned(Masks):
         diversity: λ, the weight of the term that separates a client's mask from the others'.
         mask_lr: η_s, the learning rate of the scores.
         upload: ``"probabilities"`` uploads θ beside the mask; ``"masks"`` uploads only the mask, which is smaller
-            and needs slightly more rounds.
-        gradient: the estimate of the loss's gradient by a probability: ∂f/∂gate times θ (``"theta"``), times the drawn
-            0 or 1 (``"open"``, whose mean is ``"theta"``), or unchanged (``"gate"``).
+            but needs slightly more rounds to converge.
+        gradient: gradient of the loss with respect to θ: ∂f/∂gate times θ (``"theta"``), times the drawn 0 or 1
+            (``"open"``, whose mean is ``"theta"``), or ∂f/∂gate (``"gate"``).
         start: mean of a client's initial scores; θ is their sigmoid.
         start_spread: standard deviation of the initial scores; with 0 they are all equal.
         start_common: use the same random initial scores for all clients.
