@@ -35,7 +35,7 @@ from fedpews.warmup import with_warmup
         ({"seeds": [1, 1]}, "seeds contains the same seed twice"),
         ({"seeds": []}, "seeds: list should have at least 1 item"),
         ({"method.name": "fedagv"}, "'fedagv' is unknown; did you mean 'fedavg'?"),
-        ({"method.name": "fedavg+pews+pews"}, "'pews' is out of place, there is a warmup already"),
+        ({"method.name": "fedavg+pews+pews"}, "'pews' is a second warmup; use only one"),
         ({"method.name": "fedavg+pews", "warmup.kind": "fixed"}, "remove one of them"),
         (
             {"train.epochs": 1, "train": {"epochs": 1, "steps": 1}},

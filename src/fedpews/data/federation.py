@@ -288,7 +288,7 @@ def with_clients(
         raise ConfigError(f"the clients' rows are {low} to {high}, but there are {len(data.y)} samples.")
     used = torch.bincount(rows, minlength=len(data.y))
     if int(used.max()) > 1:
-        raise ConfigError(f"sample {int(used.argmax())} is given {int(used.max())} times, not once.")
+        raise ConfigError(f"sample {int(used.argmax())} is used {int(used.max())} times, not once.")
     return _with_rows(replace(data, clients=tuple(clients), validation=tuple(validation)), rows)
 
 
@@ -366,7 +366,9 @@ def check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
     if largest is None:
         return
     if largest >= MOST_CLASSES:
-        raise ConfigError(f"{whose}: label {largest} is no class: there are at most {MOST_CLASSES:,}.")
+        raise ConfigError(
+            f"{whose}: label {largest} is too large: at most {MOST_CLASSES:,} classes are supported."
+        )
     if largest >= classes:
         at = int((y == largest).reshape(len(y), -1).any(1).nonzero()[0])
         raise ConfigError(f"{whose}: label {largest} (sample {at}) is outside the {classes} classes.")

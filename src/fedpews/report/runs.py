@@ -131,7 +131,7 @@ def read_run(path: Path) -> Run | None:
         return None
     done = read_summary(path / layout.SUMMARY) if is_expected(path / layout.SUMMARY) else None
     if done is not None and set(done["seeds"]) != set(config["seeds"]):
-        raise ConfigError(f"{path / layout.SUMMARY} has other seeds than {layout.CONFIG} beside it")
+        raise ConfigError(f"{path / layout.SUMMARY} and {layout.CONFIG} have different seeds")
     summary = done or summarize(records, config["method"]["name"], _goal(config))
     return Run(summary["method"], path, records, summary, config, done is not None)
 
