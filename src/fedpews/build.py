@@ -83,7 +83,7 @@ def build(
     """Everything an experiment needs; the arguments are those of `fedpews.run`."""
     check_given(experiment, model, clients)
     if clients is None and test is not None:
-        raise ConfigError("clients and test belong together: give both, or a data.name")
+        raise ConfigError("clients and test must be given together, or neither with data.name")
     federation = load_data(experiment, clients, test, data_dir, task)
     net, starts = build_network(experiment, federation, model, graph)
     public = load_public(experiment, federation, data_dir)
@@ -97,7 +97,7 @@ def build(
         ]
         if unused:
             raise ConfigError(
-                f"a method's object has its options itself; {', '.join(unused)} would be ignored"
+                f"a method object already has its options; {', '.join(unused)} would be ignored"
             )
     return Setup(experiment, federation, net, starts, method, public)
 
@@ -120,7 +120,9 @@ def load_data(
         elif type(task) is type(clients.task):
             federation = replace(clients, task=task)
         else:
-            raise ConfigError(f"the data was made for {clients.task.name}, the experiment is for {task.name}")
+            raise ConfigError(
+                f"the data are for the task {clients.task.name}, but the experiment has the task {task.name}"
+            )
         if table.classes:
             federation = number_classes(federation, table.classes)
         federation = hold_out_and_scale(federation, table)
@@ -315,7 +317,7 @@ def build_method(experiment: Experiment) -> Method:
     if lora is not None and lora.ranks is not None:
         if privacy["clip"] is not None:
             raise ConfigError(
-                "model.lora.ranks does not go with privacy.clip; give all clients the same rank"
+                "model.lora.ranks and privacy.clip cannot be combined; give all clients the same rank"
             )
         method = Ranks(method, tuple(lora.ranks), lora.padding)
     return method if privacy["clip"] is None else Private(method, **privacy)

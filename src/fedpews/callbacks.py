@@ -15,7 +15,7 @@ from fedpews.trees import Tree
 
 @dataclass(frozen=True)
 class Callback:
-    """Functions to call while a run goes on.
+    """Functions that are called during a run.
 
     >>> enough = Callback(round=lambda records: min(record["accuracy"] for record in records) > 0.9)
     """

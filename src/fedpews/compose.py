@@ -73,6 +73,7 @@ class MethodName:
     @classmethod
     def parse(cls, text: str) -> MethodName:
         """Split a name; a part that is unknown, or that is given twice, is a ConfigError."""
+        nouns = {"base": "method", "server": "server optimiser", "warmup": "warmup", "personal": "wrapper"}
         roles = {"base": METHODS, "server": SERVERS, "warmup": WARMUPS, "personal": PERSONAL}
         parts: dict[str, Any] = {}
         for written in text.split("+"):
@@ -83,9 +84,7 @@ class MethodName:
                 known = nearest(part, [name for names in roles.values() for name in names])
                 raise ConfigError(f"method.name {text!r}: {part!r} is unknown; {known}")
             if role in parts:
-                raise ConfigError(
-                    f"method.name {text!r}: {part!r} is out of place, there is a {role} already"
-                )
+                raise ConfigError(f"method.name {text!r}: {part!r} is a second {nouns[role]}; use only one")
             parts[role] = WARMUPS.get(part, part)
         return cls(**parts)
 
@@ -138,12 +137,12 @@ def method(
     if "optimizer" in takes:
         inner |= {"optimizer": local_optimizer(**local)} if local else {}
     elif local:
-        raise ConfigError(f"{parts.base} trains by a rule of its own, so it takes no train.optimizer")
+        raise ConfigError(f"{parts.base} has its own update rule, so it does not accept train.optimizer")
     if "server" in takes:
         inner["server"] = server_optimizer(parts.server, **(server or {}))
     elif server or parts.server:
         raise ConfigError(
-            f"{parts.base} does not average at the server, so it takes no server optimiser and no server rate"
+            f"{parts.base} does not average at the server, so it accepts no server optimiser and no server rate"
         )
     personal = None if parts.personal is None else find_class("personal", parts.personal)
     # options of what gives clients their own models; the rest is for the base method
@@ -154,13 +153,13 @@ def method(
     if parts.warmup != "none":
         given = dict(warmup or {})
         if "rounds" not in given:
-            raise ConfigError("a warmup needs its number of rounds W: warmup={'rounds': 25}")
+            raise ConfigError("a warmup needs a number of rounds W: warmup={'rounds': 25}")
         rounds, masks = given.pop("rounds"), find_class("masks", parts.warmup)
         composed = with_warmup(composed, rounds, make(masks, given, "warmup.", f"the {parts.warmup} warmup"))
     elif warmup:
         raise ConfigError(f"{parts} has no warmup; add +pews (or -fixed, -auto, -random) to its name")
     if parts.personal == "local" and parts.warmup != "none":
-        raise ConfigError("clients that share nothing have no use for a warmup; leave it or local out")
+        raise ConfigError("local training shares nothing, so it needs no warmup; remove the warmup or local")
     if personal is not None:
         composed = make(personal, around, "method.", str(parts.personal), inner=composed)
     return composed

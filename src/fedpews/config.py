@@ -55,29 +55,37 @@ class TrainTable(Table):
     clip_norm: Positive | None = field(
         None, "maximum norm of a local gradient; larger gradients are scaled down"
     )
-    server_lr: Positive | None = field(None, "global learning rate; by default that of the server optimiser")
-    lr_milestones: list[Count] = field([], "rounds after which the local learning rate is decayed")
-    lr_decay: Positive = field(0.1, "factor of the local learning rate at a milestone")
+    server_lr: Positive | None = field(None, "global learning rate; by default set by the server optimiser")
+    lr_milestones: list[Count] = field(
+        [], "rounds after which the local learning rate is multiplied by lr_decay"
+    )
+    lr_decay: Positive = field(0.1, "factor of the local learning rate at each milestone")
     lr_schedule: Literal["constant", "cosine"] = field(
-        "constant", "cosine: from lr down to lr_min over the rounds"
+        "constant", "schedule over the rounds; cosine decreases from lr to lr_min"
     )
     lr_min: NotNegative = field(0.0, "final rate of a cosine schedule")
-    lr_warmup: Whole = field(0, "number of rounds in which the local learning rate rises to lr")
-    weighting: Literal["uniform", "samples"] = field("uniform", "a client's weight in the average")
-    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = field(
-        "mean", "how uploads are averaged; all but mean tolerate a few bad clients"
+    lr_warmup: Whole = field(0, "number of first rounds in which the local learning rate rises to lr")
+    weighting: Literal["uniform", "samples"] = field(
+        "uniform", "weights of the clients in the average: equal, or by number of samples"
     )
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = field(0.2, "trimmed mean: the share removed at each end")
-    byzantine: Whole | None = field(None, "krum: number of bad clients; by default as many as it tolerates")
+    aggregate: Literal["mean", "median", "trimmed", "krum", "clipped"] = field(
+        "mean", "aggregation of the uploads; all rules except mean tolerate a few bad clients"
+    )
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = field(
+        0.2, "trimmed: share of the uploads removed at each end"
+    )
+    byzantine: Whole | None = field(
+        None, "krum: number of bad clients; by default the largest number it tolerates"
+    )
     precision: Literal["float32", "bfloat16"] = field(
         "float32",
-        "bfloat16: mixed precision in training passes; weights, averages and evaluation stay float32",
+        "bfloat16 trains in mixed precision; weights, averages and evaluation stay float32",
     )
     freeze: list[str] = field(
         [], "patterns of parameters that are neither trained nor sent, such as backbone.*"
     )
     diverged: Literal["stop", "leave-out"] = field(
-        "stop", "if a client diverges: stop with a checkpoint, or leave it out of that round"
+        "stop", "if a client diverges: stop with a checkpoint, or exclude the client from that round"
     )
 
     @field_validator("freeze", mode="before")
@@ -88,8 +96,10 @@ class TrainTable(Table):
 
 class MethodTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the method's own options, checked when it is made
-    name: str = field("fedavg+pews", "a method, + a server optimiser, + a warmup; see `fedpews list methods`")
-    object: str | None = field(None, "written by fedpews.run(method=OBJECT): the method's repr")
+    name: str = field(
+        "fedavg+pews", "method, optionally + server optimiser + warmup; see `fedpews list methods`"
+    )
+    object: str | None = field(None, "repr of the method; written by fedpews.run(method=OBJECT)")
 
 
 def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
@@ -111,9 +121,11 @@ def _with_mask_options(table: type[WarmupTable]) -> type[WarmupTable]:
 @_with_mask_options
 class WarmupTable(Table):
     model_config = ConfigDict(allow_inf_nan=False)
-    kind: WarmupKind | None = field(None, "by default set by the method's name")
+    kind: WarmupKind | None = field(None, "kind of masks; by default set by the method's name")
     rounds: Whole | None = field(None, "number of warmup rounds, W")
-    fraction: Annotated[float, Field(ge=0, le=1)] | None = field(None, "τ = W/T, instead of rounds")
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = field(
+        None, "τ = W/T, the warmup rounds as a share of all rounds; instead of warmup.rounds"
+    )
     ramp: Whole = field(0, "number of rounds after the warmup in which the local learning rate rises to lr")
     if TYPE_CHECKING:
 
@@ -122,21 +134,21 @@ class WarmupTable(Table):
 
 class TaskTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # the task's own options, checked when it is made
-    name: str = field("classification", "a task by name, or module:Task; see `fedpews list tasks`")
-    metrics: list[str] = field([], "metrics, the main metric first; by default the first of the task")
+    name: str = field("classification", "task by name, or module:Task; see `fedpews list tasks`")
+    metrics: list[str] = field([], "metrics, the main metric first; by default the task's first metric")
 
 
 class StopTable(Table):
     patience: Count | None = field(
-        None, "end a seed after this number of rounds without improvement; warmup rounds do not count"
+        None, "stop a seed after this number of rounds without improvement; warmup rounds do not count"
     )
     min_delta: NotNegative = field(0.0, "smallest change that counts as an improvement")
-    on: Literal["validation", "test"] = field("validation", "the data that decide")
+    on: Literal["validation", "test"] = field("validation", "data on which improvement is measured")
     best: bool = field(False, "also keep the best model; always on with stop.patience")
 
 
 class PretrainTable(Table):
-    data: str | None = field(None, "name of public data on which the server trains the model before round 1")
+    data: str | None = field(None, "public data on which the server trains the model before round 1")
     train_per_class: Count | None = field(None, "number of samples of each class")
     seed: int = field(0, "seed of the public data")
     epochs: Count = field(10, "epochs on the public data")
@@ -145,26 +157,32 @@ class PretrainTable(Table):
 
 class FinetuneTable(Table):
     epochs: Count | None = field(
-        None, "epochs for which every client trains the final global model on its own data"
+        None, "epochs of fine-tuning of the final global model on each client's data"
     )
     lr: Positive | None = field(None, "learning rate; by default that of the last round")
 
 
 class PrivacyTable(Table):
     clip: Positive | None = field(
-        None, "C, the maximum norm of a client's change; turns differential privacy on"
+        None, "C, the maximum norm of a client's change; setting it turns on differential privacy"
     )
-    noise: NotNegative = field(1.0, "z, the noise multiplier: deviation z·C on the sum of the changes")
-    place: Literal["server", "client"] = field("server", "where noise is added: central or local")
+    noise: NotNegative = field(
+        1.0, "z, the noise multiplier: noise with deviation z·C is added to the sum of the changes"
+    )
+    place: Literal["server", "client"] = field(
+        "server", "where noise is added: server (central) or client (local)"
+    )
     adaptive: bool = field(False, "adapt C to a quantile of the clients' norms")
-    quantile: Annotated[float, Field(gt=0, lt=1)] = field(0.5, "the quantile for privacy.adaptive")
-    clip_lr: Positive = field(0.2, "learning rate of C")
-    bit_noise: Positive = field(1.0, "deviation of the noise on the number of unclipped changes")
+    quantile: Annotated[float, Field(gt=0, lt=1)] = field(0.5, "quantile for privacy.adaptive")
+    clip_lr: Positive = field(0.2, "learning rate of C for privacy.adaptive")
+    bit_noise: Positive = field(
+        1.0, "deviation of the noise on the number of unclipped changes, for privacy.adaptive"
+    )
     delta: Annotated[float, Field(gt=0, lt=1)] = field(1e-5, "δ at which ε is reported")
 
 
 class RuntimeTable(Table):
-    engine: Literal["auto", "eager", "compiled"] = field("auto", "the engine that trains the clients")
+    engine: Literal["auto", "eager", "compiled"] = field("auto", "engine that trains the clients")
     workers: Count | None = field(None, "number of clients trained at once; by default the number of cores")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?|mps)$")] = field(
         "cpu", "device of the tensors: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps"
@@ -175,28 +193,28 @@ class RuntimeTable(Table):
     )
     resume: Literal["same", "changed"] = field(
         "same",
-        "changed: continue with another engine, torch or compiler, or a lower train.lr; the run records it",
+        "changed allows --resume with another engine, torch or compiler, or a lower train.lr; the run records it",
     )
 
 
 class FlowerTable(Table):
-    min_sites: Count = field(2, "accepted uploads that a round needs; a smaller cohort needs all")
+    min_sites: Count = field(2, "number of accepted uploads that a round needs; a smaller cohort needs all")
     max_failures: Whole | None = field(
-        None, "if more sites fail in a round, they are asked again; by default any number may fail"
+        None, "if more sites fail in a round, the server asks them again; by default any number may fail"
     )
-    attempts: Count = field(3, "attempts per round before the run stops")
-    round_seconds: Positive = field(3600.0, "time limit of a round")
-    join_seconds: NotNegative = field(120.0, "how long to wait for all sites at the start")
-    wait_seconds: NotNegative = field(600.0, "how long to wait for min_sites before the run stops")
+    attempts: Count = field(3, "maximum number of attempts per round; then the run stops")
+    round_seconds: Positive = field(3600.0, "time limit of a round, in seconds")
+    join_seconds: NotNegative = field(120.0, "time to wait for all sites at the start, in seconds")
+    wait_seconds: NotNegative = field(600.0, "time to wait for min_sites, in seconds; then the run stops")
     max_norm: Positive | None = field(
-        None, "refuse an upload if the norm of any part (change, controls, ...) is larger"
+        None, "refuse uploads in which the norm of any part (change, controls, ...) is larger"
     )
     norm_multiple: Annotated[float, Field(gt=1)] = field(
-        5.0, "refuse an upload larger than this multiple of the round's median; inf refuses none"
+        5.0, "refuse uploads whose norm exceeds this multiple of the round's median; inf refuses none"
     )
-    max_samples: Count = field(10**9, "refuse an upload that claims more samples")
+    max_samples: Count = field(10**9, "refuse uploads that declare more samples")
     lost_memory: Literal["refuse", "restart"] = field(
-        "refuse", "what a site does if its private memory is lost"
+        "refuse", "if a site has lost its private memory: refuse to continue, or restart with a new one"
     )
     input_shape: list[Count] | None = field(
         None, "shape of a sample, if data.name is 'sites' and the server has no test set"
@@ -226,7 +244,7 @@ def read_config(config: str | Path) -> dict[str, Any]:
     path = Path(config)
     if not path.is_file():
         raise ConfigError(
-            f"{config}: no such recipe or file; {nearest(str(config), known)} (see `fedpews list recipes`)"
+            f"{config}: there is no such recipe or file; {nearest(str(config), known)} (see `fedpews list recipes`)"
         )
     return parse_toml(read_text(path, MOST_TOML), str(path))
 
@@ -274,9 +292,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text!r}: give it as key=value, for instance --set train.lr=0.1")
+        raise ConfigError(f"--set {text!r}: write key=value, for instance --set train.lr=0.1")
     if key.count(".") >= DEEPEST:
-        raise ConfigError(f"--set {key[:60]!r}...: there is no key of so many parts")
+        raise ConfigError(f"--set {key[:60]!r}...: no key has so many parts")
     try:
         return key.strip(), parse_toml(f"value = {value}", f"--set {key.strip()[:60]}")["value"]
     except ConfigError as error:
@@ -300,7 +318,9 @@ def settings_by_method(settings: Mapping[str, Any], names: Sequence[str]) -> lis
         if not dot or part not in parts:
             by_method = [changes | {key: value} for changes in by_method]
         elif not any(part in table for table in tables):
-            raise ConfigError(f"--set {key}: {part} is part of no method here ({', '.join(names)})")
+            raise ConfigError(
+                f"--set {key}: {part} is not part of any method of this command ({', '.join(names)})"
+            )
         else:
             for changes, table in zip(by_method, tables, strict=True):
                 changes |= {f"{table[part]}.{option}": value} if part in table else {}

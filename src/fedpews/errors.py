@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class FedpewsError(Exception):
-    """A mistake that a user can fix: the message says what was given, what is allowed, what to do."""
+    """The base of all errors that a user can fix. The message has the given value, the allowed values and the fix."""
 
     exit_code = 1
 
 
 class ConfigError(FedpewsError):
-    """The configuration, the command line or the data cannot be used."""
+    """The configuration, the command line or the data are invalid."""
 
     exit_code = 2
 

@@ -38,28 +38,32 @@ FREE = (
 
 
 class Experiment(Table):
-    """Everything that decides a run. Make one from a recipe, a file, or in Python.
+    """The complete configuration of a run. Make one from a recipe, a file, or in Python.
 
     >>> Experiment(rounds=200, warmup={"fraction": 0.125}).warmup_rounds
     25
     >>> Experiment(rounds=10, warmup={"rounds": 20})
     Traceback (most recent call last):
     ...
-    fedpews.errors.ConfigError: warmup.rounds is 20 but there are only 10 rounds; make it at most rounds
+    fedpews.errors.ConfigError: warmup.rounds is 20, but rounds is 10; set warmup.rounds to at most 10
     """
 
     rounds: Count = field(100, "number of communication rounds, T")
     seeds: list[Annotated[int, Field(ge=0, le=10**18, strict=True)]] = field(
-        [0], "one run per seed", min_length=1
+        [0], "random seeds; each seed is a separate run", min_length=1
     )
     target_accuracy: Annotated[float, Field(gt=0, le=1)] = field(
-        0.99, "the report counts the rounds to reach it"
+        0.99, "target accuracy; the report counts the rounds to reach it"
     )
-    target_metric: str | None = field(None, "the metric of the target; by default the first of task.metrics")
+    target_metric: str | None = field(
+        None, "the metric that should reach target; by default the first of task.metrics"
+    )
     target: Annotated[float, Field(allow_inf_nan=False)] | None = field(
-        None, "the value that target_metric should reach; for accuracy target_accuracy by default"
+        None, "value of target_metric to reach; for accuracy the default is target_accuracy"
     )
-    participation: Annotated[float, Field(gt=0, le=1)] = field(1.0, "share of the clients in each round")
+    participation: Annotated[float, Field(gt=0, le=1)] = field(
+        1.0, "share of the clients that take part in each round"
+    )
     data: DataTable = DataTable()
     task: config.TaskTable = config.TaskTable()
     model: ModelTable = ModelTable()
@@ -89,12 +93,12 @@ class Experiment(Table):
 
     def _problems(self) -> Iterator[str]:
         if len(set(self.seeds)) < len(self.seeds):
-            yield f"seeds are given twice: {self.seeds}"
+            yield f"seeds contains the same seed twice: {self.seeds}"
         named, kind = self._parsed.warmup, self.warmup.kind
         if named != "none" and kind not in (None, named):
             yield (
-                f"method.name {self.method.name!r} asks for the {named} warmup, warmup.kind for {kind!r}; "
-                "leave one of them out"
+                f"method.name {self.method.name!r} sets the {named} warmup, and warmup.kind sets {kind!r}; "
+                "remove one of them"
             )
         if self.data.classes is not None:
             own = {"task": (self.task.model_extra or {}).get("classes"), "flower": self.flower.classes}
@@ -103,25 +107,26 @@ class Experiment(Table):
         given = flatten(values)
         for key, other in config.EITHER.items():
             if key in given and other in given:
-                yield f"give {key} or {other}, not both"
+                yield f"set {key} or {other}, not both"
         # a key that is given in two tables: one of them would be ignored
         twice = {f"method.{key}": f"train.{key}" for key in compose.TRAIN_KEYS if getattr(train, key)}
         for key, other in (twice | {"server.lr": "train.server_lr"}).items():
             if key in given and other in given:
-                yield f"{key} and {other} are the same; give one of them"
+                yield f"{key} and {other} mean the same; set only one of them"
         for key in ("method.optimizer", "method.server", "method.warmup", "server.name", "optimizer.name"):
             table, _, name = key.partition(".")
             if name in values[table]:
                 yield f"there is no key {key}; see `fedpews list keys`"
         if self.warmup.ramp and self.warmup_kind == "auto":
-            yield "warmup.ramp needs a warmup of a given length, and +pews-auto ends it by itself; leave it out"
+            yield "warmup.ramp needs a warmup of fixed length, but +pews-auto ends it automatically; remove warmup.ramp"
         if train.lr_min > train.lr:
-            yield f"train.lr_min is {train.lr_min:g}, more than train.lr {train.lr:g}"
+            yield f"train.lr_min ({train.lr_min:g}) is larger than train.lr ({train.lr:g})"
         if self.privacy.clip is not None and (train.weighting, train.aggregate) != ("uniform", "mean"):
             yield "with privacy.clip, train.weighting must be 'uniform' and train.aggregate 'mean'"
         if self.warmup_rounds > self.rounds:
             yield (
-                f"warmup.rounds is {self.warmup_rounds} but there are only {self.rounds} rounds; make it at most rounds"
+                f"warmup.rounds is {self.warmup_rounds}, but rounds is {self.rounds}; "
+                f"set warmup.rounds to at most {self.rounds}"
             )
 
     @property
@@ -235,7 +240,7 @@ class Experiment(Table):
             removed = values.get(table, {}).pop(inner, None) if table else values.pop(inner, None)
             if removed is not None and table == "train" and "method.object" not in changes:
                 logging.getLogger("fedpews").warning(
-                    "%s has no use for %s, which %s sets: left out", name, key, config
+                    "%s does not use %s, which %s sets; it is ignored", name, key, config
                 )
         return cls(**values)
 
@@ -314,8 +319,8 @@ def commented_toml(
     sections = {
         "": [
             f"# fedpews run {path}",
-            f"# The recipe {recipe}, with all other keys as comments: remove the # to set a key.",
-            "# Names such as module:Class are code, which is run: read a file from someone else first.",
+            f"# The recipe {recipe}, with all other keys as comments. Remove the # to set a key.",
+            "# Names such as module:Class run code, so read a file from someone else before you use it.",
         ]
     }
 
@@ -350,6 +355,7 @@ def _toml(value: Any) -> str:
 def _key(name: str, entry: Mapping[str, Any]) -> Key:
     default = entry.get("default")
     shown = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    shown = shown.lower() if isinstance(default, bool) else shown
     return Key(name, _type(entry), "" if default is None else shown, entry.get("description", ""), default)
 
 
@@ -357,7 +363,9 @@ def _type(entry: Mapping[str, Any]) -> str:
     """A JSON schema's type and limits in a few words.
 
     >>> _type({"type": "number", "minimum": 0, "exclusiveMaximum": 1}), _type({"type": "integer", "minimum": 1})
-    ('number, 0 ≤ · < 1', 'whole number, ≥ 1')
+    ('number, 0 ≤ x < 1', 'integer, ≥ 1')
+    >>> _type({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}})
+    'list of lists of integers'
     """
     if "anyOf" in entry:
         return _type(next(one for one in entry["anyOf"] if one.get("type") != "null"))
@@ -365,14 +373,16 @@ def _type(entry: Mapping[str, Any]) -> str:
         return " | ".join(map(str, entry.get("enum", [entry.get("const")])))
     kind = str(entry.get("type", "table"))
     if kind == "array":
-        return f"list of {_type(entry.get('items', {'type': 'value'}))}"
-    names = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "table"}
+        inner, _, rest = _type(entry.get("items", {"type": "value"})).partition(" of ")
+        inner, comma, limits = inner.partition(",")
+        return f"list of {inner}s{comma}{limits}" + (f" of {rest}" if rest else "")
+    names = {"boolean": "true | false", "object": "table"}
     low = {"minimum": "≥", "exclusiveMinimum": ">"}
     high = {"maximum": "≤", "exclusiveMaximum": "<"}
     above = [(entry[key], sign) for key, sign in low.items() if key in entry]
     below = [f"{sign} {entry[key]:g}" for key, sign in high.items() if key in entry]
     if above and below:
-        limits = [f"{above[0][0]:g} {'≤' if above[0][1] == '≥' else '<'} · {below[0]}"]
+        limits = [f"{above[0][0]:g} {'≤' if above[0][1] == '≥' else '<'} x {below[0]}"]
     else:
         limits = below or [f"{sign} {value:g}" for value, sign in above]
     return ", ".join([names.get(kind, kind), *limits])

@@ -72,7 +72,7 @@ def export(chosen: Chosen, format: str, out: Path) -> float:
     if writer is None:
         raise ConfigError(f"there is no format {format!r}; choose from {', '.join(WRITERS)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists already; give another --out, or remove it first")
+        raise ConfigError(f"{out} already exists; choose another --out or remove it first")
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:

@@ -111,7 +111,7 @@ def describe_object(method: Method) -> dict[str, str]:
     text = repr(method)
     if " object at 0x" in text:
         raise ConfigError(
-            f"{type(method).__name__} does not say its options in its repr, so a run could not tell it from another; "
+            f"{type(method).__name__} does not show its options in its repr, so a run cannot tell it from another; "
             "make it a frozen dataclass"
         )
     names = [type(method).__name__]

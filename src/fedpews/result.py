@@ -200,20 +200,20 @@ class Run(Trained):
 
 
 def load(folder: str | Path, *, model: Model | None = None, trust: bool = False) -> Run:
-    """Read a run's folder: its configuration, records, summary, models and masks. None of its code is run.
+    """Read a run's folder: its configuration, records, summary, models and masks. No code from the folder is run.
 
     Args:
-        model: your own module or a function that makes one, if that is what was trained, for `Run.model`.
-        trust: let `Run.model` import the code and open the files that the folder's configuration names.
+        model: your own module or a function that makes one, for `Run.model`, if the run trained it.
+        trust: allow `Run.model` to import code and open files that the folder's configuration names.
 
     >>> load("nowhere")
     Traceback (most recent call last):
     ...
-    fedpews.errors.ConfigError: nowhere holds no run: there is no config.toml in it
+    fedpews.errors.ConfigError: nowhere is not a run folder: it has no config.toml
     """
     path = Path(folder)
     if not (path / layout.CONFIG).exists():
-        raise ConfigError(f"{path} holds no run: there is no {layout.CONFIG} in it")
+        raise ConfigError(f"{path} is not a run folder: it has no {layout.CONFIG}")
     for name in read_sums(path):
         read_verified(path / name)
     experiment = Experiment.load(path / layout.CONFIG)

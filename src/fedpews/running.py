@@ -71,18 +71,18 @@ def run(
         experiment: a recipe's name, a TOML file or an ``Experiment``; by default all defaults.
         model: your own module (every seed starts from its weights), a function that makes one, or a name.
         method: a name such as ``"fedavg+pews"``, or a method's object; see `fedpews list methods`.
-        clients: your own data: a list of ``(x, y)`` tensors or torch Datasets, one per client.
-        test: the test set that goes with ``clients``, or a list with one for each of them; may be left out when
-            each client is a dict with a ``test`` of its own.
-        task: what to train for: a name, a table of options with a ``name``, or your own ``fedpews.tasks.Task``.
-        metrics: what to measure; the first one counts.
-        loss: instead of the task's: (outputs, labels) -> one number per sample, or a mean.
+        clients: your own data: a list of ``(x, y)`` pairs of tensors or torch Datasets, one per client.
+        test: the test set for ``clients``, or a list with one per client; omit it if each client is a dict with its
+            own ``test``.
+        task: a name, a table of options with a ``name``, or your own ``fedpews.tasks.Task``.
+        metrics: names of metrics, the main metric first.
+        loss: replaces the task's loss: (outputs, labels) -> one number per sample, or their mean.
         graph: the neurons of a model that cannot be traced.
-        out: a folder to write the run to; without one nothing is kept on disk.
-        resume: continue a run in ``out`` that stopped.
-        data_dir: where to look for named data sets first.
-        callbacks: called as the run goes on.
-        progress: show a progress bar in a terminal, elsewhere a line of text every so often.
+        out: the run folder; without it nothing is written to disk.
+        resume: continue the run in ``out``.
+        data_dir: the folder to search for data sets first.
+        callbacks: functions that are called during the run.
+        progress: show a progress bar in a terminal, elsewhere print a line from time to time.
         settings: changes to the experiment: ``rounds=50``, ``train={"lr": 0.1}``.
 
     >>> import torch

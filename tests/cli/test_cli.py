@@ -121,7 +121,7 @@ def test_compare_finds_runs_below_a_folder_and_draws_them(two_runs: Path, tmp_pa
 def test_compare_says_when_a_folder_holds_no_run(tmp_path: Path) -> None:
     done = fedpews("compare", str(tmp_path))
     assert done.code == 2
-    assert "holds no run" in done.stderr
+    assert "is not a run folder" in done.stderr
 
 
 @pytest.mark.parametrize("what", ["methods", "data", "models", "recipes", "keys"])
@@ -165,11 +165,11 @@ def test_an_option_that_not_all_methods_have_is_refused_with_how_to_write_it(tmp
     done = fedpews("run", "synthetic-3.2k", *methods, *TINY, "--out", str(tmp_path / "both"))
     assert done.code == 2
     assert "fedavg has no option method.mu" in done.stderr
-    assert "for one method of several write its name: --set fedprox.mu=0.1" in done.stderr
+    assert "to set an option of one method, use its name: --set fedprox.mu=0.1" in done.stderr
 
 
 def test_an_option_of_a_method_that_does_not_run_is_refused(tmp_path: Path) -> None:
     methods = ["--method", "fedavg", "--method", "moon", "--set", "fedprox.mu=0.1"]
     done = fedpews("run", "synthetic-3.2k", *methods, *TINY, "--out", str(tmp_path / "both"))
     assert done.code == 2
-    assert "--set fedprox.mu: fedprox is part of no method here (fedavg, moon)" in done.stderr
+    assert "--set fedprox.mu: fedprox is not part of any method of this command (fedavg, moon)" in done.stderr

@@ -45,7 +45,7 @@ def test_status_says_what_is_here_what_is_not_and_where_it_looked(tmp_path: Path
     assert "lacks mnist/t10k-labels-idx1-ubyte.gz" in lines["mnist"]
     assert "missing" in lines["tissuemnist"]
     assert "made here" in lines["synthetic-32k"]
-    assert f"looked in {tmp_path}, then " in done.stdout
+    assert f"searched {tmp_path}, then " in done.stdout
 
 
 def test_status_can_compare_with_the_published_files(tmp_path: Path) -> None:

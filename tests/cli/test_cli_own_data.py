@@ -42,7 +42,7 @@ def test_a_partition_left_over_from_a_recipe_does_not_mix_ones_own_clients(hospi
         done = fedpews(*command, "my.toml")
         assert done.code == 2
         assert "folder:hospitals has 3 clients of its own (east, north, south)" in done.stderr
-        assert "data.partition = 'parity' would mix them; leave it out" in done.stderr
+        assert "data.partition = 'parity' would mix them; remove it" in done.stderr
         assert len(done.stderr.strip().splitlines()) <= 2
 
 
@@ -50,7 +50,7 @@ def test_ones_own_clients_are_split_anew_when_their_samples_are_pooled(hospitals
     with pytest.raises(ConfigError, match="would mix them"):
         load(f"folder:{hospitals}", partition="iid", clients=3)
     assert len(load(f"folder:{hospitals}", partition="iid", clients=5, pool=True)) == 5
-    with pytest.raises(ConfigError, match=r"data.pool puts your own clients' samples together"):
+    with pytest.raises(ConfigError, match=r"data.pool pools your own clients' samples"):
         load(f"folder:{hospitals}", pool=True)
 
 

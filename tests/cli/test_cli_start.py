@@ -121,7 +121,7 @@ def test_new_never_writes_over_a_file(tmp_path: Path) -> None:
     file.write_text("rounds = 7\n")
     done = fedpews("new", str(file))
     assert done.code == 2
-    assert "exists already" in done.stderr
+    assert "already exists" in done.stderr
     assert file.read_text() == "rounds = 7\n"
 
 

@@ -31,15 +31,15 @@ from fedpews.warmup import with_warmup
         ({"train.lr": -0.1}, "train.lr: input should be greater than 0"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1"),
         ({"rounds": 2.5}, "rounds: input should be a valid integer"),
-        ({"warmup.rounds": 11, "rounds": 10}, "warmup.rounds is 11 but there are only 10 rounds"),
-        ({"seeds": [1, 1]}, "seeds are given twice"),
+        ({"warmup.rounds": 11, "rounds": 10}, "warmup.rounds is 11, but rounds is 10"),
+        ({"seeds": [1, 1]}, "seeds contains the same seed twice"),
         ({"seeds": []}, "seeds: list should have at least 1 item"),
         ({"method.name": "fedagv"}, "'fedagv' is unknown; did you mean 'fedavg'?"),
-        ({"method.name": "fedavg+pews+pews"}, "'pews' is out of place, there is a warmup already"),
-        ({"method.name": "fedavg+pews", "warmup.kind": "fixed"}, "leave one of them out"),
+        ({"method.name": "fedavg+pews+pews"}, "'pews' is a second warmup; use only one"),
+        ({"method.name": "fedavg+pews", "warmup.kind": "fixed"}, "remove one of them"),
         (
             {"train.epochs": 1, "train": {"epochs": 1, "steps": 1}},
-            "give train.epochs or train.steps, not both",
+            "set train.epochs or train.steps, not both",
         ),
         ({"participation": 1.5}, "participation: input should be less than or equal to 1"),
     ],
@@ -139,7 +139,7 @@ def test_what_a_recipe_sets_and_the_method_asked_for_has_no_use_for_is_left_out(
 ) -> None:
     experiment = Experiment.load("synthetic-3.2k", {"method.name": "fedpm"})
     assert experiment.train.server_lr is None
-    assert "fedpm has no use for train.server_lr, which synthetic-3.2k sets: left out" in caplog.text
+    assert "fedpm does not use train.server_lr, which synthetic-3.2k sets; it is ignored" in caplog.text
 
 
 def test_a_key_that_the_user_writes_stays_although_the_method_has_no_use_for_it() -> None:

@@ -108,7 +108,7 @@ def test_labels_are_text_for_all_clients_or_for_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"data": {"classes": []}}, "data.classes must name every class, and none twice"),
+        ({"data": {"classes": []}}, "data.classes must name every class exactly once"),
         ({"data": {"classes": ["cnv", "CNV"]}}, "'cnv' .data.classes. and 'CNV' .data.classes. differ"),
         (
             {"data": {"classes": ["a", "b"]}, "task": {"classes": 3}},

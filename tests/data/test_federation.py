@@ -97,7 +97,7 @@ def with_value(value: float) -> Tensor:
         ({"test_x": X[:0], "test_y": Y[:0]}, "the test data: there are no samples"),
         ({"test_x": X[:, :3]}, "both must be the same"),
         ({"clients": (HALVES[0], HALVES[1][:0])}, "client 1 has no samples"),
-        ({"clients": (HALVES[0], HALVES[0])}, "sample 0 is given 2 times"),
+        ({"clients": (HALVES[0], HALVES[0])}, "sample 0 is used 2 times"),
         ({"clients": (torch.tensor([0, 6]),)}, "there are 6 samples"),
         ({"clients": (torch.tensor([-1, 0]),)}, "there are 6 samples"),
         ({"clients": (torch.tensor([0.0]),)}, "one-dimensional int64"),

@@ -114,7 +114,7 @@ def test_a_label_that_is_missing_is_always_refused(options: dict[str, Any], tmp_
 
 def test_a_column_without_any_value_has_no_mean(tmp_path: Path) -> None:
     south = "age,bmi,label\n40,,0\n50,,1\n"
-    with pytest.raises(ConfigError, match=r"south.csv: column 'bmi' has no value at all"):
+    with pytest.raises(ConfigError, match=r"south.csv: column 'bmi' has no values"):
         load(write(tmp_path, north=NORTH, south=south, test=NORTH), missing="mean")
 
 

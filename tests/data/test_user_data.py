@@ -99,7 +99,7 @@ def npz(**arrays: np.ndarray) -> Callable[[Path], None]:
         (lambda root: (root / "test.npz").unlink(), "needs an entry called test"),
         (lambda root: [(root / f"{name}.npz").unlink() for name in "ab"], "needs an entry per client"),
         (lambda root: (root / "b.npy").write_bytes(b""), "an entry must be an .npz file, a table"),
-        (lambda root: write_npz(root / "b", "samples"), "'b' is there as a file and as a folder"),
+        (lambda root: write_npz(root / "b", "samples"), "'b' exists as a file and as a folder"),
         (lambda root: (root / "c").mkdir(), "has images and npz files for different clients"),
         (lambda root: write_npz(root / "c", "one", "two"), "has 2 npz files"),
         (lambda root: (root / "b.npz").write_bytes(b"no"), "b.npz: not a readable npz"),

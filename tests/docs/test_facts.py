@@ -70,12 +70,12 @@ def test_the_table_of_methods_has_every_method_and_its_options() -> None:
 
 
 def test_the_table_of_personalised_models_is_complete() -> None:
-    rows = table("docs/methods.md", "name | what stays at the client")
+    rows = table("docs/methods.md", "name | local parts")
     assert {names(row[0])[0] for row in rows} == PERSONAL.keys()
 
 
 def test_the_first_twelve_methods_take_a_warmup_and_the_others_refuse_it() -> None:
-    assert "The first twelve are base optimisers" in page("docs/methods.md")
+    assert "Each of the first twelve methods can have a warmup" in page("docs/methods.md")
     methods = [names(row[0])[0] for row in table("docs/methods.md", "name | method")]
     for name in methods[:12]:
         build_method(Experiment(method={"name": f"{name}+pews"}))

@@ -186,7 +186,7 @@ def test_every_method_takes_adam_or_says_why_not(name: str) -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: make("fedpm", optimizer="adam"), "fedpm trains by a rule of its own"),
+        (lambda: make("fedpm", optimizer="adam"), "fedpm has its own update rule"),
         (lambda: make("fedavg", optimizer="adm"), "there is no optimiser 'adm'"),
         (lambda: make("fedavg", optimizer={"name": "adam", "beta3": 1.0}), r"no option optimizer\.beta3"),
         (lambda: FedAvg(momentum=0.9, optimizer=Adam()), "momentum goes with plain SGD"),
@@ -261,5 +261,5 @@ def test_the_learning_rate_rises_again_after_a_warmup() -> None:
     # full in the warmup, then a quarter more in each round; the milestone applies as well
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.25, 0.5, 0.075, 0.1, 0.1, 0.1])
     assert Experiment(method={"name": "fedavg"}, **settings).lr_at(4) == 1.0
-    with pytest.raises(ConfigError, match="ends it by itself"):
+    with pytest.raises(ConfigError, match="ends it automatically"):
         Experiment(method={"name": "fedavg+pews-auto"}, **settings)

@@ -146,7 +146,7 @@ def test_a_seed_alone_is_the_seed_beside_others() -> None:
 
 
 def test_clients_that_share_nothing_take_no_warmup() -> None:
-    with pytest.raises(ConfigError, match="no use for a warmup"):
+    with pytest.raises(ConfigError, match="needs no warmup"):
         make("local+pews", warmup={"rounds": 1})
 
 

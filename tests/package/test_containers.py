@@ -82,7 +82,7 @@ def test_the_image_runs_as_a_user_and_installs_extras_that_exist() -> None:
 
 def test_a_hospital_types_at_most_four_commands() -> None:
     text = (ROOT / "docs" / "how-to" / "containers.md").read_text()
-    block = text.split("## What a hospital types\n", 1)[1].split("\n## ", 1)[0]
+    block = text.split("## Commands at a hospital\n", 1)[1].split("\n## ", 1)[0]
     commands = [line for line in re.findall(r"^    (\S.*)$", block, re.MULTILINE) if not line.startswith("#")]
     assert 1 <= len(commands) <= 4
     assert any("docker compose --profile site up" in line for line in commands)

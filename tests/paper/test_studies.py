@@ -123,7 +123,7 @@ def test_an_interruption_ends_the_study(tmp_path: Path, monkeypatch: pytest.Monk
     answer = CliRunner().invoke(app, command)
 
     assert answer.exit_code == 130
-    assert "the same command goes on" in answer.output
+    assert "the same command continues" in answer.output
 
 
 def test_equal_experiments_are_the_same_cell() -> None:

@@ -171,7 +171,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_other_commands_are_not_for_torchrun(second_of_two: pytest.MonkeyPatch) -> None:
     ended = command("list", "methods")
     assert ended.code == 2
-    assert "start `fedpews list` without torchrun" in ended.stderr
+    assert "run `fedpews list` without torchrun" in ended.stderr
 
 
 def test_what_all_ranks_of_a_machine_find_wrong_is_said_once(second_of_two: pytest.MonkeyPatch) -> None:

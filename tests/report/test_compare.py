@@ -137,7 +137,7 @@ def test_other_data_is_not_compared_and_said_first() -> None:
     runs = [made("fedavg", [0.5] * 3), made("pews", [0.9] * 3, alpha=0.1)]
 
     assert remarks(runs) == [
-        "These runs were trained on different data; their numbers do not measure the same thing."
+        "These runs were trained on different data, so their numbers are not comparable."
     ]
     assert verdicts(runs) == ["pews and fedavg are not compared: they were trained on different data."]
 

@@ -228,7 +228,7 @@ def test_an_object_that_does_not_say_what_it_is_is_refused() -> None:
         __repr__ = object.__repr__
 
     method: Method = Silent()
-    with pytest.raises(ConfigError, match="does not say its options"):
+    with pytest.raises(ConfigError, match="does not show its options"):
         run(method=method)
 
 

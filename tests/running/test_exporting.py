@@ -166,7 +166,7 @@ def test_the_card_says_what_the_model_is_and_how_to_make_it_again(folder: Path, 
             ["--client", "9"],
             "has no fine-tuned model of client 9 of seed 0; a run keeps it if finetune.epochs is set",
         ),
-        (["--data", "folder:x"], "--data belongs to --weights"),
+        (["--data", "folder:x"], "--data needs --weights"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(

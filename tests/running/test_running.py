@@ -137,7 +137,7 @@ def test_dropout_gives_the_same_numbers_for_any_number_of_workers() -> None:
         ({"clients": [CLIENTS[0], (X[:1] * float("nan"), Y[:1])]}, "(?i)nan"),
         ({"model": nn.Linear(3, 4)}, "cannot take inputs of shape \\(5,\\)"),
         ({"test": None}, "there is no test set"),
-        ({"clients": None}, "clients and test belong together"),
+        ({"clients": None}, "clients and test must be given together"),
     ],
 )
 def test_bad_input_is_refused_with_a_clear_error(arguments: dict[str, object], message: str) -> None:

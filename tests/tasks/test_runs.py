@@ -300,5 +300,7 @@ def test_a_federation_brings_its_task_with_it() -> None:
     y = X[:, :1] * 2
     data = fedpews.from_clients(halves(X, y), (X[40:], y[40:]), task=Regression())
     assert fedpews.run(clients=data, metrics=["r2"], **FAST).summary["target_metric"] == "r2"
-    with pytest.raises(ConfigError, match="was made for regression, the experiment is for classification"):
+    with pytest.raises(
+        ConfigError, match="for the task regression, but the experiment has the task classification"
+    ):
         fedpews.run(clients=data, task="classification", **FAST)

@@ -100,5 +100,5 @@ def test_shares_cut_every_layer_as_asked() -> None:
 
 
 def test_a_method_with_masks_of_its_own_takes_no_warmup() -> None:
-    with pytest.raises(ConfigError, match="takes no warmup"):
+    with pytest.raises(ConfigError, match="does not support a warmup"):
         with_warmup(IST(), 5)

@@ -22,8 +22,9 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="fedpews",
     help="Federated learning for clients whose data have almost nothing in common.\n\n"
-    "Start with:\n\n"
+    "Train an example:\n\n"
     "  fedpews run synthetic-four --seeds 0\n\n"
+    "Write a configuration and compare two methods:\n\n"
     "  fedpews new my.toml\n\n"
     "  fedpews run my.toml --method fedavg --method fedavg+pews",
     no_args_is_help=True,
@@ -65,8 +66,8 @@ def _settings(
     rank = Rank.here()
     if rank is not None and rank.is_shared and context.invoked_subcommand != "run":
         raise ConfigError(
-            f"torchrun started {rank.world} processes of this command, and only `fedpews run` shares its work among "
-            f"them; start `fedpews {context.invoked_subcommand}` without torchrun"
+            f"torchrun started {rank.world} processes, but only `fedpews run` can divide its work among them; run "
+            f"`fedpews {context.invoked_subcommand}` without torchrun"
         )
 
 

@@ -72,7 +72,7 @@ def as_known(error: Exception) -> FedpewsError | None:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         return FedpewsError(f"{' and '.join(names)}: {error.strerror}" if names else first_line(error))
     if isinstance(error, RecursionError):
-        return ConfigError("something in the configuration or the data is nested too deeply")
+        return ConfigError("the configuration or the data are nested too deeply")
     if isinstance(error, RuntimeError) and "Symlink loop" in str(error):
         return FedpewsError(str(error))
     if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):

@@ -42,23 +42,25 @@ def status(
         bool, typer.Option("--check", help="Also compare the files with the published checksums.")
     ] = False,
 ) -> None:
-    """Show which data sets are on this machine, without downloading any."""
+    """Show which data sets are on this machine; download nothing."""
     from fedpews.data import catalogue
 
     _print_status(catalogue.status(data_dir, check=check))
     paths = ", then ".join(map(str, catalogue.roots(data_dir)))
-    say(f"looked in {paths}")
-    out.print("`fedpews data get NAME` downloads one that is missing; a run does so by itself.")
+    say(f"searched {paths}")
+    out.print("`fedpews data get NAME` downloads a missing data set; a run downloads it automatically.")
 
 
 @data.command()
 def get(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Names of data sets (fedpews list data).")
+        list[str], typer.Argument(metavar="NAME...", help="Data sets to download (fedpews list data).")
     ],
-    data_dir: DataDir = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder to download to.", show_default="the cache")
+    ] = None,
 ) -> None:
-    """Download missing data sets into --data-dir or the cache."""
+    """Download missing data sets to the cache or another folder."""
     from fedpews.data import catalogue
 
     _print_status(catalogue.get(names, data_dir))
@@ -166,8 +168,8 @@ def stats(
 ) -> None:
     """Compare the clients' data before training: classes, inputs, distances, advice.
 
-    It uses only what real sites would send. data.min_count and data.count_noise
-    suppress small counts.
+    It uses only the sums that real sites would send. data.min_count suppresses small
+    counts, and data.count_noise adds noise to counts.
     """
     from fedpews.build import load_data
     from fedpews.data.statistics import Privacy, gather
@@ -214,11 +216,11 @@ def _show_statistics(statistics: Statistics, page: Path) -> None:
     features = feature_rows(statistics)
     print_table(features[:21], "Mean ± deviation", features[0][1:])
     if len(features) > 21:
-        say(f"and {len(features) - 21} more features, in the page")
+        say(f"and {len(features) - 21} more features on the page")
     names = list(statistics.sites)
     for kind, matrix in (("labels", label_distances(statistics)), ("inputs", input_distances(statistics))):
         if matrix is not None and len(matrix) > 1:
-            title = f"Distances of {kind} (0 the same, 1 nothing in common)"
+            title = f"Distances of {kind} (0: equal, 1: nothing in common)"
             print_table(distance_rows(matrix, names), title, names)
     say(" ".join(advise(statistics)))
     say(f"look at {write_page(statistics, page)}")

@@ -34,7 +34,7 @@ flower = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
-ReadApp = Annotated[Path, typer.Argument(metavar="APP", help="The app that all sites have read.")]
+ReadApp = Annotated[Path, typer.Argument(metavar="APP", help="The folder of the app, the same at all sites.")]
 ServerTest = Annotated[Path | None, typer.Option(help="The server's test set, an .npz file or a table.")]
 Metrics = Annotated[
     str | None,
@@ -48,7 +48,7 @@ def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
     config: Annotated[
         str | None,
-        typer.Option(help="A recipe or TOML file to start from (by default with data at the sites)."),
+        typer.Option(help="A recipe or TOML file to start from (by default a file for data at the sites)."),
     ] = None,
     set_: Set = None,
 ) -> None:
@@ -71,12 +71,12 @@ def new(
 def up(
     config: Config,
     sites: Annotated[
-        int | None, typer.Option(help="Number of sites; one for each client of the data.")
+        int | None, typer.Option(help="Number of sites; by default one for each client of the data.")
     ] = None,
     site_data: Annotated[
         list[str] | None,
         typer.Option(
-            help="With data.name = 'sites': data of a site, folder:PATH or FILE.py:function. Repeat for each."
+            help="With data.name = 'sites': the data of a site, folder:PATH or FILE.py:function. Repeat for each site."
         ),
     ] = None,
     test: Annotated[
@@ -91,10 +91,10 @@ def up(
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment as a whole deployment on this machine, with TLS and authentication.
+    """Run an experiment as a complete deployment on this machine, with TLS and authentication.
 
-    The run folder has the same files as with `fedpews run`, and sites.jsonl with
-    the sites that answered in each round.
+    The run folder has the same files as with `fedpews run`. It also has sites.jsonl,
+    which lists the replies of the sites in each round.
     """
     check_flwr("fedpews flower up")
     from fedpews.flower.deploy.loopback import up as run_up
@@ -122,7 +122,9 @@ def serve(
     name: Annotated[str, typer.Option(help="Host name or address by which sites reach this machine.")],
     certificate: Annotated[
         Path | None,
-        typer.Option(help="Certificate for that name (by default one from a trial authority in DIR)."),
+        typer.Option(
+            help="Certificate for that name. By default a trial certificate of 30 days is made in DIR."
+        ),
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's private key.")] = None,
     listen: Annotated[str, typer.Option(help="Port, or address:port, that sites connect to.")] = "8443",
@@ -135,8 +137,8 @@ def serve(
 ) -> None:
     """Start a coordinator: a SuperLink on 127.0.0.1 behind a proxy.
 
-    The proxy forwards only the requests that sites need. On this machine,
-    `fedpews flower approve` admits sites and `fedpews flower start` starts runs.
+    The proxy forwards only the requests that sites need. Run `fedpews flower approve`
+    and `fedpews flower start` on the same machine to admit sites and to start runs.
     """
     check_flwr("fedpews flower serve")
     from fedpews.flower.deploy.coordinator import Coordinator, Proxy
@@ -145,7 +147,7 @@ def serve(
 
     folder = folder.resolve()
     if (certificate is None) != (key is None):
-        raise ConfigError("--certificate and --key belong together")
+        raise ConfigError("--certificate and --key must be given together")
     if unit:
         say(systemd_unit(f"fedpews coordinator {name}", [folder]))
         return
@@ -154,7 +156,7 @@ def serve(
         if not keys.authority.exists():
             make_server_keys(folder / "certificates", name)
         certificate, key = keys.certificate, keys.key
-        _report(f"a trial authority of 30 days; give sites {keys.authority}")
+        _report(f"using a trial certificate of 30 days; send {keys.authority} to the sites")
     authority = make_site_authority(folder).certificate if site_certificates else None
     if metrics is not None:
         from fedpews.flower.deploy.metrics import coordinator_metrics, serve_metrics
@@ -168,11 +170,13 @@ def serve(
 def approve(
     folder: Folder,
     public_key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="The public key that the site sent.")],
-    site: Annotated[int, typer.Option(help="The site's number, from 0; it never changes.")],
+    site: Annotated[int, typer.Option(help="The site's number, from 0; the same in all runs.")],
     name: Annotated[str, typer.Option(help="Your name for the site.")],
     fingerprint: Annotated[
         str | None,
-        typer.Option(help="Fingerprint that the site reported (ssh-keygen -lf); without it you are asked."),
+        typer.Option(
+            help="Fingerprint that the site reported (ssh-keygen -lf); without it the command asks."
+        ),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(help="Maximum number of samples that the site may declare.")
@@ -209,7 +213,7 @@ def start(
     data_dir: DataDir = None,
     resume: Resume = False,
     before: Annotated[
-        int, typer.Option(help="With --resume: continue from before this round and discard the later ones.")
+        int, typer.Option(help="With --resume: continue before this round and discard this and later rounds.")
     ] = 0,
     without: Annotated[
         list[str] | None, typer.Option(help="Exclude a site, by name or number. Repeat for several.")
@@ -245,7 +249,7 @@ def follow(
     folder = folder.resolve()
     settings |= {"out": str(run_folder.resolve()), "roster": str(folder / ROSTER)}
     settings |= {"test": test and str(test.resolve()), "data-dir": data_dir and str(data_dir.resolve())}
-    _report(f"the app's hash is {app_hash(app)}; sites run it only if theirs is the same")
+    _report(f"the app's hash is {app_hash(app)}; a site runs the app only if its copy has the same hash")
     clear_failure(run_folder)
     (folder / CURRENT).write_text(str(run_folder.resolve()))
     done = subprocess.run(run_command(app.resolve(), settings), env=environment(folder / "home"), check=False)
@@ -256,7 +260,7 @@ def follow(
 
 @flower.command("hash")
 def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's folder.")]) -> None:
-    """Print the hash of an app; sites and the coordinator compare it."""
+    """Print the hash of an app, to compare the copies at the sites and the coordinator."""
     check_flwr("fedpews flower hash")
     from fedpews.flower.deploy.app_folder import app_hash
 
@@ -265,11 +269,14 @@ def hash_(app: Annotated[Path, typer.Argument(metavar="APP", help="An app's fold
 
 def run_site(
     app: Annotated[
-        Path, typer.Argument(metavar="APP", help="The app that you have read. The site runs no other.")
+        Path,
+        typer.Argument(
+            metavar="APP", help="The folder of the app. Read it first; the site runs no other app."
+        ),
     ],
-    number: Annotated[int, typer.Option("--site", help="This site's number, from 0; it never changes.")],
+    number: Annotated[int, typer.Option("--site", help="This site's number, from 0; the same in all runs.")],
     superlink: Annotated[str, typer.Option(help="The coordinator's host:port.")],
-    ca: Annotated[Path, typer.Option(help="Certificate authority of the coordinator.")],
+    ca: Annotated[Path, typer.Option(help="Certificate authority of the coordinator (ca.crt).")],
     key: Annotated[Path, typer.Option(help="This site's private key (ssh-keygen -t ecdsa -b 384).")],
     state_dir: Annotated[
         Path, typer.Option(help="Folder for this site's private memory and models; back it up.")
@@ -282,19 +289,19 @@ def run_site(
     device: Annotated[str, typer.Option(help="Device in torch's notation: cpu, cuda:0.")] = "cpu",
     workers: Annotated[int, typer.Option(help="Number of seeds trained at once.")] = 1,
     threads: Annotated[
-        int, typer.Option(help="Cores per seed; with 1 the numbers equal those of one process.")
+        int, typer.Option(help="Cores per seed; with 1 the numbers equal those of `fedpews run`.")
     ] = 1,
     certificate: Annotated[
         Path | None,
         typer.Option(help="This site's certificate, if the coordinator uses --site-certificates."),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="With privacy.place = 'client': the ε that this site may spend.")
+        float | None, typer.Option(help="With privacy.place = 'client': the maximum ε that this site spends.")
     ] = None,
     metrics: Metrics = None,
     unit: Unit = False,
 ) -> None:
-    """Join a federation as a site, which runs only the given app."""
+    """Join a federation as a site. The site runs only the given app."""
     check_flwr("fedpews site")
     from fedpews.flower.deploy.app_folder import Pin
     from fedpews.flower.deploy.processes import systemd_unit

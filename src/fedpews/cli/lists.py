@@ -32,7 +32,7 @@ def new(
 ) -> None:
     """Write a configuration file with the values of a recipe and all other keys as comments.
 
-    With --data it fits your own data: clients, classes, task, model, image size.
+    With --data the file is adapted to your data: clients, classes, task, model, image size.
     """
     from fedpews.config import recipes
     from fedpews.experiment import commented_toml
@@ -44,7 +44,7 @@ def new(
 
         if ":" not in data:
             raise ConfigError(
-                "--data is for your own data, folder:PATH or module:function; see also --recipe"
+                "--data needs your own data, folder:PATH or module:function; for a named data set use --recipe"
             )
         clients, tables = fit(data)
         about = f"{data}: {len(clients)} clients ({', '.join(clients.names)}), {clients.outputs}\n"
@@ -58,7 +58,7 @@ def new(
         with file.open("x") as new_file:
             new_file.write(commented_toml(recipe, str(file), tables))
     except FileExistsError:
-        raise ConfigError(f"{file} exists already; give another name, or remove it first") from None
+        raise ConfigError(f"{file} already exists; choose another name or remove it first") from None
     say(f"{about}written to {file}; run it with: fedpews run {file}")
 
 
@@ -79,7 +79,9 @@ def show(
 def list_(
     what: Annotated[
         str,
-        typer.Argument(help="methods, data, models, tasks, recipes, studies or keys.", autocompletion=lists),
+        typer.Argument(
+            help="What to list: methods, data, models, tasks, recipes, studies or keys.", autocompletion=lists
+        ),
     ],
 ) -> None:
     """List methods, data sets and partitions, models, tasks, recipes, studies or keys."""
@@ -116,10 +118,10 @@ def _data() -> Iterator[tuple[str, str]]:
     from fedpews.data import PARTITIONS, SOURCES
 
     yield from ((name, source.description) for name, source in SOURCES.items())
-    yield "A+B+...", "several of these together; their labels follow each other"
-    yield "folder:PATH", "your own: a folder, .npz file or table per client, and a test set"
+    yield "A+B+...", "a combination of image sets; the labels of each set follow those of the set before"
+    yield "folder:PATH", "your own data: a folder, .npz file or table per client, and a test set"
     yield "hf:PATH", "a Hugging Face dataset on disk or in the cache"
-    yield "module:function", "your own: a function that returns the clients and the test set"
+    yield "module:function", "your own data: a function that returns the clients and the test set"
     yield "", ""
     yield from (
         (f"partition {name}", (inspect.getdoc(scheme) or "").splitlines()[0])
@@ -140,7 +142,7 @@ def _tasks() -> Iterator[tuple[str, ...]]:
     from fedpews.tasks.task import describe_tasks
 
     yield from describe_tasks()
-    yield "", "your own: module:Task or path/to/file.py:Task (docs/tasks.md)"
+    yield "", "your own task: module:Task or path/to/file.py:Task (docs/tasks.md)"
 
 
 def _recipes() -> Iterator[tuple[str, str]]:

@@ -57,7 +57,7 @@ lists = _begins(lambda: ("methods", "data", "models", "tasks", "recipes", "studi
 Config = Annotated[
     str,
     typer.Argument(
-        help="A recipe (fedpews list recipes) or a TOML file. A file can name code, which is run: read it first.",
+        help="A recipe (fedpews list recipes) or a TOML file. A file can run code that it names, so read it first.",
         autocompletion=configs,
     ),
 ]
@@ -72,15 +72,13 @@ Methods = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="Seeds, separated by commas: 0,1,2.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder.", show_default="runs/CONFIG-METHOD")]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the data sets; missing ones are downloaded into it.")
-]
+DataDir = Annotated[Path | None, typer.Option(help="Folder to search for data sets first.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a configuration key: train.lr=0.1. For one of several methods: fedprox.mu=0.1.",
+        help="Set a configuration key: train.lr=0.1. Repeat for several. For one of several methods: fedprox.mu=0.1.",
         autocompletion=key_names,
     ),
 ]

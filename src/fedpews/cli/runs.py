@@ -56,14 +56,14 @@ def run(
     quiet: Quiet = False,
     log: Log = None,
 ) -> None:
-    """Train with one or several methods and compare them.
+    """Train one or several methods and compare them.
 
-    Each run writes its records, models and checkpoints to a folder. One HTML
-    report covers all runs; its path is printed last. `fedpews watch` shows the
-    report during the run. A killed run continues with --resume, to the same numbers.
+    Each run writes its records, models and checkpoints to a folder. The last line
+    printed is the path of an HTML report on all runs; `fedpews watch` shows it
+    during the run. --resume continues a killed run and gives the same numbers.
 
-    Several machines or GPUs: `torchrun ... -m fedpews run CONFIG`
-    (docs/how-to/ranks.md). The numbers stay the same.
+    To use several machines or GPUs: `torchrun ... -m fedpews run CONFIG`
+    (docs/how-to/ranks.md).
     """
     from fedpews.running import run as run_alone
     from fedpews.trackers import tracking
@@ -142,7 +142,7 @@ def resolve_runs(
             if len(experiments) == 1:
                 raise
             shared = [key for key in settings if key.startswith("method.")]
-            hint = "; for one method of several write its name: --set fedprox.mu=0.1" if shared else ""
+            hint = "; to set an option of one method, use its name: --set fedprox.mu=0.1" if shared else ""
             raise ConfigError(f"--method {experiment.method_label}: {error}{hint}") from error
     if folder is None:
         paths = [Path("runs") / legal_name(f"{config_name(config)}-{e.method_label}") for e in experiments]
@@ -176,7 +176,7 @@ def compare(
         Path | None, typer.Option(help="Also plot the metric over rounds to this file (png, pdf, svg).")
     ] = None,
 ) -> None:
-    """Compare runs with the first run, seed by seed."""
+    """Compare each run with the first one, seed by seed."""
     from fedpews.report.compare import columns, goal_text, remarks, table, verdicts
 
     runs = find_runs(folders)
@@ -199,7 +199,7 @@ def report(
         Path | None, typer.Option("--out", help="Output file (by default report.html in the first folder).")
     ] = None,
 ) -> None:
-    """Write an HTML report: differences, curves, clients, masks, data, settings."""
+    """Write an HTML report with differences, curves, clients, masks and settings."""
     from fedpews.report.html import write_report
 
     say(f"written to {write_report(folders, file or folders[0] / REPORT)}")
@@ -211,14 +211,14 @@ def watch(
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 chooses a free port.")
     ] = 8500,
 ) -> None:
-    """Serve the report on 127.0.0.1 during a run; it updates itself."""
+    """Serve the report on 127.0.0.1 and update it during a run."""
     from fedpews.report.html import HOST, serve
 
     try:
         server = serve(folders, port)
     except OSError as error:
         raise ConfigError(
-            f"port {port} cannot be used ({error.strerror}); give another with --port, or --port 0"
+            f"port {port} cannot be used ({error.strerror}); choose another with --port, or use --port 0"
         ) from error
     with server:
         out.print(f"look at http://{HOST}:{server.server_port}/ (Ctrl-C ends)", soft_wrap=True)
@@ -248,7 +248,8 @@ def plot(
 
 def export(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder; with --weights the experiment's TOML file.")
+        Path,
+        typer.Argument(metavar="RUN", help="A run folder, or with --weights the experiment's TOML file."),
     ],
     format: Annotated[
         str, typer.Option(help="onnx, torch-export, hf or safetensors.", metavar="FORMAT")
@@ -263,22 +264,22 @@ def export(
         str | None, typer.Option(help="Export the fine-tuned model of this client (name or number).")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="At a site: a .safetensors file that it received or trained.")
+        Path | None, typer.Option(help="At a site: a .safetensors file that the site received or trained.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="With --weights: the site's data, folder:PATH or FILE.py:function.")
     ] = None,
     data_dir: DataDir = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run the code and open the files that the run folder names.")
+        bool, typer.Option("--trust", help="Allow the run folder to run code and open files that it names.")
     ] = False,
 ) -> None:
-    """Export a model with a model card and check its outputs."""
+    """Export a model with a model card, and check the outputs of the exported file."""
     from fedpews.exporting import choose_from_run, choose_weights
     from fedpews.exporting import export as write
 
     if weights is None and data is not None:
-        raise ConfigError("--data belongs to --weights; a run's folder says which data it had")
+        raise ConfigError("--data needs --weights; a run folder already names its data")
     if weights is not None:
         chosen, beside = choose_weights(run, weights, data, data_dir), weights.parent
     else:
@@ -286,6 +287,6 @@ def export(
     path = folder or beside / f"export-{format}"
     difference = write(chosen, format, path)
     say(
-        f"{chosen.about}: on {chosen.compared_on} its outputs differ by at most {difference:.1g} of the largest"
+        f"{chosen.about}: on {chosen.compared_on} its outputs differ by at most {difference:.1g} of the largest output"
     )
     say(f"written to {path}")

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 Name = Annotated[
     str,
-    typer.Argument(help="A study (fedpews list studies), all, or a TOML file.", autocompletion=study_names),
+    typer.Argument(
+        help="A study (fedpews list studies), the word all, or a TOML file.", autocompletion=study_names
+    ),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -52,7 +54,7 @@ Grids = Annotated[
     typer.Option(
         "--grid",
         metavar="KEY=V,V,...",
-        help="A key and its values. Repeat the option for all combinations. With --search also a range: "
+        help="A key and its values. Repeat the option for several keys. With --search also a range: "
         "train.lr=0.001..0.1:log, warmup.rounds=10..100, or in steps: warmup.rounds=10..100:10.",
     ),
 ]
@@ -83,7 +85,7 @@ Storage = Annotated[
 def reproduce(
     name: Name,
     small: Annotated[
-        bool, typer.Option("--small", help="Run a scaled-down version of studies that take days.")
+        bool, typer.Option("--small", help="Run the scaled-down version of a study that takes days.")
     ] = False,
     folder: Results = Path("results"),
     pages: Annotated[
@@ -103,10 +105,10 @@ def reproduce(
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a table or figure of the paper and show our numbers beside it.
+    """Run a table or figure of the paper and compare its numbers with ours.
 
-    Only missing cells are run, and studies share cells. You can stop it at any
-    time; the same command continues. Writes a Markdown page with figures.
+    Only missing cells are run; studies share cells. You can stop the command at any
+    time and continue with the same command. It writes a Markdown page with figures.
     """
     from fedpews.paper.cluster import connect
     from fedpews.paper.reproduce import reproduce as reproduce_study
@@ -146,7 +148,7 @@ def sweep(
     on: On = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train with all combinations of some settings, or search for the best.
+    """Train with every combination of some settings, or search for the best one.
 
     A grid:
     fedpews sweep synthetic-32k --grid warmup.diversity=0.1,1,5 --grid train.lr=0.05,0.1
@@ -162,7 +164,7 @@ def sweep(
     if search is not None:
         _run_search(plan_search(config, keys, trials, chosen, fixed), runner, storage, on)
     elif storage is not None:
-        raise ConfigError("--storage is where a search keeps its trials; add --search optuna")
+        raise ConfigError("--storage needs --search optuna")
     else:
         _run_grid(make_sweep(config, keys, chosen, fixed), runner, on)
 
@@ -177,7 +179,7 @@ def _run_grid(study: Study, runner: Runner, on: str | None) -> None:
     _show_outcome(outcome, write_page(outcome, runner.root))
     say(best_cells(outcome))
     if not study.measures[0].startswith("validation:"):
-        say("this is on the test data; to choose by it, use validation data: --set data.validation=0.2")
+        say("these are test metrics; to choose a setting, use validation data: --set data.validation=0.2")
     _end(outcome.failed, "cells")
 
 
@@ -214,7 +216,7 @@ def _settings(
     fixed = fixed | parse_settings(set_)
     values: Grid = dict(parse_grid(text) for text in grid or [])
     if methods and "method.name" in values:
-        raise ConfigError("methods are given by --method and by --grid method.name; leave one out")
+        raise ConfigError("--method and --grid method.name both set the methods; use one of them")
     if methods and len(methods) == 1:
         fixed = {"method.name": methods[0]} | fixed
     elif methods:
@@ -240,14 +242,14 @@ def _resumable() -> Iterator[None]:
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
-        err.print("stopped; what is finished is kept, the same command goes on from here", soft_wrap=True)
+        err.print("stopped; finished cells are saved, and the same command continues", soft_wrap=True)
         raise typer.Exit(130) from None
 
 
 def _end(failed: int, what: str) -> None:
     """End the command with an error if anything failed: its page has gaps."""
     if failed:
-        raise RunFailed(f"{failed} {what} failed" + "; the same command tries them again" * (what == "cells"))
+        raise RunFailed(f"{failed} {what} failed" + "; the same command runs them again" * (what == "cells"))
 
 
 def _show_outcome(outcome: Outcome, page: Path) -> None:
@@ -269,7 +271,7 @@ def _show_outcome(outcome: Outcome, page: Path) -> None:
             out.print(f"[bold]Claim:[/] {escape(claim)}", soft_wrap=True)
         out.print(f"  {_sentence(verdict)}", soft_wrap=True)
     if missing := len(outcome.verdicts) - len(measured):
-        out.print(f"{missing} more comparisons have not run yet")
+        out.print(f"{missing} more comparisons are not measured yet")
     for result in outcome.table.values():
         if result.message:
             say(f"{study.label(result.cell)}: {result.status}: {result.message}")

@@ -110,7 +110,7 @@ def _entries(folder: Path) -> dict[str, Path]:
     entries: dict[str, Path] = {}
     for path in paths:
         if entries.setdefault(_name(path), path) != path:
-            raise ConfigError(f"{folder}: {_name(path)!r} is there as a file and as a folder.")
+            raise ConfigError(f"{folder}: {_name(path)!r} exists as a file and as a folder.")
     for path in inside:
         known = path in paths or path.suffix.lower() in NOTES or not path.suffix
         if path.is_file() and not known:
@@ -167,7 +167,7 @@ def _class_names(
     if file.is_file():
         known = tuple(line.strip() for line in read_text(file, MEGABYTE).splitlines() if line.strip())
         if not known or len(set(known)) < len(known):
-            raise ConfigError(f"{file}: must list the classes, one a line, none twice.")
+            raise ConfigError(f"{file}: must list the classes, one per line, each only once.")
     text = [path for path, (_, y) in arrays.items() if is_text(y)]
     if not text:
         return known

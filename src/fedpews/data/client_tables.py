@@ -71,7 +71,7 @@ def read_table(path: Path, label: str | None = None, missing: str = "refuse") ->
     label = label_column(str(path), list(table.columns), label)
     names = sorted(table.columns.drop(label), key=lambda name: (natural(name), name))
     if not names:
-        raise ConfigError(f"{path}: has no column beside the label.")
+        raise ConfigError(f"{path}: has no column except the label.")
     kinds = [_kind(pd, path, table[name]) for name in names]
     for name in (label, *names):
         gaps = table[name].isna().to_numpy()
@@ -130,7 +130,7 @@ def _fill(sources: Sequence[ClientTable], table: ClientTable) -> ClientTable:
     count = (~np.isnan(x)).sum(0)
     if not count.all():
         name = table.columns[int(count.argmin())].rpartition(" (")[0]
-        raise ConfigError(f"{sources[0].path}: column {name!r} has no value at all, and so no mean.")
+        raise ConfigError(f"{sources[0].path}: column {name!r} has no values, so it has no mean.")
     mean = np.nansum(x, axis=0) / count
     return replace(table, x=np.where(missing, mean, table.x).astype(np.float32))
 

@@ -181,14 +181,14 @@ def from_clients(
     """Your own data as a Federation: a list of clients and a test set.
 
     A client, like the test set, is an ``(x, y)`` pair of tensors or NumPy arrays, or a torch Dataset of
-    (input, label) pairs. x may also be a tuple or dict of tensors, for a model that takes several. A client may be a
-    dict of such with its own ``train``, ``val`` and ``test``; then ``test`` may be left out. The test set may also be a
-    list with one for each client: the global model is evaluated on all of them, a client's metrics on its own.
+    (input, label) pairs. x may also be a tuple or dict of tensors, for models with several inputs. A client may be
+    a dict with ``train``, ``test`` and optionally ``val``; then omit ``test``. The test set may also be a list with one
+    per client: the global model is evaluated on all of them, and the metrics of a client on its own.
 
     Args:
         classes: by default the largest label plus one.
-        task: what the labels are; by default one class per sample.
-        lazy: read the inputs of Datasets batch by batch, for data that does not fit in memory.
+        task: the task of the labels; by default classification.
+        lazy: read the inputs of Datasets batch by batch, for data that do not fit in memory.
 
     >>> clients = [(torch.randn(8, 5), torch.zeros(8, dtype=torch.int64)), (np.ones((4, 5)), np.ones(4, int))]
     >>> data = from_clients(clients, test=(torch.randn(2, 5), torch.tensor([0, 1])))
@@ -288,7 +288,7 @@ def with_clients(
         raise ConfigError(f"the clients' rows are {low} to {high}, but there are {len(data.y)} samples.")
     used = torch.bincount(rows, minlength=len(data.y))
     if int(used.max()) > 1:
-        raise ConfigError(f"sample {int(used.argmax())} is given {int(used.max())} times, not once.")
+        raise ConfigError(f"sample {int(used.argmax())} is used {int(used.max())} times, not once.")
     return _with_rows(replace(data, clients=tuple(clients), validation=tuple(validation)), rows)
 
 
@@ -366,7 +366,9 @@ def check_labels(y: Tensor, classes: int, whose: str, task: Task) -> None:
     if largest is None:
         return
     if largest >= MOST_CLASSES:
-        raise ConfigError(f"{whose}: label {largest} is no class: there are at most {MOST_CLASSES:,}.")
+        raise ConfigError(
+            f"{whose}: label {largest} is too large: at most {MOST_CLASSES:,} classes are supported."
+        )
     if largest >= classes:
         at = int((y == largest).reshape(len(y), -1).any(1).nonzero()[0])
         raise ConfigError(f"{whose}: label {largest} (sample {at}) is outside the {classes} classes.")

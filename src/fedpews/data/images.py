@@ -121,7 +121,9 @@ def _checked(
         raise ConfigError(f"{where}: {len(x)} images but {len(labels)} labels.")
     if labels.min() < 0 or labels.max() >= classes:
         bad = labels[(labels < 0) | (labels >= classes)][0]
-        raise ConfigError(f"{where}: label {bad} is outside 0 to {classes - 1}; a damaged or foreign file.")
+        raise ConfigError(
+            f"{where}: label {bad} is outside 0 to {classes - 1}; the file is damaged or of another data set."
+        )
     return np.ascontiguousarray(x), labels
 
 
@@ -133,7 +135,7 @@ def _bytes(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read, truncated or damaged ({error}).") from error
     if len(raw) > MOST_BYTES:
-        raise ConfigError(f"{path}: has more than {MOST_BYTES:,} bytes, which no data set here has.")
+        raise ConfigError(f"{path}: has more than {MOST_BYTES:,} bytes, more than any supported data set.")
     return raw
 
 

@@ -193,7 +193,7 @@ def check(x: Any, whose: str) -> Any:
         return _check_leaf(x, whose)
     sizes = {len(leaf) for leaf in tree_leaves(checked)}
     if len(sizes) != 1:
-        raise ConfigError(f"{whose}: the inputs have {sorted(sizes)} samples; each needs as many.")
+        raise ConfigError(f"{whose}: the inputs have {sorted(sizes)} samples; all need the same number.")
     return checked
 
 

@@ -226,12 +226,12 @@ def _load_own(table: DataTable, task: Task) -> Federation:
         data = read_hugging_face(table, task) if table.name.startswith("hf:") else _call(table, task)
     kept = table.partition in (None, *AS_GIVEN)
     if table.pool and kept:
-        raise ConfigError("data.pool puts your own clients' samples together; set data.partition.")
+        raise ConfigError("data.pool pools your own clients' samples; set data.partition too.")
     if not kept and not table.pool and len(data) > 1:
         shown = ", ".join(data.names[:5]) + (", ..." if len(data) > 5 else "")
         raise ConfigError(
             f"{table.name} has {len(data)} clients of its own ({shown}), and data.partition = {table.partition!r} "
-            "would mix them; leave it out, or set data.pool = true to put their samples together and split them anew."
+            "would mix them; remove it, or set data.pool = true to pool and repartition their samples."
         )
     data = replace(data, client_names=data.client_names or tuple(f"client {i}" for i in range(len(data))))
     rows = torch.cat([*data.clients, *data.validation])

@@ -90,7 +90,7 @@ def describe(data: Federation, client: int, privacy: Privacy) -> Sums:
     """The first pass over a client's training samples; memory does not grow with their number."""
     rows, least = data.clients[client], privacy.min_count
     if not len(rows):
-        raise ConfigError(f"{data.names[client]} has no samples, and so no statistics.")
+        raise ConfigError(f"{data.names[client]} has no samples, so it has no statistics.")
     moments: list[_Moments] = []
     tokens = torch.zeros(BUCKETS, dtype=torch.int64)
     for chunk in _chunks(data, rows):
@@ -234,7 +234,7 @@ def histograms_from_bytes(data: bytes, edges: Sequence[Sequence[float]]) -> Hist
     """The histograms that a client sent, checked against the edges."""
     counts: Histograms = _read(Annotated[list[Cells], Field(max_length=10 * MOST_FEATURES)], data)
     if [len(row) for row in counts] != [len(cuts) + 1 if cuts else 0 for cuts in edges]:
-        raise ConfigError("its histograms do not have the cells that were asked for")
+        raise ConfigError("its histograms have the wrong number of bins")
     return counts
 
 

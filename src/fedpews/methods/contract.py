@@ -67,7 +67,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Download:
-    """What the server sends to one client."""
+    """The message from the server to one client."""
 
     round: int
     phase: str
@@ -85,7 +85,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Work:
-    """What a client's loop over batches did."""
+    """A client's local work in a round: samples, steps, learning rate, loss."""
 
     client: int
     samples: int  # n_i
@@ -103,7 +103,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends back. Elements outside ``neurons`` (or ``mask``) are not owned by it, and not sent."""
+    """A message from a client to the server. Elements outside ``neurons`` (or ``mask``) are neither owned nor sent."""
 
     client: int
     round: int
@@ -205,7 +205,7 @@ class ClientWrapper(ClientHalf):
 
 
 class Method(Options, ABC):
-    """The server half, and the client halves that go with it."""
+    """The server half of a method, which also makes the client halves."""
 
     takes_warmup: ClassVar[bool] = False
     """Whether it can have a warmup: it trains the whole network, and assigns no neurons itself."""

@@ -37,7 +37,7 @@ class Ditto(Wrapper):
     model is the inner method's to the bit. With λ = 0 the own models are those of local training.
 
     Args:
-        strength: λ, how near the global model a client's own stays.
+        strength: λ, the weight of the penalty on a personal model's distance to the global model.
 
     >>> from fedpews.methods.fedavg import FedAvg
     >>> Ditto(FedAvg()).personalised

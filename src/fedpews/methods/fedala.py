@@ -34,9 +34,9 @@ class FedALA(FedAvg):
     learned and before the round's training.
 
     Args:
-        names: the upper layers: ``"head"``, ``"all"``, or names of parameters or modules.
-        weight_lr: η_w; the authors use 1.
-        weight_steps: how many steps of a round move W.
+        names: the layers to mix: ``"head"`` (the last layer), ``"all"``, or names of parameters or modules.
+        weight_lr: η_w, the learning rate of W; the authors use 1.
+        weight_steps: number of steps per round that train W.
 
     >>> FedALA().personalised
     True

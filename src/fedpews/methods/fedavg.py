@@ -34,8 +34,8 @@ class FedAvg(Method, ClientHalf):
     Args:
         momentum: of the local SGD; the FedPeWS paper uses none.
         weight_decay: of the local steps; the FedPeWS paper uses none.
-        clip_norm: the most a local gradient's length may be; longer ones are scaled down.
-        optimizer: the local steps' rule, by default SGD.
+        clip_norm: maximum norm of a local gradient; larger gradients are scaled down.
+        optimizer: the local optimiser, by default SGD.
 
     >>> FedAvg(momentum=0.9).momentum
     0.9

@@ -54,7 +54,7 @@ class FedAvgMomentum(FedAvg):
     averaged over the owners that took one; where there is none v stays.
 
     Args:
-        beta: β, the weight of the client's own gradient; 1 is FedAvg.
+        beta: β, the weight of the client's own gradient; 1 equals FedAvg.
 
     >>> FedAvgMomentum(beta=0.2).beta
     0.2

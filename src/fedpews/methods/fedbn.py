@@ -44,7 +44,7 @@ class Local(Wrapper):
     ``"norms"`` are scale, shift and statistics of all norm layers, ``"head"`` is the layer that makes the outputs.
 
     Args:
-        names: what stays at the clients: ``"norms"``, ``"head"``, ``"all"``, or names of parameters or modules.
+        names: the local layers: ``"norms"``, ``"head"``, ``"all"``, or names of parameters or modules.
 
     >>> from fedpews.methods.fedavg import FedAvg
     >>> Local(FedAvg()).personalised
@@ -124,7 +124,7 @@ class FedRep(Local):
     The first steps of a round move the head alone, all others the body alone.
 
     Args:
-        head_steps: how many steps of a round are the head's.
+        head_steps: number of steps per round that train the head.
     """
 
     names: tuple[str, ...] | str = "head"

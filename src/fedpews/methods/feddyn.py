@@ -29,7 +29,7 @@ class FedDyn(FedAvg):
     The authors' program divides α by the client's part of the samples, relative to the mean part; here all have one α.
 
     Args:
-        alpha: α, the strength of the regularisation; the authors use 0.01 and 0.1.
+        alpha: α, the weight of the regularisation; the authors use 0.01 and 0.1.
 
     >>> FedDyn(alpha=0.5).alpha
     0.5

@@ -34,7 +34,7 @@ class FedNova(FedProx):
     for each, and the sums run over its owners. Owners that took no step with it have no d_i; their a_i is 0.
 
     Args:
-        mu: strength of FedProx' term; 0 leaves it out.
+        mu: μ, the weight of FedProx's proximal term; 0 means none.
 
     >>> FedNova().work(steps=5, lr=0.1)
     5.0
@@ -47,7 +47,7 @@ class FedNova(FedProx):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum and self.mu:
-            raise ConfigError("fednova knows the work of momentum or of mu, not of both; set one to 0.")
+            raise ConfigError("fednova supports momentum or mu, not both; set one of them to 0.")
         if type(self.rule) not in (SGD, Momentum):
             raise ConfigError(
                 f"fednova knows the work behind sgd and momentum, not behind {type(self.rule).__name__}; "

@@ -37,11 +37,11 @@ class FedPM(Method, ClientHalf):
     its models have none. With ``scores="sgd"`` s ← s − η_s·(∂f/∂m)·σ′(s), and θ is mean(m) within [0.01, 0.99].
 
     Args:
-        scores: how they are trained: by ``"adam"``, as in the authors' program, or by ``"sgd"``, plain steps straight
-            through the draw.
-        score_lr: η_s, instead of the local learning rate, which is meant for weights; by default 0.1 for Adam and 1
+        scores: optimiser of the scores: ``"adam"``, as in the authors' code, or ``"sgd"``, plain straight-through
+            steps.
+        score_lr: η_s, the learning rate of the scores, used instead of ``train.lr``; by default 0.1 for Adam and 1
             for SGD.
-        evaluate: ``"sample"`` a network from θ to evaluate, or ``"threshold"`` θ at 1/2.
+        evaluate: how the evaluated network is made: ``"sample"`` draws it from θ, ``"threshold"`` cuts θ at 1/2.
 
     >>> FedPM(score_lr=1.0).evaluate
     'sample'

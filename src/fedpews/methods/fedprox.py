@@ -20,7 +20,7 @@ class FedProx(FedAvg):
     """FedAvg with (μ/2)‖y − x_g‖² added to the local loss, over the trainable parameters.
 
     Args:
-        mu: μ, the strength; 0 is FedAvg exactly. The FedPeWS paper uses 0.01.
+        mu: μ, the weight of the proximal term; 0 equals FedAvg. The FedPeWS paper uses 0.01.
 
     >>> FedProx(mu=0.1).mu
     0.1

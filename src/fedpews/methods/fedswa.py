@@ -35,8 +35,9 @@ class FedSWA(FedAvg):
     instead, and doubles η.
 
     Args:
-        rho: ρ, the part of the rate that is left at the end of a round; 1 with ``alpha=1`` is FedAvg.
-        alpha: α, how far the server goes towards the mean of the clients, or past it.
+        rho: ρ, the learning rate at the end of a round, as a share of the rate at its start; 1 with ``alpha=1`` equals
+            FedAvg.
+        alpha: α, the server's step towards the mean of the clients; above 1 it goes past the mean.
 
     >>> FedSWA().alpha
     1.5
@@ -91,7 +92,7 @@ class FedMoSWA(FedSWA, ControlVariates):
     Args:
         rho: ρ, as in `fedswa`.
         alpha: α, as in `fedswa`.
-        gamma: γ, how far m goes towards the round's mean.
+        gamma: γ, the server's step of m towards the mean of the round.
 
     >>> FedMoSWA().gamma
     0.2

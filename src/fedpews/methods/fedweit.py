@@ -32,9 +32,9 @@ class FedWeIT(Method, ClientHalf):
     tasks; with one task per client it is compared with the server's B. The download grows with the clients.
 
     Args:
-        sparsity: λ₁, how strongly a client's own weights are pushed to 0.
-        drift: λ₂, how strongly B is kept near the server's.
-        keep: the part of each layer's rows of B that is uploaded.
+        sparsity: λ₁, the L1 penalty on a client's own weights A.
+        drift: λ₂, the penalty on the distance between B and the server's B.
+        keep: share of the rows of B that are uploaded, in each layer.
 
     >>> FedWeIT(keep=0.5).personalised
     True

@@ -61,7 +61,7 @@ class Momentum(Optimizer):
     """v ← β·v + g, x ← x − η·v.
 
     Args:
-        momentum: β, the part of the last step that is kept.
+        momentum: β, the share of the last step that is kept.
     """
 
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
@@ -90,9 +90,9 @@ class Adaptive(Optimizer):
     """m ← β₁m + (1−β₁)g, v by the variant's own rule, x ← x − η·m/(√v + τ); v starts at τ².
 
     Args:
-        beta1: β₁, of the first moment.
-        beta2: β₂, of the second moment.
-        tau: τ, keeps the step finite where v is small.
+        beta1: β₁, decay of the first moment.
+        beta2: β₂, decay of the second moment.
+        tau: τ, added to √v to keep the step finite.
     """
 
     slots: ClassVar[tuple[str, ...]] = ("first", "second")
@@ -149,8 +149,8 @@ class RMSprop(Optimizer):
     """v ← β₂v + (1−β₂)g², x ← x − η·g/(√v + τ); v starts at 0.
 
     Args:
-        beta2: β₂, of the second moment.
-        tau: τ, keeps the step finite where v is small.
+        beta2: β₂, decay of the second moment.
+        tau: τ, added to √v to keep the step finite.
     """
 
     slots: ClassVar[tuple[str, ...]] = ("second",)

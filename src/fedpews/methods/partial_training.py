@@ -55,7 +55,7 @@ class HeteroFL(PartialTraining):
     out of its loss, which is left out here.
 
     Args:
-        widths: r for client 0, 1, …, and again from the start when there are more clients.
+        widths: r of client 0, 1, …; the list repeats if there are more clients.
 
     >>> HeteroFL(widths=(1.0, 0.5)).width(3)
     0.5
@@ -84,7 +84,7 @@ class FedRolex(HeteroFL):
     At width 1 this is HeteroFL at width 1, and so FedAvg.
 
     Args:
-        widths: r for client 0, 1, …, and again from the start when there are more clients.
+        widths: r of client 0, 1, …; the list repeats if there are more clients.
 
     >>> FedRolex(widths=(0.5,)).width(0)
     0.5
@@ -136,9 +136,9 @@ class FjORD(PartialTraining):
     is the output at the client's tier and carries no gradient.
 
     Args:
-        tiers: the tier of client 0, 1, …, again from the start when there are more clients; all together they
-            are the widths that batches are drawn from.
-        distill: α, the weight of the distillation; 0 for none.
+        tiers: the largest width of client 0, 1, …; the list repeats if there are more clients. Each batch draws
+            a width from this list, up to the client's own.
+        distill: α, the weight of the distillation loss; 0 means none.
 
     >>> FjORD(tiers=(1.0, 0.5)).distill
     0.0

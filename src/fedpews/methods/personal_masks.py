@@ -50,9 +50,9 @@ class LotteryFL(PersonalMasks):
     accuracy on a client's test samples, and reports the best that each client had in any round.
 
     Args:
-        accuracy: what the masked model must exceed before it is pruned.
-        remaining: the part of the weights at which pruning ends.
-        prune: the part of the remaining weights that one pruning takes.
+        accuracy: the accuracy that the masked model must exceed before it is pruned.
+        remaining: the share of remaining weights at which pruning ends.
+        prune: the share of the remaining weights that one pruning removes.
 
     >>> LotteryFL(prune=0.2).personalised
     True
@@ -131,9 +131,9 @@ class FedSelect(PersonalMasks):
     There each half is an epoch; here it is half of the steps that the client took in its last round.
 
     Args:
-        grow: the part of the common weights that become the client's own at a time.
-        limit: the part of a layer's weights at which its mask stops growing.
-        every: how many rounds lie between two growths.
+        grow: the share of the common weights that become personal each time.
+        limit: the share of personal weights at which a layer's mask stops growing.
+        every: number of rounds after which the mask grows.
 
     >>> FedSelect().personalised
     True

@@ -49,15 +49,14 @@ class Private(Wrapper):
     """The inner method with differential privacy for every client.
 
     Args:
-        clip: C, the largest norm of a client's change; with ``adaptive`` its first value.
-        noise: z, the noise multiplier: the sum of the changes gets noise of deviation z·C.
+        clip: C, the maximum norm of a client's change; with ``adaptive`` its initial value.
+        noise: z, the noise multiplier: noise with deviation z·C is added to the sum of the changes.
         place: where the noise is added: ``server`` (central) or ``client`` (local, without a trusted server).
-        adaptive: let C follow a quantile of the clients' norms (Andrew et al. 2021), at no further cost in ε.
+        adaptive: adapt C to a quantile of the clients' norms (Andrew et al. 2021), without increasing ε.
         quantile: with adaptive clipping, the share of the clients whose change should not be clipped.
-        clip_lr: how fast C follows.
-        bit_noise: deviation of the noise on the number of clients that were not clipped; a twentieth of the cohort is
-            usual.
-        noise_seed: for tests only: noise that can be repeated protects no client.
+        clip_lr: learning rate of C.
+        bit_noise: deviation of the noise on the number of unclipped changes; a twentieth of the cohort is usual.
+        noise_seed: for tests only, because repeatable noise protects no client.
 
     >>> from fedpews.methods.fedavg import FedAvg
     >>> Private(FedAvg(), clip=1.0, noise=1.1).place

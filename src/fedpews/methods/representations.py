@@ -33,8 +33,8 @@ class Moon(FedAvg):
     matter of the model: give the model those two layers, and its classifier reads the projection.
 
     Args:
-        mu: μ, the strength of the contrast; the reference uses 1, and 5 for CIFAR-10.
-        temperature: T, by which the similarities are divided.
+        mu: μ, the weight of the contrastive loss; the authors' code uses 1, and 5 for CIFAR-10.
+        temperature: T, the divisor of the similarities.
 
     >>> Moon(mu=5.0).temperature
     0.5
@@ -85,7 +85,7 @@ class FedDecorr(FedAvg):
     open neurons.
 
     Args:
-        strength: β; 0 is FedAvg.
+        strength: β, the weight of the penalty; 0 equals FedAvg.
 
     >>> FedDecorr().strength
     0.1
@@ -136,8 +136,8 @@ class FedUV(FedAvg):
     neither term. In a warmup z is that of the client's subnetwork.
 
     Args:
-        variance: λ; the program uses 2.5 for ten classes.
-        uniformity: μ; the program uses 0.5.
+        variance: λ, the weight of the variance term; the authors' code uses 2.5 for ten classes.
+        uniformity: μ, the weight of the uniformity term; the authors' code uses 0.5.
 
     >>> FedUV().uniformity
     0.5

@@ -27,7 +27,7 @@ class ServerOptimizer(Optimizer):
     """A rule with the server's own rate.
 
     Args:
-        lr: η_g, the server's rate.
+        lr: η_g, the server's learning rate.
     """
 
     lr: Positive = 1.0
@@ -117,8 +117,8 @@ class FedExP(SGD):
     local rate, and evaluates the mean of the last two models; here ε is the paper's and the last model is evaluated.
 
     Args:
-        lr: a factor of the whole step.
-        eps: ε, keeps the step finite where the changes cancel; the authors use 0.001, and 0.1 for EMNIST.
+        lr: factor of the server's step.
+        eps: ε, keeps the step finite when the changes cancel; the authors use 0.001, and 0.1 for EMNIST.
     """
 
     eps: NotNegative = 1e-3

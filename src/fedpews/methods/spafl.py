@@ -37,7 +37,7 @@ class SpaFL(Method, ClientHalf):
     gets the sum with its next download.
 
     Args:
-        sparsity: α, how strongly thresholds are pushed up; the authors use 0.0001 to 0.002.
+        sparsity: α, the weight of the term that raises thresholds; the authors use 0.0001 to 0.002.
 
     >>> SpaFL().personalised
     True

@@ -17,7 +17,7 @@ class MLP(nn.Module):
     The defaults are the paper's: 5 → 32 → 64 → 128 → 32 → 4.
 
     Args:
-        hidden: the units of each hidden layer.
+        hidden: number of units of each hidden layer.
     """
 
     def __init__(self, inputs: int = 5, hidden: Sequence[int] = (32, 64, 128, 32), classes: int = 4) -> None:
@@ -45,8 +45,8 @@ class CNN(nn.Module):
     or column too many for the pooling is left out, so 28×28 ends as 3×3.
 
     Args:
-        hidden: the channels of each convolution.
-        pools: how many of them, from the first on, are followed by pooling; by default at most three.
+        hidden: number of channels of each convolution.
+        pools: the first ``pools`` convolutions are followed by pooling; by default at most three.
     """
 
     needs_images: ClassVar[bool] = True
@@ -87,11 +87,11 @@ class ResNet(nn.Module):
     last feature map is averaged, so images may have any size and shape.
 
     Args:
-        depth: the number of layers, 6n + 2.
-        width: the channels of the first stage; a multiple of ``group_size``.
-        norm: ``"group"``, which does not mix clients' statistics, or ``"batch"``.
-        group_size: channels in a group of the GroupNorm. A group is normalised as a whole, so it is one neuron:
-            large groups leave a warmup few neurons to choose from.
+        depth: number of layers, 6n + 2.
+        width: number of channels of the first stage; a multiple of ``group_size``.
+        norm: ``"group"`` (no running statistics) or ``"batch"``.
+        group_size: number of channels in a group of the GroupNorm. A group is one neuron, so large groups give a
+            warmup few neurons.
 
     He et al., "Deep Residual Learning for Image Recognition", 2016, section 4.2.
     """
@@ -168,11 +168,11 @@ class ViT(nn.Module):
     stream, which LayerNorm mixes.
 
     Args:
-        patch: side of a patch; it must divide the image's size.
-        width: features of a patch along the stream; ``heads`` must divide it.
-        depth: how many attention blocks there are.
-        heads: attention heads of each block.
-        hidden: units of each block's feed-forward layer.
+        patch: side of a patch; it must divide the image size.
+        width: embedding dimension; ``heads`` must divide it.
+        depth: number of attention blocks.
+        heads: number of attention heads of each block.
+        hidden: number of units of each block's feed-forward layer.
 
     Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021.
     """

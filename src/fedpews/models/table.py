@@ -13,10 +13,10 @@ class LoraTable(Table):
     rank: Count = Field(8, description="number of components of each adapter")
     targets: list[str] | None = Field(
         None,
-        description="layers with an adapter, by the end of their names; by default every linear layer",
+        description="layers that get an adapter, by the end of their names; by default every linear layer",
     )
     alpha: Positive | None = Field(
-        None, description="an adapter's output is multiplied by alpha/rank; by default alpha is rank"
+        None, description="the output of an adapter is multiplied by alpha/rank; by default alpha is rank"
     )
     full: list[str] | None = Field(
         None, description="patterns of parameters that are trained in full; by default the output layer"
@@ -25,7 +25,7 @@ class LoraTable(Table):
         None, description="the rank of client 0, 1, …; the list repeats if there are more clients"
     )
     padding: bool = Field(
-        False, description="average a component over all clients, with zeros for clients of smaller rank"
+        False, description="average each component over all clients, with zeros for clients of smaller rank"
     )
 
     @model_validator(mode="after")
@@ -33,7 +33,7 @@ class LoraTable(Table):
         if self.ranks is not None and (not self.ranks or max(self.ranks) > self.rank):
             raise ValueError(f"lora.ranks must be from 1 to lora.rank = {self.rank}, got {self.ranks}")
         if self.padding and self.ranks is None:
-            raise ValueError("lora.padding needs lora.ranks: clients of equal rank have nothing to pad")
+            raise ValueError("lora.padding needs lora.ranks, because clients of equal rank need no padding")
         return self
 
 
@@ -50,7 +50,7 @@ class ModelTable(BaseModel):
     )
     fresh: list[str] = Field(
         [],
-        description="patterns of parameters that are not read from model.start, such as the last layer",
+        description="patterns of parameters that are initialised anew instead of read from model.start",
     )
     lora: LoraTable | None = Field(
         None,

@@ -30,29 +30,31 @@ def trace(
     """The hidden neurons of ``model``, traced by running ``example`` (a batch of inputs) through a copy of it.
 
     A neuron is a unit of a linear layer, a channel of a convolution or a unit of a recurrent layer that later
-    layers read. What the model computes inseparably is one neuron: channels that residual connections add to each
+    layers read. Parts that cannot be separated are one neuron: channels that residual connections add to each
     other, the two halves of a gated linear unit, the channels of one group of a GroupNorm or of a grouped
-    convolution, the queries, keys and values of an attention head. Left whole are the model's inputs and outputs,
-    whatever a LayerNorm (or another norm over all channels) mixes into one, layers of a single neuron, neurons that
-    a frozen weight computes (a pretrained base under LoRA), what may be read by a layer that the example does not
-    reach (a branch not taken, an expert not chosen), and the layers in ``skip`` (or in the model's own ``unmasked``)
-    with all that is bound to them; a module's name stands for all it contains.
+    convolution, the queries, keys and values of an attention head.
 
-    The graph is proved on the example, in evaluation and in training: a masked neuron must have no influence on the
+    Some units are left whole, so every client trains them: the model's inputs and outputs, channels that a LayerNorm
+    (or another norm over all channels) mixes, layers of a single neuron, neurons of frozen layers (a pretrained base
+    under LoRA), units that may be read by a layer that the example does not reach (a branch not taken, an expert not
+    chosen), and the layers in ``skip`` (or in the model's ``unmasked``) with all units bound to them. The name of a
+    module covers all modules in it.
+
+    The graph is verified on the example, in evaluation and in training: a masked neuron must not influence the
     outputs. A layer that fails is left whole too. ``graph.left_whole`` has these layers and the reasons,
     ``graph.masked_share`` the share of the weights that can be masked.
 
     Args:
         example: a tensor, or a tuple or dict of the model's arguments.
-        strict: raise a ConfigError instead of leaving a layer whole because the proof failed.
-        frozen: mask the neurons of frozen weights, too.
+        strict: raise a ConfigError if the verification of a layer fails, instead of leaving the layer whole.
+        frozen: also mask the neurons of frozen weights.
 
     >>> graph = trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.zeros(4, 2))
     >>> graph.layers
     (Layer(name='0', start=0, size=3),)
 
-    The idea of channels that have to go together is that of Fang et al., DepGraph: Towards Any Structural Pruning,
-    CVPR 2023; here they are followed from kernel to kernel, which sees through any Python code.
+    Grouping dependent channels follows Fang et al., DepGraph: Towards Any Structural Pruning, CVPR 2023. Here they are
+    traced through torch's operations, so any Python code works.
     """
     model = prepared(model, example)
     names = [name for name, _ in model.named_modules() if name]

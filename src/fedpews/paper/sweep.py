@@ -48,9 +48,7 @@ def parse_grid(text: str) -> tuple[str, list[Any] | Range]:
     """
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
-        raise ConfigError(
-            f"--grid {text!r}: give it as key=value,value, for instance --grid train.lr=0.01,0.1"
-        )
+        raise ConfigError(f"--grid {text!r}: write key=value,value, for instance --grid train.lr=0.01,0.1")
     if match := _RANGE.fullmatch(values):
         return key.strip(), _range(text, *match.groups())
     try:

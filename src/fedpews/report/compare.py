@@ -214,20 +214,18 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         if not run.finished
     ]
     sentences += [
-        f"{run.label} was changed on its way: {'; '.join(run.summary['went_on'])}."
+        f"{run.label} was resumed with a change: {'; '.join(run.summary['went_on'])}."
         for run in runs
         if run.summary.get("went_on")
     ]
     if not all(run.same_data(runs[0]) for run in runs):
-        sentences.append(
-            "These runs were trained on different data; their numbers do not measure the same thing."
-        )
+        sentences.append("These runs were trained on different data, so their numbers are not comparable.")
     models = {run.label: model for run in runs if (model := run.federation.get("model"))}
     if len({model["fingerprint"] for model in models.values()}) > 1:
         weights = ", ".join(f"{label} {model['weights']:,}" for label, model in models.items())
         sentences.append(f"The models differ, not only the methods; weights: {weights}.")
     if len({run.goal for run in runs}) > 1:
-        sentences.append("Targets differ: each run's rounds are those to its own.")
+        sentences.append("Targets differ: rounds are counted to each run's own target.")
     return sentences
 
 

@@ -76,7 +76,7 @@ def masks(runs: Sequence[Run]) -> Figure:
         if of_seed:
             shown.append((run, max(of_seed, key=lambda record: record.round)))
     if not shown:
-        raise ConfigError("no run here has kept masks: there was no warmup, or there are too many clients")
+        raise ConfigError("these runs have no masks: there was no warmup, or there are too many clients")
     heights = [min(3.0, 0.7 + 0.16 * len(last.clients)) for _, last in shown]
     figure = new_figure(PAGE, sum(heights) + 0.3)
     rows = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
@@ -111,7 +111,9 @@ def clients(runs: Sequence[Run]) -> Figure:
     metric = runs[0].goal.metric
     known = [run for run in runs if any(client_values(record, metric) for record in run.records)]
     if not known:
-        raise ConfigError(f"no run here has kept single clients' {metric}: too many clients, or real sites")
+        raise ConfigError(
+            f"these runs have no {metric} of single clients: there are too many clients, or real sites"
+        )
     names = max((run.client_names for run in known), key=len)
     figure = new_figure(PAGE, min(9.0, 1.2 + 0.24 * len(names)))
     axes = figure.subplots()

@@ -116,7 +116,9 @@ def folders_of_runs(folders: Sequence[Path], missing_ok: bool = False) -> list[P
         below = sorted(path.parent for path in folder.glob(f"*/{layout.ROUNDS}"))
         runs = [folder] if (folder / layout.ROUNDS).exists() else below
         if not runs and not missing_ok:
-            raise ConfigError(f"{folder} holds no run: there is no rounds.jsonl in it or one level below")
+            raise ConfigError(
+                f"{folder} is not a run folder: there is no rounds.jsonl in it or one level below"
+            )
         paths += runs
     return list(dict.fromkeys(paths))
 
@@ -129,7 +131,7 @@ def read_run(path: Path) -> Run | None:
         return None
     done = read_summary(path / layout.SUMMARY) if is_expected(path / layout.SUMMARY) else None
     if done is not None and set(done["seeds"]) != set(config["seeds"]):
-        raise ConfigError(f"{path / layout.SUMMARY} has other seeds than {layout.CONFIG} beside it")
+        raise ConfigError(f"{path / layout.SUMMARY} and {layout.CONFIG} have different seeds")
     summary = done or summarize(records, config["method"]["name"], _goal(config))
     return Run(summary["method"], path, records, summary, config, done is not None)
 

@@ -129,11 +129,11 @@ def advise(stats: Statistics) -> tuple[str, str]:
     if len(names) > MANY:
         return (
             f"{len(names)} sites: start with plain FedAvg.",
-            "Nothing measured speaks for a warmup among so many.",
+            "No measurement shows a gain from a warmup with so many sites.",
         )
     labels, inputs = label_distances(stats), input_distances(stats)
     if labels is None:
-        return f"No classes can be compared: {first}.", "A warmup may pay if its curve does not climb."
+        return f"No classes can be compared: {first}.", "If its accuracy does not rise, try a warmup."
     pairs = list(combinations(range(len(names)), 2))
     apart = [labels[i][j] for i, j in pairs]
     if min(apart) > 0.99:
@@ -148,16 +148,16 @@ def advise(stats: Statistics) -> tuple[str, str]:
     if alike and differs < 0.2:
         return (
             "Alike: plain FedAvg.",
-            "There is nothing to keep apart, and masks would only delay the training.",
+            "A warmup would only delay the training.",
         )
     if alike:
         return (
             f"Labels are alike and inputs differ (up to {differs:.2f}): {first}.",
-            "No run that was measured speaks for a warmup here.",
+            "No measurement shows a gain from a warmup in this case.",
         )
     return (
         f"Sites share classes in unequal parts ({min(apart):.2f} to {max(apart):.2f} apart): {first}.",
-        "If its curve climbs from the first round, you have no problem that a warmup solves.",
+        "If its accuracy rises from the first round on, you do not need a warmup.",
     )
 
 

@@ -234,7 +234,7 @@ def read_rounds(path: Path) -> list[Record]:
     """The records of a run's folder."""
     file = path / layout.ROUNDS
     if not is_expected(file):
-        raise ConfigError(f"{path} holds no run: there is no {layout.ROUNDS} in it")
+        raise ConfigError(f"{path} is not a run folder: it has no {layout.ROUNDS}")
     records: list[Record] = read_lines(file, RecordShape)
     for record in records:
         drawn = {name: record[name] for name in COLUMNS if name in record}

@@ -42,9 +42,9 @@ class Classification(Task):
     """One class per sample: labels (samples,) whole numbers from 0, outputs (samples, classes), cross-entropy.
 
     Args:
-        classes: how many; by default the largest label plus one.
-        class_weights: the weight in the loss of a sample of each class.
-        label_smoothing: the share of a label that is spread over all classes.
+        classes: number of classes; by default the largest label plus one.
+        class_weights: weight of each class in the loss.
+        label_smoothing: share of a label that is spread over all classes.
     """
 
     classes: int | None = None
@@ -118,7 +118,7 @@ class Multilabel(Task):
     label is predicted from a probability of one half.
 
     Args:
-        positive_weights: the weight of each label's presence against its absence.
+        positive_weights: weight of the positive samples of each label in the loss.
     """
 
     positive_weights: tuple[float, ...] | None = None
@@ -188,7 +188,7 @@ class Regression(Task):
     """Numbers to predict: y (samples,) or (samples, numbers) floating point, as many outputs.
 
     Args:
-        loss_kind: the squared error, the absolute error, or Huber's.
+        loss_kind: squared error, absolute error or Huber loss.
     """
 
     loss_kind: Literal["mse", "mae", "huber"] = "mse"
@@ -279,10 +279,10 @@ class Segmentation(Dense):
     over all pixels together: the mean over the classes that occur or are predicted.
 
     Args:
-        classes: how many; by default the largest label plus one.
-        ignore_index: the label of pixels that do not count.
-        loss_kind: cross-entropy, or with one minus the soft Dice coefficient added to it.
-        background: whether dice and iou include class 0.
+        classes: number of classes; by default the largest label plus one.
+        ignore_index: label of pixels to ignore.
+        loss_kind: cross-entropy, or (``dice``) cross-entropy + 1 − the soft Dice coefficient.
+        background: include class 0 in dice and iou.
     """
 
     loss_kind: Literal["cross_entropy", "dice"] = "cross_entropy"
@@ -340,9 +340,9 @@ class Tokens(Dense):
     A sample's loss is the mean over the tokens that count, and their number is its weight.
 
     Args:
-        classes: how many (the size of the vocabulary); by default the largest label plus one.
-        ignore_index: the label of padding.
-        shift: labels are the inputs themselves, and the output at a token predicts the next one.
+        classes: number of classes (the size of the vocabulary); by default the largest label plus one.
+        ignore_index: label of padding.
+        shift: for language models whose labels are their inputs: the output at a token predicts the next token.
     """
 
     shift: bool = False

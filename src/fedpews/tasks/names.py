@@ -127,7 +127,7 @@ def check_list(classes: Sequence[str], counts: Mapping[str, int | None]) -> None
     """Refuse a list of all classes that contradicts itself, or the number of classes in another table."""
     check_spellings({LIST: classes})
     if not classes or len(set(classes)) < len(classes) or not all(name.strip() for name in classes):
-        raise ConfigError(f"{LIST} must name every class, and none twice")
+        raise ConfigError(f"{LIST} must name every class exactly once")
     for table, count in counts.items():
         if count not in (None, len(classes)):
             raise ConfigError(

@@ -26,9 +26,9 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Options, ABC):
-    """A kind of problem. Its fields are its options; ``metrics`` names those to measure, the main one first.
+    """A learning task: loss, labels and metrics. Its fields are its options; the main metric is first in ``metrics``.
 
-    Your own task is a subclass: ``loss``, ``labels``, ``tallies`` and ``METRICS`` are all it needs.
+    Your own task is a subclass with ``loss``, ``labels`` and ``METRICS``, and ``tallies`` for further sums.
 
     >>> class Quantile(Task):
     ...     name = "quantile"

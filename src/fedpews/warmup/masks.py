@@ -39,11 +39,10 @@ class Masks(Options):
     """The options of all kinds of masks.
 
     Args:
-        evaluate: the elements of the global model that are evaluated during the warmup: those that a client
-            ``"owned"`` in the last round, with zeros for the rest, or ``"all"``.
-        unowned: what the server does in the warmup with an element that no client owns: ``"keep"`` it, or treat
-            its aggregate as ``"zero"``, so that x_g ← x_g − η_g·x_g. A neuron whose weights are all zero never
-            comes back.
+        evaluate: which elements of the global model are evaluated during the warmup: those that some client owned in
+            the last round, with zeros for the rest (``"owned"``), or ``"all"``.
+        unowned: update of an element that no client owns during the warmup: ``"keep"`` its value, or count its
+            aggregate as ``"zero"``: x_g ← x_g − η_g·x_g. A neuron whose weights become zero never recovers.
     """
 
     evaluate: Literal["owned", "all"] = field(default="owned", kw_only=True)
@@ -60,19 +59,19 @@ class Learned(Masks):
     """Each client learns a probability per neuron and draws its mask from it at every step.
 
     Args:
-        diversity: λ, how strongly a client is pushed away from the others' neurons.
+        diversity: λ, the weight of the term that separates a client's mask from the others'.
         mask_lr: η_s, the learning rate of the scores.
-        upload: what a client uploads of its preferences: its ``"probabilities"`` θ, or only the ``"masks"`` that it
-            uploads anyway (a smaller upload, slightly slower in rounds).
-        gradient: the gradient of a score by the loss: ∂f/∂gate times the probability ``"theta"``, times the draw
-            (only neurons that are ``"open"`` in it), or as it is (``"gate"``). The first is the mean of the second.
-        start: the mean of the scores before a client's first round; θ is their sigmoid.
-        start_spread: their standard deviation; 0 starts all neurons alike.
-        start_common: one random start for all clients, instead of one for each client.
-        newcomer: θ in θ_g of a client that has not uploaded yet: ``"mean"`` is σ of ``start`` for every neuron,
-            ``"start"`` σ of the client's first scores.
-        upload_mask: the neurons a client uploads: those with θ ≥ ½ (``"thresholded"``), or ``"drawn"`` once more.
-        draw: when neurons are drawn: at every ``"step"``, twice, or once a ``"round"``.
+        upload: ``"probabilities"`` uploads θ beside the mask; ``"masks"`` uploads only the mask, which is smaller
+            but needs slightly more rounds to converge.
+        gradient: gradient of the loss with respect to θ: ∂f/∂gate times θ (``"theta"``), times the drawn 0 or 1
+            (``"open"``, whose mean is ``"theta"``), or ∂f/∂gate (``"gate"``).
+        start: mean of a client's initial scores; θ is their sigmoid.
+        start_spread: standard deviation of the initial scores; with 0 they are all equal.
+        start_common: use the same random initial scores for all clients.
+        newcomer: θ that θ_g assumes for a client that has not uploaded yet: ``"mean"`` is σ(``start``) for every
+            neuron, ``"start"`` is σ of the client's own initial scores.
+        upload_mask: which neurons a client uploads: those with θ ≥ ½ (``"thresholded"``), or a new draw (``"drawn"``).
+        draw: when masks are drawn: twice in every ``"step"`` (scores, weights), or once per ``"round"``.
 
     >>> Learned(diversity=5.0, start=-1.0).upload
     'probabilities'
@@ -103,16 +102,15 @@ class Auto(Learned):
     λ is 0: each client's scores start at random, so the masks differ from the start. On the synthetic data of the
     paper λ = 5 made no difference with two clients over ten seeds, and λ = 2 ended 28 points lower with four.
 
-    Round 1 is a plain round. If the clients' updates point the same way (iid data, for instance), there is no warmup.
-    Otherwise the warmup begins, and lasts until the logarithm of the mean training loss falls by no more than a given
-    share of its steepest fall: then the masked networks have learnt what their clients can teach them alone. The
-    decisions use only what clients upload anyway, and no test or validation data.
+    Round 1 is a plain round. If the clients' updates have similar directions (as on iid data), there is no warmup.
+    Otherwise the warmup starts, and ends when the logarithm of the mean training loss falls by less than a given share
+    of its steepest fall. The decisions use only the uploads, and no test or validation data.
 
     Args:
-        agree_at: the mean cosine of the clients' first updates from which on there is no warmup.
-        flat_at: the warmup ends when the log of the loss falls, from ten rounds to the next ten, by less than this
-            share of its steepest fall.
-        learnt_at: the share of its first value by which the loss must have fallen before the warmup may end.
+        agree_at: there is no warmup if the mean cosine of the clients' first updates is at least this.
+        flat_at: the warmup ends when the log of the loss, averaged over ten rounds, falls by less than this share
+            of its steepest fall.
+        learnt_at: the warmup cannot end before the loss has fallen by this share of its first value.
 
     >>> Auto().diversity
     0.0
@@ -182,7 +180,7 @@ class Fixed(Masks):
     """The server assigns each client a contiguous group of neurons in every hidden layer.
 
     Args:
-        shares: each client's share of every layer, in any unit; by default equal shares.
+        shares: relative size of each client's part of every layer; by default all are equal.
     """
 
     shares: tuple[Positive, ...] | None = None
@@ -197,9 +195,9 @@ class Random(Masks):
     """The server draws each client's neurons at random: the baseline for learned masks.
 
     Args:
-        density: the share of every layer that a client gets, drawn for each client alone, so that masks overlap; by
-            default every layer is split among all clients, no neuron twice.
-        redraw: draw in every round, as IST does, instead of once.
+        density: each client draws its own mask with this share of every layer, so masks overlap; by default every
+            layer is split among the clients without overlap.
+        redraw: draw new masks in every round, as in IST, instead of once.
     """
 
     density: Share | None = None

@@ -54,7 +54,7 @@ def with_warmup(method: Method, rounds: int, masks: Masks | None = None) -> Meth
     """
     if not method.takes_warmup:
         raise ConfigError(
-            f"{type(method).__name__} trains parts of the network by its own rule, so it takes no warmup; "
+            f"{type(method).__name__} trains parts of the network by its own rule, so it does not support a warmup; "
             "use a method that trains the whole network, such as fedavg"
         )
     return Warmup(method, rounds, Learned() if masks is None else masks)
