@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpews.data.federation import Federation
 from fedpews.data.inputs import take
 from fedpews.engines.engine import Diverged, Done, Engine, Job, Schedule, chunk_size, score_chunk
-from fedpews.engines.hardware import MUCH, keep_freed_memory, return_freed_memory
+from fedpews.engines.hardware import keep_freed_memory
 from fedpews.engines.pooling import fast_pooling
 from fedpews.errors import ConfigError, Interrupted
 from fedpews.methods.contract import Work
@@ -60,8 +60,6 @@ class EagerEngine(Engine):
         self._streams = Streams(data.device) if is_cuda else None
         self._channels_last = prefers_channels_last(net.module({})) and net.survives_channels_last
         keep_freed_memory()
-        # of smaller weights no gaps add up to what is worth a return, and looking for them takes time at every client
-        self._has_large_weights = sum(value.nbytes for value in net.initial().values()) > MUCH / 16
         self._pool = ThreadPoolExecutor(
             self.workers, "client", initializer=torch.set_num_threads, initargs=(threads,)
         )
@@ -104,11 +102,7 @@ class EagerEngine(Engine):
                 local = map_leaves(Tensor.contiguous, local)
             # not every device has double precision
             mean = float(torch.stack(losses).cpu().double().mean())
-            done = finish(net, self.data, started, local, mean)
-        del started, local
-        if self._has_large_weights:
-            return_freed_memory()
-        return done
+            return finish(net, self.data, started, local, mean)
 
 
 def prefers_channels_last(module: nn.Module) -> bool:
