@@ -277,7 +277,7 @@ def _key(figure: Figure | SubFigure, columns: int = 4) -> None:
 
 def round_seconds(workload: str) -> dict[str, float]:
     """Seconds of a measured round by program, on two cores: the plain loop's, and what others take within a turn."""
-    path = HERE.parents[1] / "benchmarks" / "results" / "amd-epyc-avx2-2-cores.json"
+    path = HERE.parents[1] / "benchmarks" / "results" / "amd-epyc-avx512-2-cores.json"
     results = {result["workload"]: result for result in json.loads(path.read_text())["results"]}
     measured = results[workload]["seconds"]["2"]
     seconds = {}
@@ -289,7 +289,7 @@ def round_seconds(workload: str) -> dict[str, float]:
     return seconds
 
 
-FIRST_COLUMN = 122
+FIRST_COLUMN = 56
 """Seconds from start to end on that machine, nothing compiled before: ``fedpews run synthetic-32k --method fedavg
 --method fedavg+pews``."""
 
