@@ -38,16 +38,17 @@ CHOICE = "late_validation"
 """The measure that the trials are compared by."""
 
 TUNING_NOTES = f"""
-Data draw {DRAW}, a fifth of each client's samples for validation. The best trial of each method, by the mean accuracy
-on validation data over the last tenth of the rounds, is what the map uses.""".replace("\n", " ").strip()
+Data draw {DRAW}, with a fifth of each client's samples for validation. The map uses the best trial of each method,
+by the mean accuracy on validation data over the last tenth of the rounds.""".replace("\n", " ").strip()
 
 NOTES = """
-Every method at the best of its four trials, FedAdam of eight (see the tuning for the map; {} of {} problems are tuned, in
-the others each method has its second trial). A cell of the figure is the mean of the paired differences to the same method without a
-warmup, with its 95 % interval. Grey is undecided: the interval has 0 in it, or p (sign-flip test, Holm over the 18
-comparisons of a problem) is 0.05 or more; ten seeds are the fewest that can be below. Framed are the warmups around the
-method that is best without one. W is an eighth of the rounds, for images a quarter. A client that diverges is left out
-of that round. Networks and data are small (images of 16×16 pixels), so that all of it takes about 6 core-hours.
+Each method has the best of its four trials, FedAdam of eight, on a separate draw of the data (see the tuning for
+the map; {} of {} problems are tuned, in the others each method has its second trial). A cell is the mean of the
+paired differences to the same method without a warmup, with its 95 % interval. Grey is undecided: the interval
+contains 0, or p (sign-flip test, Holm over the 18 comparisons of a problem) is 0.05 or more. Frames mark the
+warmups of the method that is best without one. W is an eighth of the rounds, for images a quarter. A client that
+diverges is left out of that round. Networks and data are small (images of 16×16 pixels), so that all of it takes
+about 6 core-hours.
 """.replace("\n", " ").strip()
 
 Settings = dict[str, Any]
@@ -170,8 +171,8 @@ def trials() -> dict[str, Any]:
     draw = {"data.seed": DRAW, "data.validation": 0.2}
     return {
         "order": 30,
-        "item": "Not in the paper: tuning for the map",
-        "title": "The trials of every method, on a draw of their own",
+        "item": "Beyond the paper",
+        "title": "Tuning for the map, on separate data",
         "base": "synthetic-32k",
         "seeds": [0],
         "measures": [CHOICE],
@@ -251,7 +252,7 @@ def settings(known: Scores, measured: dict[str, dict[str, float]]) -> dict[str, 
     options = {"measure": "late", "than": than, "title": "what a warmup adds to each method"}
     return {
         "order": 31,
-        "item": "Not in the paper: when a warmup helps",
+        "item": "Beyond the paper",
         "title": "What a warmup adds to each method, problem by problem",
         "base": "synthetic-32k",
         "seeds": list(range(10)),

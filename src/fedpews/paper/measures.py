@@ -123,7 +123,7 @@ MEASURES: dict[str, Measure] = _Measures(
     ),
     rounds=Measure("rounds to the target", rounds, False, 1, "rounds", never=lambda run: float(len(run))),
     seconds=Measure("seconds to the target", seconds, False, 1, "s", never=_seconds),
-    omega=Measure("ω, a warmup round's time over a plain one's", omega, False),
+    omega=Measure("time of a warmup round over a plain round's, ω", omega, False),
     warmup_rounds=Measure(
         "rounds of the warmup", lambda run, goal: float(len(_values(run, "round"))), False, digits=0
     ),
