@@ -44,9 +44,9 @@ def test_the_distance_is_over_the_rounds_that_both_have() -> None:
 
 def test_a_papers_curve_takes_the_colour_of_the_first_row_it_belongs_to() -> None:
     study = load_study("calibration")
-    assert curve_of(study, "pews", "four") == curve_of(study, "gate", "four")
+    assert curve_of(study, "pews", "four") == curve_of(study, "lower", "four")
     axes = new_figure(4, 3).subplots()
-    rows = ["pews", "gate"]
+    rows = ["pews", "lower"]
     plot_curves(axes, {study.row_label(row): records(0.5, 0.6) for row in rows})
     plot_paper(axes, study, "four", rows)
     ours, _, theirs = axes.get_lines()

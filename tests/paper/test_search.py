@@ -110,7 +110,7 @@ def test_a_grid_without_a_search_takes_no_range(config: str) -> None:
         ({}, {}, "at least one"),
         ({"train.lr": Range(-1.0, 1.0)}, {}, "train.lr=-1.0"),
         ({"trian.lr": RATES}, {}, "unknown key"),
-        ({"warmup.rounds": Range(1, 9)}, {}, "only 2 rounds"),
+        ({"warmup.rounds": Range(1, 9)}, {}, "rounds is 2"),
         ({"data.validation": Range(0.1, 0.5)}, {}, "cannot be searched"),
         ({"train.lr": RATES}, {"stop.patience": 3, "stop.on": "test"}, "validation data only"),
     ],
