@@ -103,4 +103,5 @@ class _FastPooling(TorchFunctionMode):
 
 def fast_pooling(net: Network) -> AbstractContextManager[Any]:
     """A context in which the network's pooling is fast, if it has any."""
-    return _FastPooling() if net.pools and _library() is not None else nullcontext()
+    is_used = net.device.type == "cpu" and net.pools and _library() is not None
+    return _FastPooling() if is_used else nullcontext()
