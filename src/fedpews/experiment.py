@@ -374,8 +374,8 @@ def _type(entry: Mapping[str, Any]) -> str:
     kind = str(entry.get("type", "table"))
     if kind == "array":
         inner, _, rest = _type(entry.get("items", {"type": "value"})).partition(" of ")
-        inner, comma, limits = inner.partition(",")
-        return f"list of {inner}s{comma}{limits}" + (f" of {rest}" if rest else "")
+        inner, comma, limit = inner.partition(",")
+        return f"list of {inner}s{comma}{limit}" + (f" of {rest}" if rest else "")
     names = {"boolean": "true | false", "object": "table"}
     low = {"minimum": "≥", "exclusiveMinimum": ">"}
     high = {"maximum": "≤", "exclusiveMaximum": "<"}
