@@ -212,11 +212,15 @@ def scores(out: Path, file: Path | None = None) -> Scores:
 
 
 def finished(out: Path) -> dict[str, dict[str, float]]:
-    """Problem → method without a warmup → its mean, of the problems in which all of them have run with all seeds."""
+    """Problem → method without a warmup → its mean, of the problems in which all of them have run.
+
+    A seed that diverged is left out, so more than half of the seeds are enough.
+    """
     runner, measure = Runner(out, PUBLISHED), MEASURES["late"]
     means: dict[str, dict[str, float]] = {problem: {} for problem in PROBLEMS}
     for cell in cells(load_study("map")):
-        if cell.row in BASES and not (result := runner.read(cell)).missing:
+        result = runner.read(cell)
+        if cell.row in BASES and len(result.runs) > len(result.missing):
             values = [measure.read(run, cell.experiment.goal) for run in result.runs.values()]
             means[cell.column][cell.row] = fmean(values)
     return {problem: rows for problem, rows in means.items() if len(rows) == len(ONLY.get(problem, BASES))}
