@@ -81,6 +81,15 @@ def test_runs_with_a_default_that_has_changed_since_are_not_read(tmp_path: Path)
     assert read_published(tmp_path, cell).runs == {}
 
 
+def test_a_run_with_a_setting_of_several_numbers_is_read_back(tmp_path: Path) -> None:
+    masks = {"method": {"name": "fedavg+pews-fixed"}, "warmup": {"shares": [75, 25]}}
+    rows = {"fixed": Line(label="Fixed", set=masks)}
+    (cell,) = cells(study(rows=rows, columns={"a": Line(set=TINY)}, paper={}, claims=[]))
+    Runner(tmp_path / "runs").run(cell)
+    publish(Runner(tmp_path / "runs").read(cell), tmp_path)
+    assert not read_published(tmp_path, cell).missing
+
+
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
