@@ -2,7 +2,7 @@
 
 torch's kernel takes one float at a time where images are not channels last, keeps the position of every maximum as a
 64-bit number, and in the backward pass clears the whole image before it writes a quarter of it. For the paper's image
-network that is a sixth of a step. These functions write every number once and give the same numbers to the bit.
+network that is a ninth of a step. These functions write every number once and give the same numbers to the bit.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ WORTH = 2**14
 @cache
 def _library() -> ctypes.CDLL | None:
     """The compiled functions, or None where they cannot be compiled."""
+    # not the compiler of the compiled engine: asking torch for it takes most of a second
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None

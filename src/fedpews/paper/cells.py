@@ -279,8 +279,7 @@ def _agrees(then: Any, now: Any) -> bool:
     experiment; a key that was added later does not."""
     if isinstance(then, dict) and isinstance(now, dict):
         return all(_agrees(value, now[key]) for key, value in then.items() if key in now)
-    # JSON has no tuples
-    return bool(then == (list(now) if isinstance(now, tuple) else now))
+    return bool(then == now)
 
 
 def _read(path: Path) -> CellShape:

@@ -160,8 +160,8 @@ class Cell:
         return _bare(self.experiment).model_dump(exclude_defaults=True)
 
     def settings(self) -> dict[str, Any]:
-        """All settings with their values, defaults too, except seeds and engine."""
-        return _bare(self.experiment).model_dump(exclude={"seeds", "runtime"})
+        """All settings with their values, as JSON has them, defaults too, except seeds and engine."""
+        return _bare(self.experiment).model_dump(mode="json", exclude={"seeds", "runtime"})
 
     def draw(self, seed: int) -> int:
         """The data draw of a seed: with one draw for all seeds, the variance between draws would stay hidden."""

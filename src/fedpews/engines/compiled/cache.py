@@ -107,7 +107,7 @@ def c_library(name: str, source: str, compiler: str, *flags: str) -> Path:
 
     def compile_source(scratch: Path) -> Path:
         built = scratch / f"{name}.so"
-        command = [compiler, "-x", "c", *(flags or ["-O2"]), "-shared", "-fPIC", "-o", str(built), "-"]
+        command = [compiler, "-x", "c", *flags, "-shared", "-fPIC", "-o", str(built), "-"]
         done = run_apart(command, source)
         if done.returncode:
             raise CannotCompile(f"the C compiler fails: {done.stdout.strip()[:200]}")

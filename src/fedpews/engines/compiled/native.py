@@ -137,7 +137,7 @@ def load(program: Program, x: Any, y: Tensor, runners: int) -> Native:
     system = torch.__version__, torch.backends.cpu.get_cpu_capability(), processor(), _version(compiler)
     key = digest(repr((program.fingerprint(), system)).encode())
     # the C++ compiler is known to be there, so it compiles the C loop too
-    loop = c_library("loop", LOOP, compiler)
+    loop = c_library("loop", LOOP, compiler, "-O2")
     library = find(folder, key)
     if library is not None:
         with contextlib.suppress(OSError, AttributeError):
